@@ -1,0 +1,90 @@
+"""What the rest of the tool knows of the hardware: a chip, and a logical mesh laid on physical links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LinkKind = Literal["ring", "line", "switch", "network"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One device (what XLA counts as one), with published figures.
+
+    Attributes:
+        matrix_flops: peak FLOP/s of the matrix unit by element type ("bf16", "f32", "f16", "f8", "i8"); the type a chip does
+            not list runs at the rate of the next wider one it does.
+        vector_flops: peak FLOP/s of the vector unit (elementwise work, reductions), f32.
+        matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
+        memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
+        memory_bytes_per_second: memory bandwidth.
+        sources: figure name -> where it was published.
+    """
+
+    name: str
+    platform: Literal["tpu", "gpu"]
+    matrix_flops: dict[str, float]
+    vector_flops: float
+    matrix_tile: tuple[int, int]
+    memory_bytes: int
+    reserved_bytes: int
+    memory_bytes_per_second: float
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One physical dimension as one mesh axis sees it.
+
+    Attributes:
+        kind: "ring" (torus dimension with wraparound), "line" (torus dimension without it), "switch" (all-to-all inside a
+            host or NVLink domain), "network" (between hosts or slices).
+        size: devices along this dimension that the axis covers.
+        bytes_per_second: per device, one direction (ring and line: of one link; switch and network: into the fabric).
+        latency_seconds: of one hop (ring, line) or one message (switch, network).
+    """
+
+    kind: LinkKind
+    size: int
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One logical mesh axis; `links` are the physical dimensions it covers, innermost first (product of sizes = size)."""
+
+    name: str
+    size: int
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A logical mesh. Device d has coordinates of d in row-major order over `axes`, the first axis slowest."""
+
+    name: str
+    chip: Chip
+    axes: tuple[Axis, ...]
+    limit_bytes: int
+    """Device memory a plan may use: (memory - reserved) x usable fraction, or what the user set."""
+
+    @property
+    def devices(self) -> int:
+        count = 1
+        for axis in self.axes:
+            count *= axis.size
+        return count
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """[axes] number of devices along each axis."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes)

@@ -1,0 +1,8 @@
+"""The program as plain frozen data: what the analysis, the plan, the cost model and the search see.
+
+Enters: nothing from MLIR (the frontend builds a `Program`). Leaves: `Program`, `Op`, `Value`, `Rule`.
+"""
+
+from toast_cli.program.model import Op, Program, Rule, Value
+
+__all__ = ["Op", "Program", "Rule", "Value"]

@@ -1,0 +1,177 @@
+"""`Program`: one flat list of ops over numbered values, with every op's sharding rule.
+
+Calls and composites are already inlined. Regions (`while`, `case`, `if`) are flattened in program order; what flows into and
+out of them is written with three kinds of op of our own, each an identity as far as dimensions go, so that nothing
+downstream needs a special case:
+
+* `toast.argument` (no operands, one result): an argument of the entry function.
+* `toast.carry` (operands: the value a loop starts with, the value each iteration yields; one result): the value a `while`
+  carries. Condition argument, body argument and loop result are all this one value. A value that a loop only passes through
+  unchanged is no carry at all: inside and after the loop it *is* the value outside.
+* `toast.join` (operands: what each branch yields; one result): a result of `case` or `if`.
+* `toast.result` (one operand, no results): a result of the entry function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+ARGUMENT = "toast.argument"
+CARRY = "toast.carry"
+JOIN = "toast.join"
+RESULT = "toast.result"
+
+# A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
+DimFactors = tuple[int, ...]
+# Per dimension of one operand or result.
+ValueFactors = tuple[DimFactors, ...]
+
+# Bits per element; complex numbers count both parts, sub-byte types are packed. Unknown element types count as 32.
+DTYPE_BITS = {
+    "pred": 8, "i1": 8, "i2": 2, "i4": 4, "i8": 8, "i16": 16, "i32": 32, "i64": 64,
+    "ui2": 2, "ui4": 4, "ui8": 8, "ui16": 16, "ui32": 32, "ui64": 64,
+    "f4E2M1FN": 4, "f6E2M3FN": 6, "f6E3M2FN": 6, "f8E3M4": 8, "f8E4M3": 8, "f8E4M3B11FNUZ": 8, "f8E4M3FN": 8,
+    "f8E4M3FNUZ": 8, "f8E5M2": 8, "f8E5M2FNUZ": 8, "f8E8M0FNU": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64,
+    "complex<f32>": 64, "complex<f64>": 128, "token": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
+
+    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the three sets
+    pass through. Equal rules are one object, so they compare quickly.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[ValueFactors, ...]
+    results: tuple[ValueFactors, ...]
+    reduction: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return (self.elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op. `operands` and `results` are value numbers; the op's own number is its place in `Program.ops`.
+
+    Attributes:
+        name: dialect name (`stablehlo.dot_general`) or one of the four of our own.
+        rule: its factors; a rule without factors means the op is computed whole on every device.
+        trips: how often it runs in one run of the program (the product of the trip counts of the loops around it; a branch
+            out of n counts 1/n).
+        loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
+        flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
+        detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
+        opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: Rule
+    trips: float = 1.0
+    loop: int = -1
+    flops: float = 0.0
+    detail: str = ""
+    opaque: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `while`: ops [first, last) of the program are its carries, condition and body.
+
+    `trips` is its own trip count; `trips_known` is False where the counter pattern was not recognised and 1 is assumed.
+    """
+
+    parent: int
+    first: int
+    last: int
+    trips: int
+    trips_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of the entry function, in order. `path` is its name in the user's tree where known (`params['w']`)."""
+
+    value: int
+    path: str
+    donated: bool = False
+    # Result number whose buffer this argument's buffer becomes; -1 when none.
+    aliased_result: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result of the entry function, in order. `path` as `jax.result_info` says, else empty."""
+
+    value: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program; see the module docstring for how control flow is written.
+
+    `pins[v]` is a sharding the program itself insists on for value v (manual regions; kept shardings): per dimension the
+    mesh axis names, or None for an open dimension.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    loops: tuple[Loop, ...] = ()
+    pins: dict[int, tuple[tuple[str, ...] | None, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def producer(self) -> list[int]:
+        """[values] number of the op that defines each value."""
+        found = [-1] * len(self.values)
+        for number, op in enumerate(self.ops):
+            for value in op.results:
+                found[value] = number
+        return found
+
+    @cached_property
+    def users(self) -> list[list[tuple[int, int]]]:
+        """[values] (op number, operand position) of each use, in program order."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.values]
+        for number, op in enumerate(self.ops):
+            for position, value in enumerate(op.operands):
+                found[value].append((number, position))
+        return found
+
+    @cached_property
+    def flops(self) -> float:
+        """Arithmetic operations of one run, loops counted."""
+        return sum(op.flops * op.trips for op in self.ops)
+
+    @cached_property
+    def source_op_count(self) -> int:
+        """Ops of the program proper, without the four kinds of our own."""
+        return sum(not op.name.startswith("toast.") for op in self.ops)

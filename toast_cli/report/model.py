@@ -1,0 +1,164 @@
+"""`Report`: the facts of one run, and nothing about how they are shown. JSON schema "toast.report/1".
+
+Field names are the JSON names and are stable: add fields, never rename. Bytes are per device unless the name says
+otherwise; seconds are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "toast.report/1"
+
+# Per dimension of an array, the mesh axis names that split it, major to minor.
+Sharding = list[list[str]]
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    path: str
+    name: str
+    ops: int
+    values: int
+    arguments: int
+    parameter_bytes: int  # all arguments together, unsharded
+    flops: float  # one run, whole machine, loops counted
+
+
+@dataclass(frozen=True)
+class MeshFacts:
+    name: str
+    chip: str
+    devices: int
+    axes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class DecisionFacts:
+    kind: str  # "shard" or "replicate"
+    target: str  # class group ("batch") or argument group ("weights")
+    axis: str
+    sides: dict[str, int]  # resolution group -> chosen side
+    classes: int  # dimension classes in the group (shard), arguments in it (replicate)
+    size: int  # elements along the largest of them; 0 for replicate
+    text: str  # in words
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    decisions: list[DecisionFacts]
+    summary: str
+
+
+@dataclass(frozen=True)
+class LiveValue:
+    """One array alive at the peak."""
+
+    name: str  # argument path, or the op that makes it
+    type: str
+    bytes: int
+    location: str
+    role: str  # "argument", "temporary", "gathered", "carry"
+
+
+@dataclass(frozen=True)
+class PredictedFacts:
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    peak_bytes: int
+    argument_bytes: int
+    limit_bytes: int
+    fits: bool
+    mfu: float
+    step_seconds_lower: float = 0.0  # communication wholly hidden behind compute
+    peak_location: str = ""
+    live_at_peak: list[LiveValue] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BaselineFacts:
+    step_seconds: float
+    peak_bytes: int
+    fits: bool
+    compute_seconds: float = 0.0
+    communication_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CollectiveFacts:
+    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
+    axes: list[str]
+    bytes: int  # of the result, per device, one run
+    count: int  # loops counted
+    seconds: float  # all of them
+    location: str
+
+
+@dataclass(frozen=True)
+class ArgumentFacts:
+    index: int
+    name: str
+    type: str
+    donated: bool
+    sharding: Sharding
+
+
+@dataclass(frozen=True)
+class ResultFacts:
+    index: int
+    name: str
+    type: str
+    sharding: Sharding
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    name: str
+    classes: int
+    size: int
+    members: list[str]  # a few arguments that have it
+
+
+@dataclass(frozen=True)
+class AnalysisFacts:
+    classes: int
+    groups: int
+    conflicts: int
+    components: int
+    resolution_groups: int
+    group_list: list[GroupFacts] = field(default_factory=list)
+    replicated_ops: dict[str, int] = field(default_factory=dict)  # op nobody can split -> how many
+    notes: list[str] = field(default_factory=list)  # unknown trip counts, dropped shardings, reshapes that do not line up
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    algorithm: str
+    seed: int
+    seconds: float
+    evaluations: int
+    best_found_at: int  # evaluation number
+    stopped: str = ""  # why it ended: "budget", "iterations", "exhausted", "interrupted", "plateau"
+
+
+@dataclass(frozen=True)
+class Report:
+    program: ProgramFacts
+    mesh: MeshFacts
+    plan: PlanFacts
+    predicted: PredictedFacts
+    baselines: dict[str, BaselineFacts]
+    collectives: list[CollectiveFacts]
+    arguments: list[ArgumentFacts]
+    results: list[ResultFacts]
+    analysis: AnalysisFacts
+    search: SearchFacts
+    timings: dict[str, float]
+    schema: str = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-serialisable data, `schema` first."""
+        facts = asdict(self)
+        return {"schema": facts.pop("schema"), **facts}
