@@ -43,12 +43,17 @@ class Link:
         size: devices along this dimension that the axis covers.
         bytes_per_second: per device, one direction (ring and line: of one link; switch and network: into the fabric).
         latency_seconds: of one hop (ring, line) or one message (switch, network).
+        dimension: name of the physical dimension this is a piece of; empty when it stands alone.
+        stride: how many devices of that dimension lie between neighbours of this piece, 1 for adjacent ones. The figures
+            above already allow for it: a hop of a strided piece crosses `stride` links and shares each with `stride` groups.
     """
 
     kind: LinkKind
     size: int
     bytes_per_second: float
     latency_seconds: float
+    dimension: str = ""
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)

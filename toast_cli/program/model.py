@@ -28,6 +28,9 @@ DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
 ValueFactors = tuple[DimFactors, ...]
 
+# A sharding somebody insists on: per dimension the mesh axis names, or None for a dimension left open.
+Pin = tuple[tuple[str, ...] | None, ...]
+
 # Bits per element; complex numbers count both parts, sub-byte types are packed. Unknown element types count as 32.
 DTYPE_BITS = {
     "pred": 8, "i1": 8, "i2": 2, "i4": 4, "i8": 8, "i16": 16, "i32": 32, "i64": 64,
@@ -136,8 +139,9 @@ class Result:
 class Program:
     """A whole program; see the module docstring for how control flow is written.
 
-    `pins[v]` is a sharding the program itself insists on for value v (manual regions; kept shardings): per dimension the
-    mesh axis names, or None for an open dimension.
+    `pins[v]` is a sharding the program itself insists on for value v (results of manual regions; kept shardings): per
+    dimension the mesh axis names, or None for an open dimension. `use_pins[op, position]` is the same for one use of a value
+    (operands of manual regions).
     """
 
     name: str
@@ -146,7 +150,8 @@ class Program:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     loops: tuple[Loop, ...] = ()
-    pins: dict[int, tuple[tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    pins: dict[int, Pin] = field(default_factory=dict)
+    use_pins: dict[tuple[int, int], Pin] = field(default_factory=dict)
 
     @cached_property
     def producer(self) -> list[int]:

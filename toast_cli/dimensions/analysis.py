@@ -1,0 +1,33 @@
+"""The analysis from top to bottom: classes, groups, conflicts, names."""
+
+from __future__ import annotations
+
+from toast_cli.dimensions.classes import classify
+from toast_cli.dimensions.conflicts import find_conflicts
+from toast_cli.dimensions.groups import mirrored_groups
+from toast_cli.dimensions.model import Dimensions, Group
+from toast_cli.dimensions.naming import name_groups
+from toast_cli.program.model import Program
+
+
+def analyse(program: Program) -> Dimensions:
+    """Named-dimension analysis of a whole program (TOAST, section 3)."""
+    classes = classify(program)
+    members = mirrored_groups(program, classes)
+    class_group = [0] * len(classes.sizes)
+    for number, group in enumerate(members):
+        for member in group:
+            class_group[member] = number
+    conflicts = find_conflicts(program, classes, class_group)
+    owned: list[list[int]] = [[] for _ in members]
+    for number, resolution in enumerate(conflicts.resolutions):
+        owned[resolution.group].append(number)
+    named = name_groups(program, classes, class_group, len(members))
+    groups = tuple(
+        Group(name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), where)
+        for k, (group, (name, where)) in enumerate(zip(members, named, strict=True))
+    )
+    return Dimensions(
+        classes.sizes, tuple(class_group), classes.forms, classes.slot_classes, groups, conflicts.resolutions,
+        conflicts.strands, conflicts.values, conflicts.components, classes.misaligned,
+    )  # fmt: skip

@@ -1,0 +1,265 @@
+"""From a Program to dimension classes: every op's rule as slots over classes.
+
+Enters: a `Program`. Leaves: `Classes`. Near-linear in the number of ops; each different rule is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.dimensions.names import Names
+from toast_cli.program.model import Op, Program, Rule
+
+NO_NAME = -1  # the name of a dimension of size one (or zero), which nothing can split
+
+Position = tuple[int, int]  # array number (operands first, then results), dimension
+
+
+@dataclass(frozen=True)
+class Classes:
+    """[classes] sizes; [ops] form and slot classes; pairs of classes that a stencil or slice links; misaligned ops."""
+
+    sizes: tuple[int, ...]
+    forms: tuple[Form, ...]
+    slot_classes: tuple[tuple[int, ...], ...]
+    links: tuple[tuple[int, int], ...]
+    misaligned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RulePlan:
+    """What one rule says, arranged for unification.
+
+    alone: per factor with more than one element, the positions of dimensions that are just this factor.
+    products: dimensions made of several factors: position and factors (those of size one left out).
+    """
+
+    alone: tuple[tuple[int, tuple[Position, ...]], ...]
+    products: tuple[tuple[Position, tuple[int, ...]], ...]
+
+
+def plan_rule(rule: Rule) -> RulePlan:
+    alone: dict[int, list[Position]] = {f: [] for f, size in enumerate(rule.sizes) if size > 1}
+    products: list[tuple[Position, tuple[int, ...]]] = []
+    for array, dims in enumerate(rule.operands + rule.results):
+        for dim, factors in enumerate(dims):
+            real = tuple(f for f in factors if rule.sizes[f] > 1)
+            if len(real) == 1:
+                alone[real[0]].append((array, dim))
+            elif real:
+                products.append(((array, dim), real))
+    return RulePlan(tuple((f, tuple(ps)) for f, ps in alone.items()), tuple(products))
+
+
+def classify(program: Program) -> Classes:
+    """Names every dimension, equates what the rules equate, and cuts every op's factors into slots."""
+    names = Names()
+    value_names = [tuple(names.new(s) if s > 1 else NO_NAME for s in value.shape) for value in program.values]
+    plans: dict[int, RulePlan] = {}
+    misaligned: set[int] = set()
+    for number, op in enumerate(program.ops):
+        plan = plans.get(id(op.rule))
+        if plan is None:
+            plan = plans[id(op.rule)] = plan_rule(op.rule)
+        if plan.alone or plan.products:
+            arrays = [value_names[v] for v in op.operands + op.results]
+            if not _equate(names, op.rule, plan, arrays):
+                misaligned.add(number)
+    _equate_aliases(names, program, value_names)
+    return _Cutter(names, value_names, plans).cut(program, misaligned)
+
+
+def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ...]]) -> bool:
+    """Unifies what one op's rule equates; False where splits do not line up."""
+    aligned = True
+    factor_names: dict[int, int] = {}
+    sizes = names.sizes
+    for factor, positions in plan.alone:
+        size = rule.sizes[factor]
+        first = NO_NAME
+        for array, dim in positions:
+            name = arrays[array][dim]
+            if name == NO_NAME or sizes[name] != size:
+                continue
+            if first == NO_NAME:
+                first = name
+            elif not names.unify(first, name):
+                aligned = False
+        factor_names[factor] = first
+    for (array, dim), factors in plan.products:
+        whole = arrays[array][dim]
+        if whole == NO_NAME or prod(rule.sizes[f] for f in factors) != sizes[whole]:
+            continue
+        for factor in factors:
+            if factor_names.get(factor, NO_NAME) == NO_NAME:
+                factor_names[factor] = names.new(rule.sizes[factor])
+        if not names.unify_product(whole, [factor_names[f] for f in factors]):
+            aligned = False
+    return aligned
+
+
+def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int, ...]]) -> None:
+    """A donated argument and the result that takes over its buffer are split alike."""
+    for argument in program.arguments:
+        if 0 <= argument.aliased_result < len(program.results):
+            result = program.results[argument.aliased_result].value
+            if program.values[result].shape == program.values[argument.value].shape:
+                for a, b in zip(value_names[argument.value], value_names[result], strict=True):
+                    if a != NO_NAME:
+                        names.unify(a, b)
+
+
+class _Cutter:
+    """Turns final names into class numbers and every op's factors into slots."""
+
+    def __init__(self, names: Names, value_names: list[tuple[int, ...]], plans: dict[int, RulePlan]) -> None:
+        self._names = names
+        self._value_names = value_names
+        self._plans = plans
+        self._class_of: dict[int, int] = {}  # root name -> class number
+        self._sizes: list[int] = []
+        self._leaves: dict[int, tuple[int, ...]] = {NO_NAME: ()}  # name -> classes, major to minor
+        self._forms: dict[tuple[object, ...], Form] = {}
+        self._links: set[tuple[int, int]] = set()
+
+    def cut(self, program: Program, misaligned: set[int]) -> Classes:
+        forms: list[Form] = []
+        slot_classes: list[tuple[int, ...]] = []
+        for number, op in enumerate(program.ops):
+            form, classes, aligned = self._op(op)
+            forms.append(form)
+            slot_classes.append(classes)
+            if not aligned:
+                misaligned.add(number)
+        return Classes(
+            tuple(self._sizes), tuple(forms), tuple(slot_classes), tuple(sorted(self._links)), tuple(sorted(misaligned))
+        )
+
+    def _classes(self, name: int) -> tuple[int, ...]:
+        found = self._leaves.get(name)
+        if found is None:
+            numbers = []
+            for root in self._names.leaves(name):
+                if root not in self._class_of:
+                    self._class_of[root] = len(self._sizes)
+                    self._sizes.append(self._names.sizes[root])
+                numbers.append(self._class_of[root])
+            found = self._leaves[name] = tuple(numbers)
+        return found
+
+    def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
+        """The op's form, the class of each of its slots, and whether every dimension lined up."""
+        arrays = [tuple(map(self._classes, self._value_names[v])) for v in op.operands + op.results]
+        plan = self._plans[id(op.rule)]
+        pieces: dict[int, list[int]] = {}  # factor -> its classes
+        extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
+        blocked: set[int] = set(op.rule.need_replication)
+        aligned = True
+        for factor, positions in plan.alone:
+            size = op.rule.sizes[factor]
+            found = [arrays[a][d] for a, d in positions if arrays[a][d]]
+            same = [c for c in found if prod(self._sizes[x] for x in c) == size]
+            if len(found) < len(positions):
+                blocked.add(factor)  # some dimension of it has one element
+            if same:
+                pieces[factor] = list(same[0])
+            elif found and not any(factor in factors for _, factors in plan.products):
+                pieces[factor] = list(max(found, key=lambda c: prod(self._sizes[x] for x in c)))
+            if any(c != same[0] for c in same):
+                blocked.add(factor)
+                aligned = False
+            if len(same) < len(found):
+                if factor not in op.rule.permutation or factor not in pieces:
+                    blocked.add(factor)
+                elif factor not in blocked:
+                    self._link(found)
+                    pieces[factor] = pieces[factor][:1]
+                    extents[factor] = sorted({self._sizes[c[0]] for c in found})
+        for (array, dim), factors in plan.products:
+            if not self._cut_product(arrays[array][dim], factors, op.rule, pieces):
+                blocked.update(factors)
+                aligned = False
+        return (*self._form(op, arrays, pieces, extents, blocked), aligned)
+
+    def _link(self, found: list[tuple[int, ...]]) -> None:
+        """Dimensions of different sizes under one factor (a stencil, a slice): decided together, split separately."""
+        for classes in found[1:]:
+            pair = (min(found[0][0], classes[0]), max(found[0][0], classes[0]))
+            if pair[0] != pair[1]:
+                self._links.add(pair)
+
+    def _cut_product(self, classes: tuple[int, ...], factors: tuple[int, ...], rule: Rule, pieces: dict[int, list[int]]) -> bool:
+        """Deals a dimension's classes out to its factors, major to minor; False where they do not fit."""
+        rest = list(classes)
+        for factor in factors:
+            taken: list[int] = []
+            size = 1
+            while size < rule.sizes[factor] and rest:
+                taken.append(rest.pop(0))
+                size *= self._sizes[taken[-1]]
+            if size != rule.sizes[factor] or pieces.setdefault(factor, taken) != taken:
+                return False
+        return not rest
+
+    def _form(
+        self,
+        op: Op,
+        arrays: list[tuple[tuple[int, ...], ...]],
+        pieces: dict[int, list[int]],
+        extents: dict[int, list[int]],
+        blocked: set[int],
+    ) -> tuple[Form, tuple[int, ...]]:
+        rule = op.rule
+        classes = tuple(c for f in sorted(pieces) for c in pieces[f])
+        key = (
+            id(rule),
+            tuple((f, tuple(self._sizes[c] for c in pieces[f])) for f in sorted(pieces)),
+            tuple(sorted((f, tuple(e)) for f, e in extents.items())),
+            tuple(sorted(blocked)),
+        )
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = _make_form(rule, {f: [self._sizes[c] for c in p] for f, p in pieces.items()}, extents, blocked)
+        return form, classes
+
+
+def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list[int]], blocked: set[int]) -> Form:
+    slots_of: dict[int, tuple[int, ...]] = {}
+    sizes: list[int] = []
+    kinds: list[SlotKind] = []
+    divisors: list[tuple[int, ...]] = []
+    for factor in sorted(pieces):
+        slots_of[factor] = tuple(range(len(sizes), len(sizes) + len(pieces[factor])))
+        for size in pieces[factor]:
+            sizes.append(size)
+            kinds.append(_kind(rule, factor, blocked))
+            divisors.append(tuple(extents.get(factor, [size])))
+
+    def place(dims: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(slot for f in factors for slot in slots_of.get(f, ())) for factors in dims)
+
+    operands = tuple(map(place, rule.operands))
+    results = tuple(map(place, rule.results))
+    majors: list[set[int]] = [set() for _ in sizes]
+    for slots in _dimensions(operands + results):
+        for k, slot in enumerate(slots):
+            majors[slot].update(slots[:k])
+    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, tuple(tuple(sorted(m)) for m in majors))
+
+
+def _kind(rule: Rule, factor: int, blocked: set[int]) -> SlotKind:
+    if factor in blocked:
+        return SlotKind.BLOCKED
+    if factor in rule.reduction:
+        return SlotKind.REDUCTION
+    if factor in rule.permutation:
+        return SlotKind.PERMUTATION
+    return SlotKind.PARALLEL
+
+
+def _dimensions(arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> Iterator[tuple[int, ...]]:
+    for dims in arrays:
+        yield from dims

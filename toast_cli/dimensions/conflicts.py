@@ -1,0 +1,222 @@
+"""Conflicts: values (and ops) that have one group twice, and which choice of side settles which of them together.
+
+Attention scores `[batch, heads, seq, seq]` cannot give both sequence dimensions the same axis. Every occurrence of a group in
+such a value is a *strand end*; ops carry strands from value to value, so that choosing one side for one value chooses it for
+the whole *component*. An op whose links would tie a strand to its own other side (a symmetric matrix plus its transpose) is
+left out, lightest first to go: the reshard sits there. Components that look alike form one *resolution group*.
+
+Enters: program, classes and the group of each class. Leaves: `Conflicts`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from toast_cli.dimensions.classes import Classes
+from toast_cli.dimensions.model import Resolution, Strand
+from toast_cli.program.model import Program
+
+# One occurrence of a group: (value number, or -1 - op number for an op of its own; place among the value's slots).
+End = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    resolutions: tuple[Resolution, ...]
+    strands: dict[int, tuple[Strand | None, ...]]  # op -> per slot
+    values: int
+    components: int
+
+
+def find_conflicts(program: Program, classes: Classes, class_group: list[int]) -> Conflicts:
+    ops = _crowded_ops(classes, class_group)
+    if not ops:
+        return Conflicts((), {}, 0, 0)
+    ends, slot_ends = _ends(program, classes, class_group, ops)
+    find = _tie(program, ops, ends, slot_ends)
+    components = _components(ends, find)
+    return _resolve(program, classes, class_group, ops, slot_ends, find, components)
+
+
+def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int]]:
+    """Ops with a group in two slots or more -> those slots."""
+    crowded: dict[tuple[int, ...], list[int]] = {}
+    found: dict[int, list[int]] = {}
+    for number, slots in enumerate(classes.slot_classes):
+        twice = crowded.get(slots)
+        if twice is None:
+            groups = [class_group[c] for c in slots]
+            twice = crowded[slots] = [k for k, g in enumerate(groups) if groups.count(g) > 1] if len(groups) > 1 else []
+        if twice:
+            found[number] = twice
+    return found
+
+
+def _ends(
+    program: Program, classes: Classes, class_group: list[int], ops: dict[int, list[int]]
+) -> tuple[dict[int, dict[int, list[End]]], dict[tuple[int, int], list[End]]]:
+    """Strand ends per conflicting value and group, and the ends that each crowded slot of each op touches."""
+    ends: dict[int, dict[int, list[End]]] = {}
+    slot_ends: dict[tuple[int, int], list[End]] = defaultdict(list)
+    for number, crowded in ops.items():
+        op, form, slot_class = program.ops[number], classes.forms[number], classes.slot_classes[number]
+        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
+            flat = [slot for slots in dims for slot in slots]
+            by_group: dict[int, list[int]] = defaultdict(list)
+            for place, slot in enumerate(flat):
+                if slot in crowded:
+                    by_group[class_group[slot_class[slot]]].append(place)
+            for group, places in by_group.items():
+                if len(places) > 1:
+                    ends.setdefault(value, {}).setdefault(group, [(value, p) for p in places])
+                    for place in places:
+                        slot_ends[number, flat[place]].append((value, place))
+        own: dict[int, list[End]] = defaultdict(list)
+        for slot in crowded:
+            if not slot_ends[number, slot]:  # no value shows this conflict: the op has a choice of its own
+                own[class_group[slot_class[slot]]].append((-1 - number, slot))
+        for group, places_of_op in own.items():
+            for end in places_of_op:
+                slot_ends[number, end[1]].append(end)
+            ends.setdefault(-1 - number, {})[group] = places_of_op
+    return ends, slot_ends
+
+
+class _Find:
+    """Union-find over strand ends that refuses to tie two ends of one value together."""
+
+    def __init__(self) -> None:
+        self.parent: dict[End, End] = {}
+        self.values: dict[End, set[int]] = {}
+
+    def __call__(self, end: End) -> End:
+        parent = self.parent
+        if end not in parent:
+            parent[end] = end
+            self.values[end] = {end[0]}
+        while parent[end] != end:
+            parent[end] = parent[parent[end]]
+            end = parent[end]
+        return end
+
+    def compatible(self, a: End, b: End) -> bool:
+        a, b = self(a), self(b)
+        if a == b:
+            return True
+        small, large = sorted((self.values[a], self.values[b]), key=len)
+        return small.isdisjoint(large)
+
+    def union(self, a: End, b: End) -> None:
+        a, b = self(a), self(b)
+        if a == b:
+            return
+        if len(self.values[a]) < len(self.values[b]):
+            a, b = b, a
+        self.parent[b] = a
+        self.values[a] |= self.values.pop(b)
+
+
+def _tie(
+    program: Program,
+    ops: dict[int, list[int]],
+    ends: dict[int, dict[int, list[End]]],
+    slot_ends: dict[tuple[int, int], list[End]],
+) -> _Find:
+    """Ties the ends each op carries through, heaviest ops first; an op that would twist a component is left untied."""
+    find = _Find()
+    for by_group in ends.values():
+        for group_ends in by_group.values():
+            for end in group_ends:
+                find(end)
+
+    def weight(number: int) -> float:
+        op = program.ops[number]
+        return max(program.values[v].bytes for v in op.operands + op.results) * op.trips
+
+    for number in sorted(ops, key=lambda n: (-weight(n), n)):
+        ties = [(slot_ends[number, s][0], end) for s in ops[number] for end in slot_ends[number, s][1:]]
+        if all(find.compatible(a, b) for a, b in ties):
+            for a, b in ties:
+                if find.compatible(a, b):
+                    find.union(a, b)
+    return find
+
+
+def _components(ends: dict[int, dict[int, list[End]]], find: _Find) -> dict[End, tuple[End, int]]:
+    """Strand root -> (component root, side within the component). Sides are numbered in order of first appearance."""
+    parent: dict[End, End] = {}
+
+    def top(end: End) -> End:
+        parent.setdefault(end, end)
+        while parent[end] != end:
+            parent[end] = parent[parent[end]]
+            end = parent[end]
+        return end
+
+    for by_group in ends.values():
+        for group_ends in by_group.values():
+            roots = [find(end) for end in group_ends]
+            for other in roots[1:]:
+                a, b = sorted((top(roots[0]), top(other)))
+                parent[b] = a
+    sides: dict[End, tuple[End, int]] = {}
+    counts: dict[End, int] = defaultdict(int)
+    for by_group in ends.values():
+        for group_ends in by_group.values():
+            for end in group_ends:
+                root = find(end)
+                if root not in sides:
+                    component = top(root)
+                    sides[root] = (component, counts[component])
+                    counts[component] += 1
+    return sides
+
+
+def _resolve(
+    program: Program,
+    classes: Classes,
+    class_group: list[int],
+    ops: dict[int, list[int]],
+    slot_ends: dict[tuple[int, int], list[End]],
+    find: _Find,
+    sides: dict[End, tuple[End, int]],
+) -> Conflicts:
+    """Gathers components that look alike into resolution groups and numbers every crowded slot."""
+    side_count: dict[End, int] = defaultdict(int)
+    for component, _ in sides.values():
+        side_count[component] += 1
+    looks: dict[End, set[object]] = defaultdict(set)
+    touched: dict[End, set[int]] = defaultdict(set)
+    group_of: dict[End, int] = {}
+    order: list[End] = []
+    placed: list[tuple[int, int, End, int]] = []  # op, slot, component, side
+    for number, crowded in ops.items():
+        op, slot_class = program.ops[number], classes.slot_classes[number]
+        for slot in crowded:
+            for end in slot_ends[number, slot][:1]:
+                component, side = sides[find(end)]
+                if component not in group_of:
+                    order.append(component)
+                    group_of[component] = class_group[slot_class[slot]]
+                if op.flops:
+                    looks[component].add((op.name, classes.forms[number].sizes, slot, side))
+                touched[component].update(v for v, _ in slot_ends[number, slot] if v >= 0)
+                placed.append((number, slot, component, side))
+    resolution_of: dict[object, int] = {}
+    number_of: dict[End, int] = {}
+    for component in order:
+        key = (group_of[component], side_count[component], frozenset(looks[component]))
+        number_of[component] = resolution_of.setdefault(key, len(resolution_of))
+    counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for component in order:
+        counts[number_of[component]][0] += 1
+        counts[number_of[component]][1] += len(touched[component])
+    resolutions = tuple(
+        Resolution(key[0], counts[k][0], counts[k][1], key[1]) for key, k in resolution_of.items()  # type: ignore[index]
+    )
+    strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n in ops}
+    for number, slot, component, side in placed:
+        strands[number][slot] = Strand(number_of[component], side)
+    conflicts = len(set().union(*touched.values())) if touched else 0
+    return Conflicts(resolutions, {n: tuple(s) for n, s in strands.items()}, conflicts, len(order))

@@ -1,0 +1,82 @@
+"""Mirrored groups: classes with the same structural fingerprint are decided together.
+
+A class's fingerprint counts the roles it plays: which slot of which heavy op (contractions, convolutions, gathers, scatters,
+arguments; all ops where it meets no heavy one). Classes of one fingerprint that meet in one op (the widths of consecutive
+layers of an MLP) are separated by colouring, so that no op sees one group twice for that reason. Classes that a stencil or a
+slice links join one group whatever their sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from toast_cli.dimensions.classes import Classes
+from toast_cli.program.model import ARGUMENT, Program
+
+HEAVY = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather", "stablehlo.scatter"})
+
+
+def mirrored_groups(program: Program, classes: Classes) -> list[list[int]]:
+    """Groups of class numbers; each group in class order, groups in order of their first class."""
+    buckets: dict[object, list[int]] = defaultdict(list)
+    for number, fingerprint in enumerate(_fingerprints(program, classes)):
+        buckets[classes.sizes[number], fingerprint].append(number)
+    colours = _separate(classes, buckets)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for bucket, members in enumerate(buckets.values()):
+        for number in members:
+            groups[bucket, colours.get(number, 0)].append(number)
+    return _join_linked(sorted(groups.values()), classes.links)
+
+
+def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[object, int]]]:
+    heavy: list[Counter[object]] = [Counter() for _ in classes.sizes]
+    light: list[Counter[object]] = [Counter() for _ in classes.sizes]
+    for number, op in enumerate(program.ops):
+        slots = classes.slot_classes[number]
+        if not slots:
+            continue
+        is_heavy = op.name in HEAVY or op.name == ARGUMENT
+        counters = heavy if is_heavy else light
+        signature = (op.name, op.detail, classes.forms[number], op.trips)
+        key = hash(signature)
+        for slot, number_of_class in enumerate(slots):
+            counters[number_of_class][key, slot] += 1
+    return [frozenset((h or l).items()) for h, l in zip(heavy, light, strict=True)]
+
+
+def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, int]:
+    """A colour per class such that classes of one bucket that meet in an op differ; greedy, in class order."""
+    bucket_of = {c: k for k, members in enumerate(buckets.values()) if len(members) > 1 for c in members}
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for slots in set(classes.slot_classes):
+        if len(slots) < 2:
+            continue
+        for a in slots:
+            for b in slots:
+                if a != b and a in bucket_of and bucket_of[a] == bucket_of.get(b):
+                    neighbours[a].add(b)
+    colours: dict[int, int] = {}
+    for number in sorted(bucket_of):
+        taken = {colours[n] for n in neighbours[number] if n in colours}
+        colours[number] = next(c for c in range(len(taken) + 1) if c not in taken)
+    return colours
+
+
+def _join_linked(groups: list[list[int]], links: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    group_of = {c: k for k, members in enumerate(groups) for c in members}
+    parent = list(range(len(groups)))
+
+    def find(k: int) -> int:
+        while parent[k] != k:
+            parent[k] = parent[parent[k]]
+            k = parent[k]
+        return k
+
+    for a, b in links:
+        first, second = sorted((find(group_of[a]), find(group_of[b])))
+        parent[second] = first
+    joined: dict[int, list[int]] = defaultdict(list)
+    for k, members in enumerate(groups):
+        joined[find(k)].extend(members)
+    return [sorted(members) for _, members in sorted(joined.items())]

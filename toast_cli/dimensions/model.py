@@ -1,0 +1,95 @@
+"""What the analysis leaves: frozen values that plan, cost and search read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+NO_GROUP = -1
+
+
+class SlotKind(IntEnum):
+    """What splitting a slot means for the op that has it."""
+
+    PARALLEL = 0  # every result has it: nothing to communicate
+    REDUCTION = 1  # summed over: the results become partial
+    PERMUTATION = 2  # neighbours are needed: halo exchange or a permute
+    BLOCKED = 3  # must be whole in this op
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """An op's rule with its factors cut into *slots*, one per dimension class; shared by all ops that look alike.
+
+    Attributes:
+        sizes: [slots] elements along each.
+        kinds: [slots] what splitting it means.
+        extents: [slots] sizes that the number of shards must all divide (more than one where a stencil or a slice links
+            dimensions of different sizes).
+        operands, results: per array, per dimension, the slots it is made of, major to minor.
+        majors: [slots] slots that must be fully split before this one may be (it is minor to them in some dimension).
+    """
+
+    sizes: tuple[int, ...]
+    kinds: tuple[SlotKind, ...]
+    extents: tuple[tuple[int, ...], ...]
+    operands: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    majors: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """One slot's place in a conflict: it lies on side `side` of resolution group `resolution`."""
+
+    resolution: int
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Classes that are decided together: mirror images of each other (every layer's d_ff), or one stencil apart.
+
+    `name` is what they seem to be ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
+    groups it owns; `members` a few argument dimensions that have it ("params['w'].0").
+    """
+
+    name: str
+    classes: tuple[int, ...]
+    size: int
+    resolutions: tuple[int, ...]
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Conflict components that look alike and take one choice of side. `sides` is how many there are."""
+
+    group: int
+    components: int
+    values: int
+    sides: int
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The analysis of one program.
+
+    Attributes:
+        class_sizes: [classes] elements.
+        class_group: [classes] group of each.
+        forms: [ops]; slot_classes: [ops] class of each slot of the op's form.
+        strands: op number -> per slot its place in a conflict, or None; only for ops that take part in one.
+        misaligned: ops at which two splits of one dimension do not line up (a reshard sits there).
+    """
+
+    class_sizes: tuple[int, ...]
+    class_group: tuple[int, ...]
+    forms: tuple[Form, ...]
+    slot_classes: tuple[tuple[int, ...], ...]
+    groups: tuple[Group, ...]
+    resolutions: tuple[Resolution, ...]
+    strands: dict[int, tuple[Strand | None, ...]]
+    conflicts: int
+    components: int
+    misaligned: tuple[int, ...]

@@ -1,0 +1,111 @@
+"""Writes marks into a module and takes them off again.
+
+Enters: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`); after it,
+the module is what it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toast_cli.emit.marks import Constraint, Marks
+from toast_cli.plan.layout import Layout
+from toast_cli.xla import ir
+
+PARTITIONS = "mhlo.num_partitions"
+REPLICAS = "mhlo.num_replicas"
+
+
+class Notation(Protocol):
+    """How one dialect writes shardings."""
+
+    attribute: str
+    """Name of the attribute on operations, arguments and results."""
+
+    def declare(self, module: Any) -> list[Any]:
+        """Adds to the module what the notation refers to (a mesh), if anything; returns the operations added."""
+
+    def of_value(self, layout: Layout) -> Any:
+        """The attribute of an argument or result of the entry function."""
+
+    def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
+        """The attribute of an operation with these results."""
+
+    def constraint(self, value: Any, layout: Layout, anchor: Any) -> Any:
+        """A new operation in front of `anchor` whose one operand is `value` and whose one result lies as `layout`."""
+
+
+@contextmanager
+def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> Iterator[None]:
+    """The module carries `marks` and says that it runs on `devices` partitions while the block runs."""
+    undo: list[Callable[[], None]] = []
+    function = entry_function(module)
+    try:
+        with module.context:
+            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), devices)
+            one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+            put(module.operation, PARTITIONS, count, undo)
+            put(module.operation, REPLICAS, one, undo)
+            undo.extend(operation.erase for operation in notation.declare(module))
+            mark_boundary(function.operation, "arg_attrs", marks.arguments, notation, undo)
+            mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
+            for operation, layouts in marks.operations:
+                put(operation, notation.attribute, notation.of_operation(layouts), undo)
+            for constraint in marks.constraints:
+                insert(constraint, notation, undo)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def entry_function(module: Any) -> Any:
+    """The function `main`."""
+    return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
+
+
+def put(operation: Any, name: str, attribute: Any, undo: list[Callable[[], None]]) -> None:
+    """Sets an attribute and notes how to set it back."""
+    attributes = operation.attributes
+    before = attributes[name] if name in attributes else None
+    attributes[name] = attribute
+
+    def restore() -> None:
+        if before is None:
+            del operation.attributes[name]
+        else:
+            operation.attributes[name] = before
+
+    undo.append(restore)
+
+
+def mark_boundary(
+    function: Any, name: str, layouts: tuple[Layout, ...], notation: Notation, undo: list[Callable[[], None]]
+) -> None:
+    """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; what else they say (donation, paths) stays."""
+    if not layouts:
+        return
+    attributes = function.attributes
+    present = list(attributes[name]) if name in attributes else [{}] * len(layouts)
+    marked = [
+        ir.DictAttr.get({**{item.name: item.attr for item in old}, notation.attribute: notation.of_value(layout)})
+        for old, layout in zip(present, layouts, strict=True)
+    ]
+    put(function, name, ir.ArrayAttr.get(marked), undo)
+
+
+def insert(constraint: Constraint, notation: Notation, undo: list[Callable[[], None]]) -> None:
+    """Puts a constraint before its anchor and lets its uses, and no others, read from it."""
+    operation = notation.constraint(constraint.value, constraint.layout, constraint.anchor)
+    result = operation.results[0]
+    for use in constraint.uses:
+        use.operation.operands[use.operand] = result
+
+    def remove() -> None:
+        result.replace_all_uses_with(constraint.value)
+        operation.erase()
+
+    undo.append(remove)

@@ -1,0 +1,94 @@
+"""Arithmetic operations of one op, on unsharded shapes, as XLA's HloCostAnalysis counts them (a multiply-add is 2).
+
+Enters: an MLIR op with its shapes and rule. Leaves: a float. Data movement counts 0.
+"""
+
+from __future__ import annotations
+
+import re
+from math import log2, prod
+from typing import Any
+
+import numpy as np
+
+from toast_cli.program.model import Rule
+
+Shape = tuple[int, ...]
+
+# Elementwise ops that cost several vector operations an element. The weights are the rough length of the polynomial
+# or iteration that the vector unit runs; they matter only where such ops outweigh memory traffic, which is rare.
+TRANSCENDENTAL = 8.0
+_TRANSCENDENTAL_OPS = frozenset(
+    "exponential exponential_minus_one log log_plus_one logistic tanh cosine sine tan atan2 power sqrt rsqrt cbrt divide "
+    "remainder".split()
+)
+_MOVEMENT = frozenset(
+    "constant iota broadcast_in_dim broadcast reshape transpose slice dynamic_slice dynamic_update_slice concatenate pad "
+    "gather reverse bitcast_convert copy optimization_barrier tuple get_tuple_element custom_call all_gather all_to_all "
+    "collective_permute partition_id replica_id create_token after_all infeed outfeed send recv real imag complex "
+    "return get_dimension_size composite while case if".split()
+)
+
+
+def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], rule: Rule) -> float:
+    """Arithmetic operations of one execution of `op`."""
+    short = name.removeprefix("stablehlo.").removeprefix("chlo.")
+    if not results or short in _MOVEMENT or name.startswith(("toast.", "sdy.")):
+        return 0.0
+    out = float(prod(results[0]))
+    if short in ("dot_general", "dot"):
+        return 2.0 * prod(rule.sizes)
+    if short == "convolution":
+        return convolution_flops(str(op.attributes), operands, results[0], op)
+    if short in ("reduce", "scatter", "select_and_scatter", "all_reduce", "reduce_scatter"):
+        return float(prod(operands[-1] if short == "scatter" else operands[0]))
+    if short == "reduce_window":
+        return out * prod(op.attributes["window_dimensions"])
+    if short in ("sort", "top_k"):
+        elements = float(prod(operands[0]))
+        return elements * max(1.0, log2(max(2.0, elements)))
+    if short == "fft":
+        return 5.0 * out * log2(max(2, prod(op.attributes["fft_length"])))
+    if short in ("cholesky", "triangular_solve"):
+        return out * operands[0][-1]
+    if name.startswith("chlo.") or short in _TRANSCENDENTAL_OPS:
+        return TRANSCENDENTAL * out
+    return out
+
+
+_DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
+
+
+def convolution_flops(attributes: str, operands: list[Shape], result: Shape, op: Any) -> float:
+    """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial dimension."""
+    lhs_text, rhs_text, out_text = _DIM_NUMBERS.search(str(op.attributes["dimension_numbers"])).groups()  # type: ignore[union-attr]
+    lhs, rhs, out = ([d.strip() for d in text.split(",")] for text in (lhs_text, rhs_text, out_text))
+    spatial = [d for d in out if d.isdigit()]
+    names = ("window_strides", "lhs_dilation", "rhs_dilation")
+    strides, lhs_dilation, rhs_dilation = (_ints(op, key, [1] * len(spatial)) for key in names)
+    padding = np.reshape(_ints(op, "padding", [0] * 2 * len(spatial)), (-1, 2))
+    batch_groups = int(op.attributes["batch_group_count"].value) if "batch_group_count" in op.attributes else 1
+    features = operands[1][rhs.index("i")]
+    flops = 2.0 * result[out.index("b")] * result[out.index("f")] * features / 1.0
+    if batch_groups > 1:
+        flops *= operands[0][lhs.index("b")] / batch_groups / max(1, result[out.index("b")])
+    for n, d in enumerate(spatial):
+        flops *= _valid_pairs(
+            operands[0][lhs.index(d)], operands[1][rhs.index(d)], result[out.index(d)],
+            strides[n], int(padding[n][0]), lhs_dilation[n], rhs_dilation[n],
+        )  # fmt: skip
+    return flops
+
+
+def _ints(op: Any, key: str, default: list[int]) -> list[int]:
+    if key not in op.attributes:
+        return default
+    attribute = op.attributes[key]
+    return [int(x) for x in (np.array(attribute).ravel() if key == "padding" else attribute)]
+
+
+def _valid_pairs(size: int, kernel: int, out: int, stride: int, low: int, lhs_dilation: int, rhs_dilation: int) -> int:
+    """Pairs (output position, kernel position) of one spatial dimension that read a real element, not padding or a hole."""
+    places = np.arange(out)[:, None] * stride - low + np.arange(kernel)[None, :] * rhs_dilation
+    inside = (places >= 0) & (places < (size - 1) * lhs_dilation + 1) & (places % lhs_dilation == 0)
+    return int(np.count_nonzero(inside))

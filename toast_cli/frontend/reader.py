@@ -1,0 +1,237 @@
+"""Reads a normalised MLIR module into a `Program`.
+
+Enters: a module whose one function `main` has no calls, with Shardy's rules populated. Leaves: a `Source`. Regions of
+`while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; bodies of reductions, sorts
+and manual regions are not looked into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.flops import op_flops
+from toast_cli.frontend.rules import ShardyRules, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.trips import trip_count
+from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Rule, Value
+
+Shape = tuple[int, ...]
+NO_RULE = Rule((), (), ())
+
+
+class Reader:
+    """Builds the lists of one Program; used once. `uses` and `operations` say where each op's pieces lie in the module."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.loops: list[Loop] = []
+        self.definitions: list[Any] = []  # [values] ir.Value
+        self.operations: list[Any] = []  # [ops] ir.Operation the op stands for (for its location and its operands)
+        self.uses: dict[tuple[int, int], tuple[Any, int]] = {}  # only where not simply (operations[op], position)
+        self.notices: list[str] = []
+        self._numbers: dict[Any, int] = {}  # ir.Value -> value number
+        self._types: dict[Any, Value] = {}  # ir.Type -> Value
+        self._rules = ShardyRules()
+        self._flops: dict[Any, float] = {}
+
+    # -- values and ops ------------------------------------------------------------------------------------------
+
+    def _value_of(self, handle: Any) -> Value:
+        kind = handle.type
+        value = self._types.get(kind)
+        if value is None:
+            value = self._types[kind] = read_type(kind)
+        return value
+
+    def _define(self, handle: Any) -> int:
+        number = len(self.values)
+        self.values.append(self._value_of(handle))
+        self.definitions.append(handle)
+        self._numbers[handle] = number
+        return number
+
+    def _add(self, op: Op, operation: Any) -> int:
+        self.ops.append(op)
+        self.operations.append(operation)
+        return len(self.ops) - 1
+
+    def _shapes(self, numbers: tuple[int, ...]) -> list[Shape]:
+        return [self.values[n].shape for n in numbers]
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def function(self, function: Any) -> None:
+        """Arguments, body and results of the entry function."""
+        for argument in function.arguments:
+            number = self._define(argument)
+            self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), function.operation)
+        block = function.entry_block
+        self._block(block, 1.0, -1)
+        terminator = block.operations[len(block.operations) - 1]
+        for position, operand in enumerate(terminator.operands):
+            number = self._numbers[operand]
+            rule = identity_rule(self.values[number].shape, 1, 0)
+            op = self._add(Op(RESULT, (number,), (), rule), terminator.operation)
+            self.uses[op, 0] = (terminator.operation, position)
+
+    def _block(self, block: Any, trips: float, loop: int) -> None:
+        for view in block.operations:
+            operation = view.operation
+            name = operation.name
+            if name == "stablehlo.while":
+                self._while(operation, trips, loop)
+            elif name in ("stablehlo.case", "stablehlo.if"):
+                self._branches(operation, trips, loop)
+            elif name == "stablehlo.optimization_barrier":
+                self._barrier(operation, trips, loop)
+            elif name not in ("stablehlo.return", "func.return"):
+                self._plain(operation, name, trips, loop)
+
+    def _plain(self, operation: Any, name: str, trips: float, loop: int) -> None:
+        operands = tuple(self._numbers[o] for o in operation.operands)
+        results = tuple(self._define(r) for r in operation.results)
+        attributes = operation.attributes
+        detail = ""
+        if name == "stablehlo.custom_call":
+            detail = attributes["call_target_name"].value
+        elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
+            detail = _body_op(operation)
+        opaque = False
+        if "sdy.sharding_rule" in attributes:
+            rule = self._rules.read(attributes["sdy.sharding_rule"])
+        else:
+            shapes, result_shapes = self._shapes(operands), self._shapes(results)
+            known = table_rule(name, detail, shapes, result_shapes)
+            rule = known or whole_rule([len(s) for s in shapes], [len(s) for s in result_shapes])
+            opaque = known is None and any(prod(s) > 1 for s in shapes + result_shapes)
+        flops = op_flops(operation, name, self._shapes(operands), self._shapes(results), rule)
+        self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque), operation)
+
+    def _barrier(self, operation: Any, trips: float, loop: int) -> None:
+        """One op per operand: what passes together need not be split together."""
+        for position, (operand, result) in enumerate(zip(operation.operands, operation.results, strict=True)):
+            value = self._define(result)
+            rule = identity_rule(self.values[value].shape, 1, 1)
+            op = self._add(Op(operation.name, (self._numbers[operand],), (value,), rule, trips, loop), operation)
+            self.uses[op, 0] = (operation, position)
+
+    def _while(self, operation: Any, trips: float, loop: int) -> None:
+        condition, body = (region.blocks[0] for region in operation.regions)
+        terminator = body.operations[len(body.operations) - 1]
+        count = trip_count(operation)
+        number = len(self.loops)
+        self.loops.append(Loop(loop, len(self.ops), -1, count or 1, count is not None))
+        inner = trips * (1 if count is None else count)
+        yielded = list(terminator.operands)
+        carries: list[tuple[int, int]] = []  # (op number of the carry, position)
+        for k, init in enumerate(operation.operands):
+            handles = (operation.results[k], body.arguments[k], condition.arguments[k])
+            if yielded[k] == body.arguments[k]:  # passed through unchanged: the value outside, inside and afterwards
+                value = self._numbers[init]
+            else:
+                value = self._define(handles[0])
+                rule = identity_rule(self.values[value].shape, 2, 1)
+                op = self._add(Op(CARRY, (self._numbers[init], -1), (value,), rule, 1.0, number), operation)
+                self.uses[op, 0] = (operation, k)
+                self.uses[op, 1] = (terminator.operation, k)
+                carries.append((op, k))
+            for handle in handles:
+                self._numbers[handle] = value
+        self._block(condition, inner, number)
+        self._block(body, inner, number)
+        for op, k in carries:
+            start = self.ops[op].operands[0]
+            self.ops[op] = replace(self.ops[op], operands=(start, self._numbers[yielded[k]]), trips=inner)
+        self.loops[number] = replace(self.loops[number], last=len(self.ops))
+
+    def _branches(self, operation: Any, trips: float, loop: int) -> None:
+        blocks = [region.blocks[0] for region in operation.regions]
+        for block in blocks:
+            self._block(block, trips / len(blocks), loop)
+        terminators = [block.operations[len(block.operations) - 1] for block in blocks]
+        for k, result in enumerate(operation.results):
+            operands = tuple(self._numbers[t.operands[k]] for t in terminators)
+            value = self._define(result)
+            rule = identity_rule(self.values[value].shape, len(operands), 1)
+            op = self._add(Op(JOIN, operands, (value,), rule, trips / len(blocks), loop), operation)
+            for position, terminator in enumerate(terminators):
+                self.uses[op, position] = (terminator.operation, k)
+
+    def drop_dead_ops(self) -> None:
+        """Forgets ops whose results nobody needs: the compiler will not run them either."""
+        needed = [False] * len(self.values)
+        kept = [False] * len(self.ops)
+        changed = True
+        while changed:  # a second round only where a loop carries something
+            changed = False
+            for number in range(len(self.ops) - 1, -1, -1):
+                op = self.ops[number]
+                if not kept[number] and (not op.results or op.name == ARGUMENT or any(needed[v] for v in op.results)):
+                    kept[number] = True
+                    for v in op.operands:
+                        needed[v] = True
+                    changed = changed or op.name == CARRY
+        places = [0]
+        for keep in kept:
+            places.append(places[-1] + keep)
+        self.uses = {(places[n], k): use for (n, k), use in self.uses.items() if kept[n]}
+        self.loops = [replace(loop, first=places[loop.first], last=places[loop.last]) for loop in self.loops]
+        self.ops = [op for op, keep in zip(self.ops, kept, strict=True) if keep]
+        self.operations = [operation for operation, keep in zip(self.operations, kept, strict=True) if keep]
+
+
+def read_type(kind: Any) -> Value:
+    """An MLIR type as a `Value`; a token has no elements worth counting."""
+    from toast_cli import xla
+
+    shaped = xla.shape_and_element_type(kind)
+    if shaped is None:
+        return Value((), "token")
+    return Value(*shaped)
+
+
+def _body_op(operation: Any) -> str:
+    """Name of the one op in a reduction's body (`add`, `maximum`), or of the last of several."""
+    names = [op.operation.name for op in operation.regions[0].blocks[0].operations]
+    return names[-2].removeprefix("stablehlo.") if len(names) > 1 else ""
+
+
+def read_program(function: Any, name: str) -> tuple[Program, Reader]:
+    """The Program of one normalised entry function, and the reader that knows where everything lies in the module."""
+    reader = Reader()
+    try:
+        reader.function(function)
+    except KeyError as error:
+        raise InputError(f"a value is used before it is defined ({error})", hint="is the module valid MLIR?") from error
+    arguments = tuple(
+        read_argument(function, k, reader.definitions[k]) for k in range(len(function.arguments))
+    )
+    outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
+    results = tuple(Result(value, result_path(function, k)) for k, value in enumerate(outputs))
+    unknown = sum(not loop.trips_known for loop in reader.loops)
+    if unknown:
+        reader.notices.append(f"{unknown} of {len(reader.loops)} loops have an unknown trip count, taken as 1")
+    reader.drop_dead_ops()
+    program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
+    return program, reader
+
+
+def read_argument(function: Any, index: int, handle: Any) -> Argument:
+    """Path, donation and aliasing of one argument of the entry function."""
+    from toast_cli import xla
+
+    attributes = function.attributes["arg_attrs"][index] if "arg_attrs" in function.attributes else {}
+    alias = int(attributes["tf.aliasing_output"].value) if "tf.aliasing_output" in attributes else -1
+    donated = alias >= 0 or "jax.buffer_donor" in attributes
+    return Argument(index, xla.location_name(handle.location), donated, alias)
+
+
+def result_path(function: Any, index: int) -> str:
+    """What `jax.result_info` says of one result, else an empty string."""
+    if "res_attrs" not in function.attributes:
+        return ""
+    attributes = function.attributes["res_attrs"][index]
+    return str(attributes["jax.result_info"].value) if "jax.result_info" in attributes else ""

@@ -1,0 +1,114 @@
+"""How often a `while` runs, read from the counter pattern that `lax.scan` and `fori_loop` produce.
+
+The pattern: the condition compares a carried integer with a constant, the carried integer starts at a constant and each
+iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+_TRANSPARENT = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier")
+
+
+def trip_count(operation: Any) -> int | None:
+    """Iterations of `operation`, a `stablehlo.while` of normalised form."""
+    condition, body = (region.blocks[0] for region in operation.regions)
+    compare = _producer(_last(condition).operands[0])
+    if compare is None or compare.name != "stablehlo.compare":
+        return None
+    direction = str(compare.attributes["comparison_direction"]).removesuffix(">").split()[-1]
+    left, right = (_through(operand) for operand in compare.operands)
+    counter, bound = _argument_number(left, condition, operation), _constant(right, operation)
+    if counter is None:
+        counter, bound, direction = _argument_number(right, condition, operation), _constant(left, operation), _SWAPPED[direction]
+    if counter is None or bound is None:
+        return None
+    start = _constant(_through(operation.operands[counter]), operation)
+    step = _step(_last(body).operands[counter], counter, body, operation)
+    if start is None or not step:
+        return None
+    return _count(start, bound, step, direction)
+
+
+def _count(start: int, bound: int, step: int, direction: str) -> int | None:
+    """Values `start, start + step, …` takes while it compares true with `bound`."""
+    if direction in ("LT", "LE") and step > 0:
+        last = bound if direction == "LE" else bound - 1
+        return max(0, (last - start) // step + 1)
+    if direction in ("GT", "GE") and step < 0:
+        last = bound if direction == "GE" else bound + 1
+        return max(0, (start - last) // -step + 1)
+    if direction == "NE" and (bound - start) % step == 0 and (bound - start) // step >= 0:
+        return (bound - start) // step
+    return None
+
+
+def _last(block: Any) -> Any:
+    return block.operations[len(block.operations) - 1]
+
+
+def _producer(value: Any) -> Any | None:
+    owner = value.owner
+    return getattr(owner, "operation", None)
+
+
+def _through(value: Any) -> Any:
+    """The value behind conversions and reshapes."""
+    producer = _producer(value)
+    while producer is not None and producer.name in _TRANSPARENT:
+        value = producer.operands[value.result_number if producer.name.endswith("barrier") else 0]
+        producer = _producer(value)
+    return value
+
+
+def _argument_number(value: Any, block: Any, operation: Any) -> int | None:
+    for number, argument in enumerate(block.arguments):
+        if argument == value:
+            return number
+    return None
+
+
+def _constant(value: Any, operation: Any) -> int | None:
+    """The integer a value holds: a constant here or outside, or something the loop carries unchanged that is one."""
+    producer = _producer(value)
+    if producer is None:
+        for block in (region.blocks[0] for region in operation.regions):
+            number = _argument_number(value, block, operation)
+            if number is not None:
+                body = operation.regions[1].blocks[0]
+                unchanged = _last(body).operands[number] == body.arguments[number]
+                return _constant(_through(operation.operands[number]), operation) if unchanged else None
+        return _outer_constant(value, operation)
+    if producer.name != "stablehlo.constant":
+        return None
+    array = np.array(producer.attributes["value"])
+    return int(array.ravel()[0]) if array.size == 1 and array.dtype.kind in "iu" else None
+
+
+def _outer_constant(value: Any, operation: Any) -> int | None:
+    """A value that an enclosing loop carries unchanged."""
+    parent = operation.parent
+    while parent is not None and getattr(parent, "name", "") != "stablehlo.while":
+        parent = getattr(parent, "parent", None)
+        parent = getattr(parent, "operation", parent)
+    return None if parent is None else _constant(value, parent)
+
+
+def _step(value: Any, counter: int, body: Any, operation: Any) -> int | None:
+    """The constant that each iteration adds to carried value number `counter`."""
+    producer = _producer(_through(value))
+    if producer is None or producer.name not in ("stablehlo.add", "stablehlo.subtract"):
+        return None
+    sign = 1 if producer.name == "stablehlo.add" else -1
+    left, right = (_through(operand) for operand in producer.operands)
+    if left == body.arguments[counter]:
+        step = _constant(right, operation)
+    elif right == body.arguments[counter] and sign == 1:
+        step = _constant(left, operation)
+    else:
+        return None
+    return None if step is None else sign * step

@@ -1,0 +1,114 @@
+"""Quantities as people write them: text such as `28GiB`, `400 Gb/s` or `1us` in, a number in base units out.
+
+Units are exact about powers: `GB` is 10^9 bytes, `GiB` is 2^30, `Gb` is 10^9 bits. A bare number is in base units
+(bytes, bytes per second, seconds, FLOP/s).
+"""
+
+from __future__ import annotations
+
+import re
+
+from toast_cli.errors import UsageError
+
+_PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+_BYTE_UNITS = {f"{prefix}B": scale for prefix, scale in {**_PREFIXES, **_BINARY}.items()}
+_RATE_UNITS = {
+    **{f"{unit}/s": scale for unit, scale in _BYTE_UNITS.items()},
+    **{f"{prefix}{bits}": scale / 8 for prefix, scale in _PREFIXES.items() for bits in ("b/s", "bps", "bit/s")},
+}
+_FLOP_UNITS = {
+    f"{prefix}{unit}": scale for prefix, scale in _PREFIXES.items() for unit in ("FLOP/s", "FLOPS", "FLOPs", "OPS", "")
+}
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+
+_QUANTITY = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*)?")
+
+
+def parse_bytes(text: str | int, *, where: str = "") -> int:
+    """Bytes from `28GiB`, `16 GB`, `512MiB` or a bare count; `where` goes into the error.
+
+    Raises UsageError for anything else, for a bare `28G` (10^9 or 2^30?) and for amounts below one byte.
+    """
+    amount = _parse(str(text), _BYTE_UNITS, "an amount of memory", "28GiB, 16 GB or a number of bytes", where)
+    if amount < 1:
+        raise UsageError(f"{text} is less than one byte", where=where, hint="write e.g. 28GiB")
+    return int(amount)
+
+
+def parse_bandwidth(text: str | float, *, where: str = "") -> float:
+    """Bytes per second from `45GB/s`, `400 Gb/s`, `200 Gbps` or a bare number; positive. Raises UsageError."""
+    return _positive(text, _RATE_UNITS, "a bandwidth", "45GB/s, 400 Gb/s (bits) or bytes per second", where)
+
+
+def parse_flops(text: str | float, *, where: str = "") -> float:
+    """FLOP/s from `275 TFLOP/s`, `275T` or a bare number such as 275e12; positive. Raises UsageError."""
+    return _positive(text, _FLOP_UNITS, "a compute rate", "275 TFLOP/s or 275e12", where)
+
+
+def parse_seconds(text: str | float, *, where: str = "") -> float:
+    """Seconds from `1us`, `0.5 ms` or a bare number; zero or more. Raises UsageError."""
+    amount = _parse(str(text), _TIME_UNITS, "a time", "1us, 0.5 ms or seconds", where)
+    if amount < 0:
+        raise UsageError(f"{text} is negative", where=where, hint="write e.g. 1us")
+    return amount
+
+
+def format_bytes(count: float) -> str:
+    """`30.8 GiB`, `512 MiB`, `17 B`: three significant digits, powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB" if abs(count) < 1000 else f"{count:,.0f} TiB"
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """`45 GB/s`, `1.2 TB/s`: three significant digits, powers of 1000."""
+    return f"{_decimal(bytes_per_second)}B/s"
+
+
+def format_flops(flops: float) -> str:
+    """`275 TFLOP/s`: three significant digits, powers of 1000."""
+    return f"{_decimal(flops)}FLOP/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1 µs`, `3.2 ms`, `1.5 s`: three significant digits."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def _decimal(amount: float) -> str:
+    """Amount with a decimal prefix and a space before it."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(amount) < 999.5:
+            return f"{amount:.3g} {prefix}"
+        amount /= 1000
+    return f"{amount:.4g} P"
+
+
+def _positive(text: str | float, units: dict[str, float], kind: str, examples: str, where: str) -> float:
+    amount = _parse(str(text), units, kind, examples, where)
+    if amount <= 0:
+        raise UsageError(f"{text} is not positive", where=where, hint=f"write e.g. {examples}")
+    return amount
+
+
+def _parse(text: str, units: dict[str, float], kind: str, examples: str, where: str) -> float:
+    """Number and unit of `text`, in base units; UsageError says which units exist."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f'"{text}" is not {kind}', where=where, hint=f"write e.g. {examples}")
+    number, unit = float(match[1]), (match[2] or "").strip()
+    if number in (float("inf"), float("-inf")):
+        raise UsageError(f'"{text}" is too large', where=where, hint=f"write e.g. {examples}")
+    if not unit:
+        return number
+    if unit not in units:
+        hint = f"{unit}B (powers of 1000) or {unit}iB (powers of 1024)?" if f"{unit}iB" in units else f"write {examples}"
+        raise UsageError(f'"{text}" is not {kind}: unknown unit "{unit}"', where=where, hint=hint)
+    return number * units[unit]

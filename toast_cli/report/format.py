@@ -1,0 +1,117 @@
+"""Quantities as people read them: numbers go in, short text with a unit comes out. Three significant digits throughout."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from toast_cli.program.model import DTYPE_BITS
+
+UNKNOWN = "n/a"
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_LOCATION = re.compile(r"(?P<place>\S+) \((?P<stack>.*)\)")
+_ARRAY_TYPE = re.compile(r"(?P<dtype>.+)\[(?P<shape>[\d,]*)\]")
+
+
+def format_bytes(count: float) -> str:
+    """`12.1 GiB`: binary units, from bytes."""
+    if not math.isfinite(count):
+        return UNKNOWN
+    value, unit = abs(count), 0
+    while value >= 1000 and unit < len(_BYTE_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    sign = "-" if count < 0 else ""
+    return f"{sign}{value:.0f} B" if unit == 0 else f"{sign}{_three_digits(value)} {_BYTE_UNITS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    if abs(seconds) >= 600:
+        return f"{_three_digits(seconds / 60)} min"
+    for scale, unit in _SECOND_UNITS:
+        # 0.9995 so that what would round up to 1000 of a unit is 1 of the next.
+        if abs(seconds) >= 0.9995 * scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{seconds / 1e-9:.2g} ns"
+
+
+def format_flops(flops: float) -> str:
+    """`312 TFLOP`: decimal prefixes, a number of operations (not a rate)."""
+    if not math.isfinite(flops):
+        return UNKNOWN
+    value, prefix = flops, 0
+    while value >= 999.5 and prefix < len(_COUNT_PREFIXES) - 1:
+        value /= 1000
+        prefix += 1
+    return f"{value:.0f} FLOP" if prefix == 0 else f"{_three_digits(value)} {_COUNT_PREFIXES[prefix]}FLOP"
+
+
+def format_count(count: int) -> str:
+    """`9,205`."""
+    return f"{count:,}"
+
+
+def format_percent(fraction: float) -> str:
+    """`51.2%` from 0.512; whole per cents from 10 times on."""
+    if not math.isfinite(fraction):
+        return UNKNOWN
+    percent = 100 * fraction
+    return f"{percent:,.0f}%" if abs(percent) >= 1000 else f"{percent:.1f}%"
+
+
+def format_ratio(ratio: float) -> str:
+    """`12.9×`."""
+    return f"{_three_digits(ratio)}×" if math.isfinite(ratio) else UNKNOWN
+
+
+def format_plural(count: int, noun: str) -> str:
+    """`1 op`, `9,205 ops`, `76 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{format_count(count)} {noun}{ending}"
+
+
+def format_sharding(sharding: list[list[str]]) -> str:
+    """`(data, None, data+model)`: per dimension the mesh axes that split it, major to minor; `replicated` when none does."""
+    if not any(sharding):
+        return "replicated"
+    return f"({', '.join('+'.join(axes) or 'None' for axes in sharding)})"
+
+
+def shorten_location(location: str, room: int) -> str:
+    """`model.py:47 (jit(step)/layer/attention)` in at most `room` columns where that can be done.
+
+    The file and line stay, and of the name stack as many of its last parts as there is room for.
+    """
+    matched = _LOCATION.fullmatch(location)
+    if len(location) <= room or matched is None:
+        return location
+    parts = matched["stack"].split("/")
+    for first in range(1, len(parts)):
+        shorter = f"{matched['place']} (…/{'/'.join(parts[first:])})"
+        if len(shorter) <= room:
+            return shorter
+    return matched["place"]
+
+
+def type_bytes(array_type: str) -> int:
+    """Bytes of a whole array from its type as reports write it (`bf16[2048,2048]`); 0 for a type that is no array."""
+    matched = _ARRAY_TYPE.fullmatch(array_type)
+    if matched is None:
+        return 0
+    elements = math.prod(int(size) for size in matched["shape"].split(",") if size)
+    return (elements * DTYPE_BITS.get(matched["dtype"], 32) + 7) // 8
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

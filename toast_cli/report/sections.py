@@ -1,0 +1,326 @@
+"""The sections of a terminal report: facts go in, rich renderables come out, one function per section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.report.folding import Entry, fold
+from toast_cli.report.format import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_percent,
+    format_plural,
+    format_ratio,
+    format_seconds,
+    format_sharding,
+    shorten_location,
+    type_bytes,
+)
+from toast_cli.report.model import ArgumentFacts, BaselineFacts, Report, ResultFacts
+from toast_cli.report.style import Part
+
+# What a report shows without --verbose.
+SHORT_COLLECTIVES = 6
+SHORT_ARGUMENTS = 12
+SHORT_LIVE = 10
+SHORT_NOTES = 6
+# What the words and figures beside a bar need.
+BAR_COLUMNS = 70
+# From this width on, tables show their less important columns.
+WIDE = 100
+
+
+def header(report: Report) -> RenderableType:
+    """Program, mesh and strategy, a line each where they fit on one."""
+    program, mesh = report.program, report.mesh
+    arguments = f"{format_plural(program.arguments, 'argument')} of {format_bytes(program.parameter_bytes)}"
+    shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    limit = f"{format_bytes(report.predicted.limit_bytes)} usable on each"
+    lines = _labelled()
+    lines.add_row(
+        "program",
+        _lead(program.name, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a run"),
+    )
+    mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
+    lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
+    lines.add_row("strategy", style.with_axes(report.plan.summary or "unsharded", list(mesh.axes), style.TITLE))
+    return lines
+
+
+def verdict(report: Report) -> RenderableType:
+    """Only for a plan that does not fit: by how much."""
+    predicted = report.predicted
+    excess = predicted.peak_bytes - predicted.limit_bytes
+    return Text(
+        f"✗ does not fit: the smallest-memory plan found needs {format_bytes(predicted.peak_bytes)} on each device, "
+        f"{format_bytes(excess)} more than the limit of {format_bytes(predicted.limit_bytes)}",
+        style.BAD,
+    )
+
+
+def decisions(report: Report) -> RenderableType:
+    """The plan in order, with what is left of each dimension on one device after each decision."""
+    if not report.plan.decisions:
+        return _section("decisions", Text("none: every device computes the whole program"))
+    rows = style.table(
+        [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("classes", "right"), ("", "fold")]
+    )
+    axes = report.mesh.axes
+    local: dict[str, int] = {}
+    for number, decision in enumerate(report.plan.decisions, start=1):
+        size = ""
+        if decision.kind == "shard":
+            before = local.get(decision.target, decision.size)
+            local[decision.target] = -(-before // axes.get(decision.axis, 1))
+            size = f"{format_count(before)} → {format_count(local[decision.target])}"
+        words = decision.text if decision.text != f"{decision.target} over {decision.axis}" else ""
+        rows.add_row(
+            str(number),
+            f"{decision.kind} {decision.target}",
+            style.with_axes(decision.axis, list(axes)),
+            size,
+            format_count(decision.classes),
+            style.with_axes(words, list(axes)),
+        )
+    return _section("decisions", rows)
+
+
+def prediction(report: Report, width: int) -> RenderableType:
+    """Step time, peak memory and MFU, with a bar each where there is room for one."""
+    predicted = report.predicted
+    bar_width = min(width - BAR_COLUMNS, 60)
+    rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
+
+    def add(label: str, figure: str, parts: Sequence[Part], words: RenderableType) -> None:
+        drawn = style.bar(parts, bar_width) if bar_width >= 8 else Text()
+        rows.add_row(label, Text(figure, style.TITLE), drawn, words)
+
+    both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
+    compute = Part(predicted.compute_seconds / both, "█", style.COMPUTE)
+    communication = Part(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
+    add("step time", format_seconds(predicted.step_seconds), [compute, communication], _split(report))
+
+    filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
+    held = Text(f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD)
+    held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
+    memory = Part(filled, "█", style.MEMORY if predicted.fits else style.BAD)
+    add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
+
+    useful = Part(predicted.mfu, "█", style.GOOD)
+    add("MFU", format_percent(predicted.mfu), [useful], "of the chips' peak arithmetic rate")
+    return _section("predicted, per device and step", rows)
+
+
+def comparison(report: Report, width: int) -> RenderableType:
+    """This plan against the baselines."""
+    predicted = report.predicted
+    this = BaselineFacts(
+        predicted.step_seconds,
+        predicted.peak_bytes,
+        predicted.fits,
+        predicted.compute_seconds,
+        predicted.communication_seconds,
+    )
+    wide = width >= WIDE
+    details = [("compute", "right"), ("communication", "right")] if wide else []
+    rows = style.table(
+        [("", "left"), ("step time", "right"), ("", "right"), *details, ("peak memory", "right"), ("", "left")]
+    )
+    for name, facts in {"this plan": this, **report.baselines}.items():
+        ratio = facts.step_seconds / this.step_seconds if this.step_seconds else 1.0
+        split = [format_seconds(facts.compute_seconds), format_seconds(facts.communication_seconds)] if wide else []
+        rows.add_row(
+            Text(name, style.TITLE if facts is this else ""),
+            format_seconds(facts.step_seconds),
+            format_ratio(ratio),
+            *split,
+            format_bytes(facts.peak_bytes),
+            Text("fits", style.GOOD) if facts.fits else Text("does not fit", style.BAD),
+        )
+    return _section("compared with", rows)
+
+
+def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
+    """The ones that take longest, and what in the source causes them."""
+    ordered = sorted(report.collectives, key=lambda one: one.seconds, reverse=True)
+    if not ordered:
+        return _section("collectives", Text("none: the devices never talk to each other"))
+    shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
+    rows = [
+        (one.kind, "+".join(one.axes), format_bytes(one.bytes), f"×{format_count(one.count)}", format_seconds(one.seconds))
+        for one in shown
+    ]
+    room = _room(width, rows)
+    drawn = style.table(
+        [("kind", "left"), ("axes", "left"), ("result", "right"), ("", "right"), ("time", "right"), ("caused by", "fold")]
+    )
+    for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
+        location = shorten_location(one.location or "(unknown)", room)
+        drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
+    total = f"{format_count(sum(one.count for one in ordered))} a step"
+    return _section(f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn)
+
+
+def arguments(report: Report, verbose: bool) -> RenderableType:
+    """Shardings of the arguments at rest: folded by pattern and the largest of them, or each one with `verbose`."""
+    if verbose:
+        rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
+        for one in report.arguments:
+            donated = "donated" if one.donated else ""
+            rows.add_row(str(one.index), one.name, one.type, donated, _sharding(one, report))
+        return _section("arguments", rows)
+    total = len(report.arguments)
+    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, f"{format_count(total)} in all")
+
+
+def results(report: Report) -> RenderableType:
+    return _folded("results", report.results, len(report.results), report, "")
+
+
+def notes(report: Report, verbose: bool) -> RenderableType | None:
+    """What the reader should know and could not see otherwise: ops computed whole everywhere, assumptions, notices."""
+    lines = list(_replicated(report.analysis.replicated_ops, verbose))
+    lines += report.analysis.notes
+    hidden = 0 if verbose else max(len(lines) - SHORT_NOTES, 0)
+    if hidden:
+        lines = [*lines[:-hidden], f"{format_plural(hidden, 'more note')} with --verbose"]
+    if not lines:
+        return None
+    rows = style.table([("", "left"), ("", "fold")])
+    for line in lines:
+        rows.add_row(Text("·", style.WARNING), line)
+    return _section("notes", rows)
+
+
+def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
+    """Who is alive where memory peaks, largest first."""
+    live = sorted(report.predicted.live_at_peak, key=lambda one: one.bytes, reverse=True)
+    if not live:
+        return None
+    shown = live if verbose else live[:SHORT_LIVE]
+    peak = report.predicted.peak_bytes or 1
+    rows = [(format_bytes(one.bytes), format_percent(one.bytes / peak), one.role, one.type, one.name) for one in shown]
+    room = _room(width, rows)
+    drawn = style.table([("bytes", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold"), ("from", "fold")])
+    for one, cells in zip(shown, rows, strict=True):
+        drawn.add_row(*cells, shorten_location(one.location, room))
+    where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
+    rest = len(live) - len(shown)
+    more = [Text(f"and {format_plural(rest, 'smaller one')}, all with --verbose", style.LABEL)] if rest else []
+    return _section(f"alive at the peak{where}", drawn, *more)
+
+
+def groups(report: Report) -> RenderableType:
+    """The named dimension classes and how many there are of everything."""
+    analysis = report.analysis
+    counts = ", ".join(
+        [
+            format_plural(analysis.classes, "class"),
+            format_plural(analysis.groups, "group"),
+            format_plural(analysis.conflicts, "conflict"),
+            format_plural(analysis.components, "component"),
+            format_plural(analysis.resolution_groups, "resolution group"),
+        ]
+    )
+    rows = style.table([("group", "left"), ("classes", "right"), ("size", "right"), ("in", "fold")])
+    for group in analysis.group_list:
+        rows.add_row(group.name, format_count(group.classes), format_count(group.size), ", ".join(group.members))
+    return _section(f"dimensions: {counts}", rows)
+
+
+def statistics(report: Report, verbose: bool) -> RenderableType:
+    """How the search went and where the time went."""
+    search = report.search
+    rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
+    ended = f", stopped: {search.stopped}" if search.stopped else ""
+    rows = _labelled()
+    rows.add_row(
+        "search",
+        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'evaluation')} in "
+        f"{format_seconds(search.seconds)}{rate}, best at {format_count(search.best_found_at)}{ended}",
+    )
+    total = sum(report.timings.values())
+    if not verbose:
+        stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())
+        rows.add_row("time", f"{format_seconds(total)}: {stages}" if stages else format_seconds(total))
+        return rows
+    stages_table = style.table([("stage", "left"), ("time", "right"), ("", "left")])
+    for stage, seconds in {**report.timings, "in all": total}.items():
+        drawn = style.bar([Part(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
+        stages_table.add_row(stage, format_seconds(seconds), drawn)
+    return Group(rows, Text(), _section("time", stages_table))
+
+
+def _folded(
+    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, note: str
+) -> RenderableType:
+    """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
+    folded = fold([Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries])
+    sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
+    largest = sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit]
+    rows = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
+    for number in sorted(largest):
+        row, first = folded[number], entries[folded[number].members[0]]
+        times = f"×{format_count(len(row.members))}" if len(row.members) > 1 else ""
+        rows.add_row(row.pattern, first.type, times, _sharding(first, report))
+    hidden = len(folded) - len(largest)
+    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}, all with --verbose", style.LABEL)] if hidden else []
+    return _section(f"{title}, {note}" if note else title, rows, *more)
+
+
+def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
+    """Which ops every device computes whole, most frequent first."""
+    ordered = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
+    if not ordered:
+        return
+    shown = ordered if verbose else ordered[:4]
+    named = ", ".join(f"{name} ×{format_count(count)}" for name, count in shown)
+    rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
+    yield f"{format_plural(sum(ops.values()), 'op')} nobody knows how to split, computed whole on every device: {named}{rest}"
+
+
+def _split(report: Report) -> Text:
+    predicted = report.predicted
+    words = Text.assemble(
+        ("█", style.COMPUTE),
+        f" compute {format_seconds(predicted.compute_seconds)}  ",
+        ("▒", style.COMMUNICATION),
+        f" communication {format_seconds(predicted.communication_seconds)}",
+    )
+    if 0 < predicted.step_seconds_lower < predicted.step_seconds:
+        words.append(f"\nat least {format_seconds(predicted.step_seconds_lower)}, if communication hides")
+    return words
+
+
+def _room(width: int, rows: Sequence[Sequence[str]]) -> int:
+    """Columns that are left for the last cell of an indented table whose other cells are `rows`."""
+    taken = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
+    return max(width - 2 - taken, 12)
+
+
+def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:
+    if not any(one.sharding):
+        return Text(format_sharding(one.sharding), style.LABEL)
+    return style.with_axes(format_sharding(one.sharding), list(report.mesh.axes))
+
+
+def _lead(name: str, rest: str) -> Text:
+    return Text.assemble((name, style.TITLE), f": {rest}")
+
+
+def _labelled() -> Table:
+    """Lines of (label, text)."""
+    rows = style.table([("", "left"), ("", "fold")])
+    rows.columns[0].style = style.LABEL
+    rows.columns[0].width = len("strategy") + 1
+    return rows
+
+
+def _section(title: str, *body: RenderableType) -> RenderableType:
+    return Group(Text(title, style.TITLE), *(style.indented(part) for part in body))

@@ -1,0 +1,127 @@
+"""How reports look: consoles, colours and bars. rich is imported here and in the modules that draw, nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+NARROWEST, WIDEST = 60, 200
+# Where no terminal says how wide it is (a pipe, a log file), and COLUMNS is not set.
+UNKNOWN_WIDTH = 100
+
+TITLE = "bold"
+LABEL = "dim"
+GOOD = "green"
+BAD = "bold red"
+WARNING = "yellow"
+COMPUTE = "cyan"
+COMMUNICATION = "magenta"
+MEMORY = "blue"
+EMPTY = "dim"
+
+# Mesh axes keep one colour each through the whole report.
+_AXIS_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
+
+# One character for one character, so that columns stay where they are.
+_ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u#%=.=--+x*-a")
+_TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar: which fraction of it (0 to 1), drawn with what."""
+
+    fraction: float
+    glyph: str
+    style: str
+
+
+def make_console(stream: TextIO, width: int | None = None) -> Console:
+    """A console on `stream` that prints what it is given as it is given, between 60 and 200 columns wide.
+
+    Colour follows the stream (none unless it is a terminal) and NO_COLOR, FORCE_COLOR and TERM as rich reads them.
+    """
+    console = Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if width is None:
+        known = console.is_terminal or "COLUMNS" in os.environ
+        width = console.width if known else UNKNOWN_WIDTH
+    console.width = min(max(width, NARROWEST), WIDEST)
+    return console
+
+
+def render(renderables: Iterable[RenderableType], console: Console) -> str:
+    """What `console` would show, with no spaces at the ends of lines and in ASCII where the stream is not Unicode."""
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    text = _TRAILING_SPACE.sub(r"\1", captured.get())
+    return plain_text(text, console.encoding)
+
+
+def plain_text(text: str, encoding: str) -> str:
+    """`text` with what an encoding other than UTF cannot hold replaced, character for character."""
+    if encoding.lower().startswith("utf"):
+        return text
+    return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+
+
+def axis_styles(axes: Sequence[str]) -> dict[str, str]:
+    return {axis: _AXIS_COLOURS[number % len(_AXIS_COLOURS)] for number, axis in enumerate(axes)}
+
+
+def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
+    """`text` with the names of mesh axes in their colours."""
+    coloured = Text(text, style=style)
+    for axis, colour in axis_styles(axes).items():
+        coloured.highlight_regex(rf"(?<![\w.'\"\[]){re.escape(axis)}(?![\w'\"\]])", colour)
+    return coloured
+
+
+def bar(parts: Iterable[Part], width: int) -> Text:
+    """A bar of `width` characters; what the parts leave is drawn empty, what exceeds 1 is cut off.
+
+    A part that is not nothing takes at least one character.
+    """
+    drawn = Text()
+    end = 0.0
+    for part in parts:
+        end += part.fraction
+        length = round(min(end, 1.0) * width) - len(drawn)
+        if part.fraction > 0:
+            length = max(length, 1)
+        drawn.append(part.glyph * min(length, width - len(drawn)), part.style)
+    drawn.append("░" * (width - len(drawn)), EMPTY)
+    return drawn
+
+
+def table(columns: Sequence[tuple[str, str]]) -> Table:
+    """A table without lines, of (head, kind) columns; heads are dim, and left out when all are empty.
+
+    A column is `left`, `right`, or `fold`: left, and the one that gives way (by wrapping) on narrow screens.
+    """
+    drawn = Table(
+        box=None,
+        show_header=any(head for head, _ in columns),
+        header_style=LABEL,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for head, kind in columns:
+        if kind == "fold":
+            drawn.add_column(head, overflow="fold", min_width=12)
+        else:
+            drawn.add_column(head, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
+    return drawn
+
+
+def indented(renderable: RenderableType) -> Padding:
+    return Padding(renderable, (0, 0, 0, 2))

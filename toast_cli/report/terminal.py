@@ -1,0 +1,60 @@
+"""A report for people: a `Report` goes in, text for a terminal (or a log) comes out.
+
+`print_report` shows all of it, `one_line` is what --quiet leaves.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from toast_cli.report import sections, style
+from toast_cli.report.format import format_bytes, format_seconds
+from toast_cli.report.model import Report
+
+
+def print_report(report: Report, stream: TextIO, *, verbose: bool = False, width: int | None = None) -> None:
+    """Write the report to `stream`, as wide as it is (60 to 200 columns) unless `width` says otherwise."""
+    stream.write(render_report(report, style.make_console(stream, width), verbose=verbose))
+    stream.flush()
+
+
+def render_report(report: Report, console: Console, *, verbose: bool = False) -> str:
+    """The report as `console` would show it."""
+    blocks = [block for block in _blocks(report, console.width, verbose) if block is not None]
+    spaced: list[RenderableType] = []
+    for block in blocks:
+        spaced += [block, Text()]
+    return style.render(spaced[:-1], console)
+
+
+def one_line(report: Report) -> str:
+    """What, where, how fast, how large and how, on one line."""
+    predicted = report.predicted
+    verdict = "" if predicted.fits else "DOES NOT FIT, "
+    return (
+        f"{report.program.name} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
+        f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}; "
+        f"{report.plan.summary or 'unsharded'}"
+    )
+
+
+def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | None]:
+    """The sections in reading order; None for one that has nothing to say."""
+    fits = report.predicted.fits
+    return [
+        sections.header(report),
+        None if fits else sections.verdict(report),
+        sections.decisions(report),
+        sections.prediction(report, width),
+        sections.comparison(report, width) if report.baselines else None,
+        sections.live_at_peak(report, width, verbose) if verbose or not fits else None,
+        sections.collectives(report, width, verbose),
+        sections.arguments(report, verbose),
+        sections.results(report) if verbose else None,
+        sections.groups(report) if verbose else None,
+        sections.notes(report, verbose),
+        sections.statistics(report, verbose),
+    ]

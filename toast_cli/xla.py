@@ -1,0 +1,99 @@
+"""The one seam to jaxlib: contexts, parsing, passes and conversions. Every private jaxlib name the project uses lives here.
+
+Importing this module loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads
+at start. `ir` is re-exported so that no other module needs to import jaxlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+__all__ = ["ir"]
+
+
+def make_context() -> Any:
+    """A fresh `ir.Context` with every dialect a JAX program may hold: func, stablehlo, chlo, sdy, mhlo and upstream ones."""
+    context = ir.Context()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    _sdy.register_dialect(context)
+    _mlirHlo.register_mhlo_dialect(context)
+    _chlo.register_dialect(context)
+    _stablehlo.register_dialect(context)
+    return context
+
+
+def parse_module(context: Any, program: bytes | str) -> Any:
+    """An `ir.Module` from MLIR text or bytecode. Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse."""
+    return ir.Module.parse(program, context)
+
+
+def run_passes(module: Any, pipeline: str) -> None:
+    """Runs a pass pipeline, e.g. `func.func(sdy-populate-op-sharding-rules)`, on the module, in place.
+
+    Raises `ir.MLIRError` when a pass fails. A failed internal check aborts the process: see `docs` of the pass before use.
+    """
+    PassManager.parse(f"builtin.module({pipeline})", module.context).run(module.operation)
+
+
+def walk_ops(root: Any, kind: Callable[..., Any]) -> list[Any]:
+    """All operations of one class (a generated `OpView` class) under `root`, nested ones included, inner before outer."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    root.operation.walk(visit, op_class=kind)
+    return found
+
+
+def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: Any) -> list[Any]:
+    """Clones the body of `function` (one block) in front of `call`; returns the values it returned.
+
+    Locations of the clones keep the call's name in front (`call/op`). The call itself stays as it is.
+    """
+    with ir.InsertionPoint(call), call.location:
+        return list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def sharding_rule(attribute: Any) -> tuple[Any, ...]:
+    """A populated `sdy.sharding_rule` as plain data: sizes, operand and result factors, reduction, need-replication, permutation."""
+    rule = _sdy.OpShardingRuleAttr(attribute)
+
+    def mappings(tensors: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(
+            tuple(tuple(_sdy.DimMappingAttr(d).factor_indices) for d in _sdy.TensorMappingAttr(t).dim_mappings) for t in tensors
+        )
+
+    return (
+        tuple(rule.factor_sizes),
+        mappings(rule.operand_mappings),
+        mappings(rule.result_mappings),
+        frozenset(rule.reduction_factors),
+        frozenset(rule.need_replication_factors),
+        frozenset(rule.permutation_factors),
+    )
+
+
+def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and printed element type of a ranked tensor type; None for a token."""
+    if isinstance(kind, ir.RankedTensorType):
+        return tuple(kind.shape), str(kind.element_type)
+    return None
+
+
+def location_name(location: Any) -> str:
+    """The name in a `NameLoc` (`params['w']`), else an empty string."""
+    text = str(location)
+    return text[5:-2].replace('\\"', '"') if text.startswith('loc("') and text.endswith('")') else ""
