@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import zstandard
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 
 Tree = Any  # a pytree of arrays: nested dicts and lists
 Loss = Callable[[Tree, Tree], jax.Array]
@@ -51,7 +52,8 @@ class Sample:
 
     def arguments(self) -> tuple[Tree, ...]:
         """Shapes and dtypes of the arguments; allocates nothing."""
-        return jax.eval_shape(self.init, jax.ShapeDtypeStruct((2,), jnp.uint32))
+        shapes: tuple[Tree, ...] = jax.eval_shape(self.init, jax.ShapeDtypeStruct((2,), jnp.uint32))
+        return shapes
 
     def parameter_count(self) -> int:
         return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self.arguments()[0]))
@@ -158,16 +160,34 @@ def moments(params: Tree) -> tuple[Tree, Tree]:
 # ---------------------------------------------------------------- lowering and files
 
 
+LOCATIONS = {
+    # Paths relative to the repository, so that a stored program says nothing about the machine that made it.
+    "jax_hlo_source_file_canonicalization_regex": r".*/(?=sample_models/)",
+    # The three innermost frames are the model's own; those further out only tell who called `lower`.
+    "jax_traceback_in_locations_limit": 3,
+}
+
+
 def lower(sample: Sample) -> ir.Module:
-    """The StableHLO module of a sample, with source locations relative to the repository."""
-    jax.config.update("jax_hlo_source_file_canonicalization_regex", r".*/(?=sample_models/)")
-    # The four innermost frames are the model's own; those further out only tell who called this function.
-    jax.config.update("jax_traceback_in_locations_limit", 4)
+    """The StableHLO module of a sample, with source locations."""
     arguments = sample.arguments()
     # Functions traced for another sample would carry that sample's source locations.
     jax.clear_caches()
-    lowered = jax.jit(sample.step, donate_argnums=sample.donate, keep_unused=True).lower(*arguments)
-    return lowered.compiler_ir("stablehlo")
+    with _configured(LOCATIONS):
+        step = jax.jit(sample.step, donate_argnums=sample.donate, keep_unused=True)
+        return step.lower(*arguments).compiler_ir("stablehlo")
+
+
+@contextmanager
+def _configured(settings: dict[str, Any]) -> Iterator[None]:
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def write(sample: Sample) -> Path:
@@ -176,28 +196,33 @@ def write(sample: Sample) -> Path:
     return sample.path
 
 
+def read(sample: Sample) -> ir.Module:
+    """A sample's stored program."""
+    return decode(sample.path.read_bytes(), sample.form)
+
+
 def encode(module: ir.Module, form: str) -> bytes:
+    """A module in one of the forms that `Sample` names, debug locations included."""
     if form == "text":
-        return module.operation.get_asm(enable_debug_info=True).encode()
+        return str(module.operation.get_asm(enable_debug_info=True)).encode()
     return zstandard.ZstdCompressor(level=19).compress(_binary(module, form))
 
 
 def _binary(module: ir.Module, form: str) -> bytes:
-    if form == "portable":
-        with module.context:
-            copy = ir.Module.parse(str(module.operation.get_asm(enable_debug_info=True)))  # serialising consumes it
-            return stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version(), True)
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
+    if form == "bytecode":
+        return buffer.getvalue()
+    with module.context:
+        copy = ir.Module.parse(buffer.getvalue())  # which serialising uses up
+        return bytes(stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version(), True))
 
 
-def decode(data: bytes, form: str, context: ir.Context) -> ir.Module:
-    """The inverse of `encode`."""
+def decode(data: bytes, form: str) -> ir.Module:
+    """The inverse of `encode`, in a context of its own that knows every dialect JAX emits."""
+    context = jax.jit(lambda: 0).lower().compiler_ir("stablehlo").context
+    plain = data if form == "text" else zstandard.ZstdDecompressor().decompress(data)
     with context:
-        if form == "text":
-            return ir.Module.parse(data)
-        plain = zstandard.ZstdDecompressor().decompress(data)
         return stablehlo.deserialize_portable_artifact(context, plain) if form == "portable" else ir.Module.parse(plain)
 
 
@@ -216,12 +241,12 @@ def histogram(module: ir.Module) -> Counter[str]:
 
 def _count(operation: ir.Operation, callee: Callable[[str], Counter[str]]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for region in operation.regions:
-        for block in region:
-            for op in block:
-                found += callee(op.attributes["callee"].value) if op.name == "func.call" else Counter([op.name])
-                found += _count(op.operation, callee)
-    del found["func.return"], found["stablehlo.return"]
+    for op in (op for region in operation.regions for block in region for op in block):
+        if op.name == "func.call":
+            found.update(callee(op.attributes["callee"].value))
+        elif op.name not in ("func.return", "stablehlo.return"):
+            found[op.name] += 1
+        found.update(_count(op.operation, callee))
     return found
 
 

@@ -100,7 +100,7 @@ def prefill_sample(name: str, about: str, config: Config) -> Sample:
     return Sample(name, about, prefill, init, donate=(1,))
 
 
-def decode_sample(name: str, about: str, config: Config) -> Sample:
+def decode_sample(name: str, about: str, config: Config, form: str = "bytecode") -> Sample:
     def next_token(params: Tree, cache: Tree, token: jax.Array, position: jax.Array) -> tuple[Tree, jax.Array]:
         """One token for every sequence: the cache with this position filled, and the greedy next token, i32[batch]."""
         x, filled = params["embed"][token][:, None, :], []
@@ -131,7 +131,7 @@ def decode_sample(name: str, about: str, config: Config) -> Sample:
         params = initialise(first, weights(config), jnp.bfloat16)
         return params, empty_cache(config), tokens(second, config.vocab, config.batch), jnp.int32(config.prompt)
 
-    return Sample(name, about, decode, init, donate=(1,))
+    return Sample(name, about, decode, init, donate=(1,), form=form)
 
 
 ITX = Config(
@@ -148,7 +148,7 @@ SAMPLES = (
     ),
     prefill_sample("itx_prefill_tiny", "its twin of 2 layers", TINY),
     decode_sample("itx_decode", "the same transformer: a loop of 256 greedy tokens over a donated KV cache", ITX),
-    decode_sample("itx_decode_tiny", "its twin of 2 layers and 4 tokens", TINY),
+    decode_sample("itx_decode_tiny", "its twin of 2 layers and 4 tokens", TINY, form="text"),
 )
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Writes the sample programs: `python -m sample_models.make [NAME...]`, all of them without a name."""
+"""Writes the sample programs: `python sample_models/make.py [NAME...]`, all of them without a name; `--table` lists them."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
-from sample_models.common import Sample, main
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sample_models.common import Sample, histogram, main, read
 
 SCRIPTS = (
     "t2b", "t7b", "gns", "unet", "itx", "mlp", "moe", "vit", "resnet50", "scan", "rnn", "ssm", "long", "block",
@@ -19,6 +23,7 @@ def samples() -> dict[str, Sample]:
 
 
 def chosen(names: list[str]) -> list[Sample]:
+    """The samples of these names, all of them for an empty list; exits with the names there are when one is unknown."""
     known = samples()
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -26,5 +31,17 @@ def chosen(names: list[str]) -> list[Sample]:
     return [known[name] for name in names] if names else list(known.values())
 
 
+def table() -> str:
+    """The stored samples as the Markdown table of docs/sample-models.md."""
+    lines = ["| file | what it is | parameters | ops | bytes |", "|---|---|--:|--:|--:|"]
+    for sample in samples().values():
+        ops, size = sum(histogram(read(sample)).values()), sample.path.stat().st_size
+        lines.append(f"| `{sample.path.name}` | {sample.about} | {sample.parameter_count():,} | {ops:,} | {size:,} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    main(chosen(sys.argv[1:]))
+    if sys.argv[1:] == ["--table"]:
+        print(table())
+    else:
+        main(chosen(sys.argv[1:]))

@@ -97,7 +97,7 @@ def bottleneck(params: Tree, running: Tree, x: jax.Array, stride: int) -> tuple[
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    return lax.reduce_window(x, jnp.bfloat16(-jnp.inf), lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
 
 def resnet(params: Tree, running: Tree, image: jax.Array) -> tuple[jax.Array, Tree]:

@@ -50,7 +50,7 @@ def lstm(layer: Tree, x: jax.Array) -> jax.Array:
     return hidden
 
 
-def training(name: str, about: str, config: Config) -> Sample:
+def training(name: str, about: str, config: Config, form: str = "bytecode") -> Sample:
     def lstm_loss(params: Tree, batch: Tree) -> jax.Array:
         x = params["embed"][batch["tokens"]].swapaxes(0, 1)
         for number, layer in enumerate(params["layers"]):
@@ -62,7 +62,7 @@ def training(name: str, about: str, config: Config) -> Sample:
         text = tokens(key, config.vocab, config.batch, config.seq + 1)
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
-    return training_sample(name, about, lstm_loss, weights(config), batch)
+    return training_sample(name, about, lstm_loss, weights(config), batch, form=form)
 
 
 RNN = Config(layers=4, model=1024, hidden=2048, vocab=32000, batch=512, seq=128)
@@ -70,7 +70,7 @@ TINY = Config(layers=2, model=48, hidden=64, vocab=160, batch=32, seq=8)
 
 SAMPLES = (
     training("rnn_train", "LSTM language model, 4 layers scanned over 128 steps, batch 512: training step", RNN),
-    training("rnn_tiny", "its twin of 2 layers and 8 steps", TINY),
+    training("rnn_tiny", "its twin of 2 layers and 8 steps", TINY, form="portable"),
 )
 
 if __name__ == "__main__":

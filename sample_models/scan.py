@@ -63,13 +63,12 @@ def block(config: Config, x: jax.Array, layer: Tree) -> jax.Array:
 
 
 def training(name: str, about: str, config: Config) -> Sample:
-    @jax.checkpoint
     def body(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
         return block(config, x, layer), None
 
     def scanned_loss(params: Tree, batch: Tree) -> jax.Array:
         x = params["embed"].astype(jnp.bfloat16)[batch["tokens"]]
-        x, _ = lax.scan(body, x, params["layers"])
+        x, _ = lax.scan(jax.checkpoint(body), x, params["layers"])
         x = rms_norm(x, params["final_norm"])
         logits = jnp.dot(x, params["head"].astype(jnp.bfloat16), preferred_element_type=jnp.float32)
         return gather_loss(logits, batch["targets"])

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sample_models.common import Sample, main
 from sample_models.decoder import Config, training
+
+T2B = Config(layers=18, model=2048, heads=8, kv_heads=1, head=256, ff=16384, vocab=256128, batch=32, seq=1024)
+TINY = Config(layers=2, model=64, heads=8, kv_heads=1, head=48, ff=128, vocab=256, batch=16, seq=32)
 
 
 def of_layers(layers: int) -> Sample:
     """T2B with another number of layers, for measuring how run time grows with the program."""
-    config = Config(
-        layers=layers, model=2048, heads=8, kv_heads=1, head=256, ff=16384, vocab=256128, batch=32, seq=1024
-    )
-    return training(f"t2b_{layers}_layers", f"T2B with {layers} layers", config)
+    return training(f"t2b_{layers}_layers", f"T2B with {layers} layers", replace(T2B, layers=layers))
 
-
-T2B = Config(layers=18, model=2048, heads=8, kv_heads=1, head=256, ff=16384, vocab=256128, batch=32, seq=1024)
-TINY = Config(layers=2, model=64, heads=8, kv_heads=1, head=48, ff=128, vocab=256, batch=16, seq=32)
 
 SAMPLES = (
     training("t2b_train", "Gemma-2B-like decoder, 18 layers unrolled, batch 32 x 1024: training step", T2B),

@@ -64,11 +64,11 @@ def block(layer: Tree, x: jax.Array) -> jax.Array:
         q, k, v = jnp.einsum("bsd,dchk->cbshk", layer_norm(x, **layer["norm1"]), layer["qkv"])
         x = x + jnp.einsum("bshk,hkd->bsd", attention(q, k, v), layer["wo"])
     with jax.named_scope("mlp"):
-        hidden = jax.nn.gelu(layer_norm(x, **layer["norm2"]) @ layer["up"]["w"] + layer["up"]["b"])
+        hidden = jax.nn.gelu(layer_norm(x, **layer["norm2"]) @ layer["up"]["w"] + layer["up"]["b"], approximate=False)
         return x + hidden @ layer["down"]["w"] + layer["down"]["b"]
 
 
-def training(name: str, about: str, config: Config) -> Sample:
+def training(name: str, about: str, config: Config, form: str = "bytecode") -> Sample:
     def vit_loss(params: Tree, batch: Tree) -> jax.Array:
         patch = cast(params["patch"])
         x = patches_of(config, batch["image"].astype(jnp.bfloat16)) @ patch["w"] + patch["b"]
@@ -84,7 +84,7 @@ def training(name: str, about: str, config: Config) -> Sample:
         shape = (config.batch, config.image, config.image, config.colours)
         return {"image": jax.random.normal(image, shape), "label": tokens(label, config.classes, config.batch)}
 
-    return training_sample(name, about, vit_loss, weights(config), batch)
+    return training_sample(name, about, vit_loss, weights(config), batch, form=form)
 
 
 VIT = Config(layers=24, model=1024, heads=16, head=64, ff=4096, classes=1000, batch=512, image=224, patch=16)
@@ -94,7 +94,7 @@ SAMPLES = (
     training(
         "vit_train", "ViT-L/16 without class token, 24 layers unrolled, batch 512 at 224 x 224: training step", VIT
     ),
-    training("vit_tiny", "its twin of 2 layers at 16 x 16", TINY),
+    training("vit_tiny", "its twin of 2 layers at 16 x 16", TINY, form="portable"),
 )
 
 if __name__ == "__main__":

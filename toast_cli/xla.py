@@ -6,9 +6,11 @@ at start. `ir` is re-exported so that no other module needs to import jaxlib.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 from jaxlib.mlir.passmanager import PassManager
@@ -33,6 +35,43 @@ def make_context() -> Any:
 def parse_module(context: Any, program: bytes | str) -> Any:
     """An `ir.Module` from MLIR text or bytecode. Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse."""
     return ir.Module.parse(program, context)
+
+
+def parse_portable_artifact(context: Any, artifact: bytes) -> Any:
+    """An `ir.Module` from a StableHLO portable artifact. Raises `ir.MLIRError`; hostile bytes may abort the process."""
+    return _stablehlo.deserialize_portable_artifact(context, artifact)
+
+
+def write_bytecode(module: Any) -> bytes:
+    """The module as MLIR bytecode, locations included."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def hlo_text_to_proto(text: str) -> bytes:
+    """A serialized HloModuleProto. Raises RuntimeError (`was parsing 3:19: error: …`); hostile text may abort the process."""
+    return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+
+
+def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
+    """StableHLO (with some mhlo ops) as bytecode. Raises RuntimeError, `ir.MLIRError`; hostile bytes may abort the process."""
+    return bytes(_jax.mlir.hlo_to_stablehlo(proto))
+
+
+def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
+    """Parameters and result of a serialized HloModuleProto's entry, tuples as nested lists, arrays as None."""
+
+    def tree(shape: Any) -> Any:
+        return [tree(part) for part in shape.tuple_shapes()] if shape.is_tuple() else None
+
+    shape = _hlo.XlaComputation(proto).program_shape()
+    return [tree(parameter) for parameter in shape.parameter_shapes()], tree(shape.result_shape())
+
+
+def refine_shapes(bytecode: bytes) -> bytes:
+    """Works out the dynamic shapes inside a program whose arguments are static. Raises RuntimeError or `ir.MLIRError`."""
+    return bytes(_jax.mlir.refine_polymorphic_shapes(bytecode, enable_shape_assertions=False, validate_static_shapes=True))
 
 
 def run_passes(module: Any, pipeline: str) -> None:

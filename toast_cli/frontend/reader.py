@@ -105,7 +105,7 @@ class Reader:
         else:
             shapes, result_shapes = self._shapes(operands), self._shapes(results)
             known = table_rule(name, detail, shapes, result_shapes)
-            rule = known or whole_rule([len(s) for s in shapes], [len(s) for s in result_shapes])
+            rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             opaque = known is None and any(prod(s) > 1 for s in shapes + result_shapes)
         flops = op_flops(operation, name, self._shapes(operands), self._shapes(results), rule)
         self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque), operation)

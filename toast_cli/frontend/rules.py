@@ -1,10 +1,12 @@
 """Op rules: Shardy's, read off the attribute it populates, and a small table for the ops Shardy says nothing about.
 
-Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows.
+Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows. Equal
+rules are one object where that is cheap to arrange, since everything downstream gathers ops by their rule's identity.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from toast_cli import xla
@@ -38,18 +40,21 @@ SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_
 WHOLE = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"})
 
 
+@lru_cache(maxsize=None)
 def free_rule(shape: tuple[int, ...]) -> Rule:
     """`()->([i, j, …])`: a value that can be made in any layout."""
     return Rule(shape, (), (tuple((d,) for d in range(len(shape))),))
 
 
+@lru_cache(maxsize=None)
 def identity_rule(shape: tuple[int, ...], operands: int, results: int) -> Rule:
     """`([i, j], …)->([i, j], …)`: elementwise."""
     factors = tuple((d,) for d in range(len(shape)))
     return Rule(shape, (factors,) * operands, (factors,) * results)
 
 
-def whole_rule(operand_ranks: list[int], result_ranks: list[int]) -> Rule:
+@lru_cache(maxsize=None)
+def whole_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
     """No factors: every operand and result is needed whole."""
     return Rule((), tuple(((),) * rank for rank in operand_ranks), tuple(((),) * rank for rank in result_ranks))
 
@@ -76,7 +81,7 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
     if name in SOURCES:
         return free_rule(results[0])
     if name in WHOLE:
-        return whole_rule([len(s) for s in operands], [len(s) for s in results])
+        return whole_rule(tuple(map(len, operands)), tuple(map(len, results)))
     same_shape = len(set(operands) | set(results)) == 1
     if (name in CHLO_ELEMENTWISE or name.startswith(CHLO_BROADCAST_PREFIX)) and same_shape:
         return identity_rule(results[0], len(operands), len(results))

@@ -55,40 +55,13 @@ def parse_seconds(text: str | float, *, where: str = "") -> float:
     return amount
 
 
-def format_bytes(count: float) -> str:
-    """`30.8 GiB`, `512 MiB`, `17 B`: three significant digits, powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB" if abs(count) < 1000 else f"{count:,.0f} TiB"
-
-
-def format_bandwidth(bytes_per_second: float) -> str:
-    """`45 GB/s`, `1.2 TB/s`: three significant digits, powers of 1000."""
-    return f"{_decimal(bytes_per_second)}B/s"
-
-
-def format_flops(flops: float) -> str:
-    """`275 TFLOP/s`: three significant digits, powers of 1000."""
-    return f"{_decimal(flops)}FLOP/s"
-
-
-def format_seconds(seconds: float) -> str:
-    """`1 µs`, `3.2 ms`, `1.5 s`: three significant digits."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
-
-
-def _decimal(amount: float) -> str:
-    """Amount with a decimal prefix and a space before it."""
+def format_rate(rate: float, unit: str) -> str:
+    """`45 GB/s`, `275 TFLOP/s`: three significant digits, powers of 1000; `unit` without its prefix."""
     for prefix in ("", "k", "M", "G", "T"):
-        if abs(amount) < 999.5:
-            return f"{amount:.3g} {prefix}"
-        amount /= 1000
-    return f"{amount:.4g} P"
+        if abs(rate) < 999.5:
+            return f"{rate:.3g} {prefix}{unit}"
+        rate /= 1000
+    return f"{rate:.4g} P{unit}"
 
 
 def _positive(text: str | float, units: dict[str, float], kind: str, examples: str, where: str) -> float:
@@ -109,6 +82,8 @@ def _parse(text: str, units: dict[str, float], kind: str, examples: str, where: 
     if not unit:
         return number
     if unit not in units:
-        hint = f"{unit}B (powers of 1000) or {unit}iB (powers of 1024)?" if f"{unit}iB" in units else f"write {examples}"
+        hint = (
+            f"{unit}B (powers of 1000) or {unit}iB (powers of 1024)?" if f"{unit}iB" in units else f"write {examples}"
+        )
         raise UsageError(f'"{text}" is not {kind}: unknown unit "{unit}"', where=where, hint=hint)
     return number * units[unit]

@@ -130,7 +130,9 @@ class AnalysisFacts:
     resolution_groups: int
     group_list: list[GroupFacts] = field(default_factory=list)
     replicated_ops: dict[str, int] = field(default_factory=dict)  # op nobody can split -> how many
-    notes: list[str] = field(default_factory=list)  # unknown trip counts, dropped shardings, reshapes that do not line up
+    notes: list[str] = field(
+        default_factory=list
+    )  # unknown trip counts, dropped shardings, reshapes that do not line up
 
 
 @dataclass(frozen=True)

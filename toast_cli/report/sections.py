@@ -32,7 +32,11 @@ SHORT_LIVE = 10
 SHORT_NOTES = 6
 # What the words and figures beside a bar need.
 BAR_COLUMNS = 70
-# From this width on, tables show their less important columns.
+LEAST_BAR = 8
+# A column of words narrower than this is left out.
+LEAST_WORDS = 16
+# Below this width, tables leave out what can be missed; from the other on, they show more.
+NARROW = 72
 WIDE = 100
 
 
@@ -64,31 +68,23 @@ def verdict(report: Report) -> RenderableType:
     )
 
 
-def decisions(report: Report) -> RenderableType:
+def decisions(report: Report, width: int) -> RenderableType:
     """The plan in order, with what is left of each dimension on one device after each decision."""
     if not report.plan.decisions:
         return _section("decisions", Text("none: every device computes the whole program"))
-    rows = style.table(
-        [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("classes", "right"), ("", "fold")]
-    )
-    axes = report.mesh.axes
-    local: dict[str, int] = {}
-    for number, decision in enumerate(report.plan.decisions, start=1):
-        size = ""
-        if decision.kind == "shard":
-            before = local.get(decision.target, decision.size)
-            local[decision.target] = -(-before // axes.get(decision.axis, 1))
-            size = f"{format_count(before)} → {format_count(local[decision.target])}"
-        words = decision.text if decision.text != f"{decision.target} over {decision.axis}" else ""
-        rows.add_row(
-            str(number),
-            f"{decision.kind} {decision.target}",
-            style.with_axes(decision.axis, list(axes)),
-            size,
-            format_count(decision.classes),
-            style.with_axes(words, list(axes)),
-        )
-    return _section("decisions", rows)
+    axes = list(report.mesh.axes)
+    sizes = _local_sizes(report)
+    rows = [
+        (str(number), f"{decision.kind} {decision.target}", decision.axis, size, format_count(decision.classes))
+        for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
+    ]
+    room = _room(width, rows)
+    heads = [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("classes", "right")]
+    drawn = style.table([*heads, ("", "fold")] if room >= LEAST_WORDS else heads)
+    for decision, (number, name, axis, *figures) in zip(report.plan.decisions, rows, strict=True):
+        words = [] if decision.text == f"{decision.target} over {axis}" else [style.with_axes(decision.text, axes)]
+        drawn.add_row(number, name, style.with_axes(axis, axes), *figures, *(words if room >= LEAST_WORDS else []))
+    return _section("decisions", drawn)
 
 
 def prediction(report: Report, width: int) -> RenderableType:
@@ -98,16 +94,18 @@ def prediction(report: Report, width: int) -> RenderableType:
     rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
 
     def add(label: str, figure: str, parts: Sequence[Part], words: RenderableType) -> None:
-        drawn = style.bar(parts, bar_width) if bar_width >= 8 else Text()
+        drawn = style.bar(parts, bar_width) if bar_width >= LEAST_BAR else Text()
         rows.add_row(label, Text(figure, style.TITLE), drawn, words)
 
     both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
     compute = Part(predicted.compute_seconds / both, "█", style.COMPUTE)
     communication = Part(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
-    add("step time", format_seconds(predicted.step_seconds), [compute, communication], _split(report))
+    add("step time", format_seconds(predicted.step_seconds), [compute, communication], _split(report, "  " if bar_width >= LEAST_BAR else "\n"))
 
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
-    held = Text(f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD)
+    held = Text(
+        f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
+    )
     held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
     memory = Part(filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
@@ -152,22 +150,36 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     if not ordered:
         return _section("collectives", Text("none: the devices never talk to each other"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
+    with_bytes = width >= NARROW
+    heads = [
+        ("kind", "left"),
+        ("axes", "left"),
+        ("", "right"),
+        ("time", "right"),
+        *([("result", "right")] if with_bytes else []),
+    ]
     rows = [
-        (one.kind, "+".join(one.axes), format_bytes(one.bytes), f"×{format_count(one.count)}", format_seconds(one.seconds))
+        (
+            one.kind,
+            "+".join(one.axes),
+            f"×{format_count(one.count)}",
+            format_seconds(one.seconds),
+            *([format_bytes(one.bytes)] if with_bytes else []),
+        )
         for one in shown
     ]
     room = _room(width, rows)
-    drawn = style.table(
-        [("kind", "left"), ("axes", "left"), ("result", "right"), ("", "right"), ("time", "right"), ("caused by", "fold")]
-    )
+    drawn = style.table([*heads, ("caused by", "fold")])
     for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
         location = shorten_location(one.location or "(unknown)", room)
         drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
     total = f"{format_count(sum(one.count for one in ordered))} a step"
-    return _section(f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn)
+    return _section(
+        f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn
+    )
 
 
-def arguments(report: Report, verbose: bool) -> RenderableType:
+def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
     """Shardings of the arguments at rest: folded by pattern and the largest of them, or each one with `verbose`."""
     if verbose:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
@@ -175,12 +187,11 @@ def arguments(report: Report, verbose: bool) -> RenderableType:
             donated = "donated" if one.donated else ""
             rows.add_row(str(one.index), one.name, one.type, donated, _sharding(one, report))
         return _section("arguments", rows)
-    total = len(report.arguments)
-    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, f"{format_count(total)} in all")
+    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, width)
 
 
-def results(report: Report) -> RenderableType:
-    return _folded("results", report.results, len(report.results), report, "")
+def results(report: Report, width: int) -> RenderableType:
+    return _folded("results", report.results, len(report.results), report, width)
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:
@@ -207,7 +218,9 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     peak = report.predicted.peak_bytes or 1
     rows = [(format_bytes(one.bytes), format_percent(one.bytes / peak), one.role, one.type, one.name) for one in shown]
     room = _room(width, rows)
-    drawn = style.table([("bytes", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold"), ("from", "fold")])
+    drawn = style.table(
+        [("bytes", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold"), ("from", "fold")]
+    )
     for one, cells in zip(shown, rows, strict=True):
         drawn.add_row(*cells, shorten_location(one.location, room))
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
@@ -258,20 +271,36 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
 
 
 def _folded(
-    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, note: str
+    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, width: int
 ) -> RenderableType:
     """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
     folded = fold([Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries])
     sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
-    largest = sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit]
-    rows = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
-    for number in sorted(largest):
-        row, first = folded[number], entries[folded[number].members[0]]
-        times = f"×{format_count(len(row.members))}" if len(row.members) > 1 else ""
-        rows.add_row(row.pattern, first.type, times, _sharding(first, report))
+    largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
+    facts = [
+        (folded[number].pattern, len(folded[number].members), entries[folded[number].members[0]]) for number in largest
+    ]
+    rows = [
+        (one.type, f"×{format_count(count)}" if count > 1 else "", format_sharding(one.sharding))
+        for _, count, one in facts
+    ]
+    room = _room(width, rows)
+    drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
+    stacked: list[RenderableType] = []
+    for (pattern, _, one), (type_, times, _) in zip(facts, rows, strict=True):
+        sharding = _sharding(one, report)
+        drawn.add_row(_broken(pattern, room), type_, times, sharding)
+        stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
     hidden = len(folded) - len(largest)
     more = [Text(f"and {format_plural(hidden, 'smaller pattern')}, all with --verbose", style.LABEL)] if hidden else []
-    return _section(f"{title}, {note}" if note else title, rows, *more)
+    body = [drawn] if width >= NARROW else stacked
+    return _section(f"{title}, {format_count(len(entries))} in all", *body, *more)
+
+
+def _broken(pattern: str, room: int) -> str:
+    """A pattern too long for its column goes on after its braces on a second line."""
+    head, brace, tail = pattern.partition("}")
+    return pattern if len(pattern) <= room or not tail else f"{head}{brace}\n  {tail}"
 
 
 def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
@@ -285,11 +314,24 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     yield f"{format_plural(sum(ops.values()), 'op')} nobody knows how to split, computed whole on every device: {named}{rest}"
 
 
-def _split(report: Report) -> Text:
+def _local_sizes(report: Report) -> list[str]:
+    """[decisions] elements along the dimension before and after each decision: `2,048 → 256`; empty for a replicate."""
+    local: dict[str, int] = {}
+    texts = []
+    for decision in report.plan.decisions:
+        before = local.get(decision.target, decision.size)
+        after = -(-before // report.mesh.axes.get(decision.axis, 1))
+        if decision.kind == "shard":
+            local[decision.target] = after
+        texts.append(f"{format_count(before)} → {format_count(after)}" if decision.kind == "shard" else "")
+    return texts
+
+
+def _split(report: Report, between: str) -> Text:
     predicted = report.predicted
     words = Text.assemble(
         ("█", style.COMPUTE),
-        f" compute {format_seconds(predicted.compute_seconds)}  ",
+        f" compute {format_seconds(predicted.compute_seconds)}{between}",
         ("▒", style.COMMUNICATION),
         f" communication {format_seconds(predicted.communication_seconds)}",
     )

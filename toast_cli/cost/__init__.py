@@ -1,0 +1,5 @@
+"""The cost model: what one plan costs in time and memory, per device.
+
+Enters: a `Problem` and plans. Leaves: a `Cost` per plan (step time, compute, communication, peak), and for one chosen plan the
+collectives and what is alive at the peak. Knows nothing of MLIR.
+"""

@@ -1,0 +1,51 @@
+"""What the cost model says of one plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Per device, one run of the program. Seconds and bytes."""
+
+    compute_seconds: float
+    communication_seconds: float
+    peak_bytes: float
+    argument_bytes: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Compute plus all communication, nothing overlapped: the upper bound, and what the search minimises."""
+        return self.compute_seconds + self.communication_seconds
+
+    @property
+    def step_seconds_lower(self) -> float:
+        """Communication wholly hidden behind compute."""
+        return max(self.compute_seconds, self.communication_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveUse:
+    """One collective of a plan, equal ones together.
+
+    bytes: of the result, per device, one run. count: runs, loops counted. seconds: all of them. op: the program op that
+    needs or makes the array. value: the array.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: float
+    count: float
+    seconds: float
+    op: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One array alive at the peak; role is "argument", "temporary", "carry" or "gathered"."""
+
+    value: int
+    bytes: float
+    role: str

@@ -1,0 +1,115 @@
+"""Conversions that may abort the process, each run in a child process of its own.
+
+XLA and MLIR check many of their assumptions with assertions that end the process, and a damaged file can break them. So
+`convert` hands the bytes to `python -m toast_cli.frontend.convert KIND`, which reads them on stdin and writes MLIR bytecode on
+stdout, or one line of JSON with the error and exit code 3. A child that dies or does not end is an error like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import first_error
+
+FAILED = 3
+# A child gets this long, plus a second for so many bytes: hundreds of times what an intact file needs.
+BASE_SECONDS = 30.0
+BYTES_PER_SECOND = 500_000
+
+_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
+
+
+def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
+    """MLIR bytecode of a program that is `data`, of a kind listed in `CONVERSIONS`.
+
+    Raises `InputError` at `where` with the first error and `hint`, also when the child process dies or hangs.
+    """
+    command = [sys.executable, "-P", "-m", "toast_cli.frontend.convert", kind]
+    limit = BASE_SECONDS + len(data) / BYTES_PER_SECOND
+    try:
+        child = subprocess.run(command, input=data, capture_output=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"the program could not be read within {limit:.0f} seconds", where=where, hint=hint) from None
+    if child.returncode == 0:
+        return child.stdout
+    if child.returncode == FAILED:
+        place, message = json.loads(child.stdout)
+        raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint)
+    raise InputError(f"the program is damaged: {_abort_reason(child.stderr)}", where=where, hint=hint)
+
+
+def _abort_reason(stderr: bytes) -> str:
+    """What a child that died had to say."""
+    for line in stderr.decode("utf-8", "replace").splitlines():
+        found = _ABORT_REASON.search(line)
+        if found:
+            return next(text for text in found.groups() if text).strip().rstrip(".")
+    return "the compiler's reader gave up on it"
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def _from_bytecode(data: bytes) -> bytes:
+    """Reading it is the test; the parent can then read the very same bytes."""
+    from toast_cli import xla
+
+    xla.parse_module(xla.make_context(), data)
+    return data
+
+
+def _from_portable(data: bytes) -> bytes:
+    from toast_cli import xla
+
+    return xla.write_bytecode(xla.parse_portable_artifact(xla.make_context(), data))
+
+
+def _from_hlo_text(data: bytes) -> bytes:
+    from toast_cli import xla
+
+    return _from_hlo_proto(xla.hlo_text_to_proto(data.decode("utf-8")))
+
+
+def _from_hlo_proto(proto: bytes) -> bytes:
+    from toast_cli import xla
+    from toast_cli.frontend.donation import mark_donations
+
+    module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
+    mark_donations(module, proto)
+    return xla.write_bytecode(module)
+
+
+def _refined(data: bytes) -> bytes:
+    from toast_cli import xla
+
+    return xla.refine_shapes(data)
+
+
+CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "bytecode": _from_bytecode,
+    "portable": _from_portable,
+    "hlo-text": _from_hlo_text,
+    "hlo-proto": _from_hlo_proto,
+    "refine": _refined,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Converts stdin to stdout; any exception is an answer for the parent to show."""
+    try:
+        answer: Any = CONVERSIONS[arguments[0]](sys.stdin.buffer.read())
+    except Exception as error:
+        sys.stdout.write(json.dumps(first_error(error)))
+        return FAILED
+    sys.stdout.buffer.write(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

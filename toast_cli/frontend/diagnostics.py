@@ -1,0 +1,42 @@
+"""What jaxlib says about a program it cannot read, as a place in the file and one sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# `"-":3:12` in an MLIR location; `was parsing 3:19: error: expects opcode` in XLA's HLO parser.
+_MLIR_PLACE = re.compile(r'"-":(\d+):(\d+)')
+_HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
+_STATUS = re.compile(r"^[A-Z_]+: ")
+_FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')
+
+
+def first_error(error: Exception) -> tuple[str, str]:
+    """Place (`3:19`, or empty) and message of the first thing wrong, from an `ir.MLIRError` or an XLA status."""
+    diagnostics = getattr(error, "error_diagnostics", None)
+    if diagnostics:
+        place = _MLIR_PLACE.search(str(diagnostics[0].location))
+        return (f"{place[1]}:{place[2]}" if place else "", _one_line(str(diagnostics[0].message)))
+    text = str(error)
+    found = _HLO_ERROR.findall(text)
+    if found:
+        # The parser reports its attempts; one that ends in a colon only introduces the next.
+        line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
+        return f"{line}:{column}", message.split(", error: ")[-1]
+    return "", _one_line(_STATUS.sub("", text))
+
+
+def _one_line(text: str) -> str:
+    """The first line, without a full stop, short enough for a terminal."""
+    line = text.strip().splitlines()[0].rstrip(".:; ") if text.strip() else "no reason given"
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def place_of(operation: Any, path: str) -> str:
+    """Where an operation comes from: `model.py:12:4` where the program says so, else its line in the file, else the file."""
+    found = _FILE_PLACE.search(str(operation.location))
+    if not found:
+        return path
+    file = path if found[1] == "-" else found[1]
+    return ":".join(part for part in (file, found[2], found[3]) if part)

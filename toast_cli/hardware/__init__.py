@@ -1,0 +1,16 @@
+"""Hardware: a specification's name or file in; chips, physical dimensions and logical meshes (`model.Mesh`) out.
+
+`load_spec` reads a `Spec`; `Spec.mesh` lays logical axes on its physical links. Figures come from the presets in `chips`.
+"""
+
+from toast_cli.hardware.catalogue import available_specs, load_spec
+from toast_cli.hardware.chips import chip_names, find_preset, matrix_rate
+from toast_cli.hardware.model import Axis, Chip, Link, Mesh
+from toast_cli.hardware.schema import parse_spec
+from toast_cli.hardware.spec import AxisRequest, Spec, parse_shape
+from toast_cli.hardware.units import parse_bytes
+
+__all__ = [
+    "Axis", "AxisRequest", "Chip", "Link", "Mesh", "Spec", "available_specs", "chip_names", "find_preset", "load_spec",
+    "matrix_rate", "parse_bytes", "parse_shape", "parse_spec",
+]  # fmt: skip

@@ -1,0 +1,165 @@
+"""Physical dimensions: the `topology` section of a specification in, the dimensions devices lie along out.
+
+Dimensions come innermost (fastest) first: `core` inside a chip, `x` `y` `z` of a torus or the `switch` of a host, then
+the `network` between slices or hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.hardware.chips import Preset, Wire
+from toast_cli.hardware.model import LinkKind
+from toast_cli.hardware.units import parse_bandwidth, parse_seconds
+from toast_cli.hardware.yamltree import Entry
+
+_TORUS_NAMES = ("x", "y", "z", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One physical dimension; `bytes_per_second` and `latency_seconds` as in `model.Link`."""
+
+    name: str
+    kind: LinkKind
+    size: int
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def read_topology(entry: Entry | None, preset: Preset | None) -> tuple[Dimension, ...]:
+    """The physical dimensions of a slice or cluster, innermost first; dimensions of one device are left out.
+
+    Figures the section does not give come from the chip preset; without a preset they are required. No section at all
+    means one chip. Raises SpecError at the line.
+    """
+    if entry is None:
+        return tuple(_core(None, preset))
+    keys = entry.section("torus", "wraparound", "link", "switch", "core", "network")
+    if ("torus" in keys) == ("switch" in keys) and "torus" in keys:
+        raise keys["switch"].error("topology has both torus and switch", "keep the one the machine has")
+    dimensions = _core(keys.get("core"), preset)
+    if "torus" in keys:
+        dimensions += _torus(keys, preset)
+    else:
+        for key in ("wraparound", "link"):
+            if key in keys:
+                raise keys[key].error(f"topology.{key} belongs to a torus", "add topology.torus, e.g. [4, 4]")
+    if "switch" in keys:
+        dimensions += _switch(keys["switch"], preset)
+    if "network" in keys:
+        inside = prod(dimension.size for dimension in dimensions)
+        dimensions += _network(keys["network"], preset, inside)
+    return tuple(dimension for dimension in dimensions if dimension.size > 1)
+
+
+def wraparound(shape: tuple[int, ...], wrap_edge: int) -> tuple[bool, ...]:
+    """Which dimensions of a TPU slice of that shape are rings (see `Preset.wrap_edge` for the rule)."""
+    if wrap_edge:
+        return tuple(size == wrap_edge for size in shape)
+    return (len(shape) == 3 and all(size % 4 == 0 for size in shape),) * len(shape)
+
+
+def _core(entry: Entry | None, preset: Preset | None) -> list[Dimension]:
+    """The devices of one chip, when it has several."""
+    if preset is None or preset.core is None:
+        if entry is not None:
+            raise entry.error("topology.core joins the devices of one chip, and this chip is one device")
+        return []
+    keys = entry.section("bandwidth", "latency") if entry is not None else {}
+    wire = _wire(entry, keys, preset.core)
+    return [Dimension("core", "switch", preset.devices_per_chip, wire.bytes_per_second, wire.latency_seconds)]
+
+
+def _torus(keys: dict[str, Entry], preset: Preset | None) -> list[Dimension]:
+    """Torus dimensions; `torus` counts chips, whose links all devices of a chip share."""
+    sharing = preset.devices_per_chip if preset else 1
+    entry = keys["torus"]
+    shape = tuple(item.integer() for item in entry.items())
+    _check_torus(entry, shape, preset)
+    rings = _rings(keys.get("wraparound"), shape, preset)
+    link = keys.get("link")
+    figures = link.section("bandwidth", "latency") if link is not None else {}
+    per_chip = Wire(preset.link.bytes_per_second * sharing, preset.link.latency_seconds) if preset else None
+    wire = _wire(link or entry, figures, per_chip)
+    return [
+        Dimension(name, "ring" if ring else "line", size, wire.bytes_per_second / sharing, wire.latency_seconds)
+        for name, size, ring in zip(_TORUS_NAMES, shape, rings, strict=False)
+    ]
+
+
+def _check_torus(entry: Entry, shape: tuple[int, ...], preset: Preset | None) -> None:
+    limit = preset.torus_rank if preset else len(_TORUS_NAMES)
+    if preset and not limit:
+        raise entry.error(f"{preset.chip.name} has no torus", "use topology.switch, e.g. switch: 8")
+    if len(shape) > limit:
+        name = preset.chip.name if preset else "a torus here"
+        raise entry.error(f"topology.torus has {len(shape)} dimensions; {name} has at most {limit}")
+    if preset and prod(shape) > preset.pod_chips:
+        raise entry.error(
+            f"topology.torus has {prod(shape)} chips; one {preset.chip.name} slice has at most {preset.pod_chips}",
+            "use topology.network for several slices",
+        )
+
+
+def _rings(entry: Entry | None, shape: tuple[int, ...], preset: Preset | None) -> tuple[bool, ...]:
+    """Which torus dimensions wrap around: as written, else by the chip's rule, else none."""
+    if entry is None:
+        return wraparound(shape, preset.wrap_edge) if preset else (False,) * len(shape)
+    flags = tuple(item.boolean() for item in entry.items())
+    if not entry.is_sequence:
+        return flags * len(shape)
+    if len(flags) != len(shape):
+        raise entry.error(f"topology.wraparound has {len(flags)} entries for {len(shape)} torus dimensions")
+    return flags
+
+
+def _switch(entry: Entry, preset: Preset | None) -> list[Dimension]:
+    """Devices that meet at one switch: `switch: 8` or `switch: {size: 8, bandwidth: 450GB/s}`."""
+    if preset and preset.torus_rank:
+        raise entry.error(f"{preset.chip.name} devices are joined by a torus", "use topology.torus, e.g. [4, 4]")
+    keys = entry.section("size", "bandwidth", "latency") if entry.is_mapping else {"size": entry}
+    if "size" not in keys:
+        raise entry.error("topology.switch has no size", "add size: the number of devices at one switch")
+    wire = _wire(entry, keys, preset.link if preset else None)
+    return [Dimension("switch", "switch", keys["size"].integer(), wire.bytes_per_second, wire.latency_seconds)]
+
+
+def _network(entry: Entry, preset: Preset | None, inside: int) -> list[Dimension]:
+    """Hosts or slices joined by a network: `network: 2` or `network: {hosts: 2, bandwidth: 400Gb/s, per: host}`.
+
+    `inside` is the number of devices of one slice or host.
+    """
+    counts = ("hosts", "slices")
+    keys = entry.section(*counts, "bandwidth", "per", "latency") if entry.is_mapping else {"hosts": entry}
+    given = [key for key in counts if key in keys]
+    if len(given) != 1:
+        raise entry.error("topology.network needs one of hosts and slices", "e.g. hosts: 2")
+    wire = _wire(entry, keys, preset.network if preset else None)
+    sharing = 1
+    if "bandwidth" in keys:
+        per = keys["per"].choice(("device", "chip", "host")) if "per" in keys else "device"
+        on_host = preset.devices_per_host if preset and preset.torus_rank else inside
+        on_chip = preset.devices_per_chip if preset else 1
+        sharing = {"device": 1, "chip": on_chip, "host": min(on_host, inside)}[per]
+    elif "per" in keys:
+        raise keys["per"].error("topology.network.per says whose the bandwidth is", "add bandwidth, e.g. 400Gb/s")
+    size = keys[given[0]].integer()
+    return [Dimension("network", "network", size, wire.bytes_per_second / sharing, wire.latency_seconds)]
+
+
+def _wire(entry: Entry | None, keys: dict[str, Entry], default: Wire | None) -> Wire:
+    """Bandwidth and latency as written in `keys`, else the preset's."""
+    bandwidth = keys["bandwidth"].quantity(parse_bandwidth) if "bandwidth" in keys else None
+    latency = keys["latency"].quantity(parse_seconds) if "latency" in keys else None
+    if bandwidth is None and default is None and entry is not None:
+        name = entry.name if entry.name != "topology.torus" else "topology.link"
+        raise entry.error(
+            f"{name} needs a bandwidth", "a chip preset would bring one; else write e.g. bandwidth: 45GB/s"
+        )
+    known = default or Wire(bandwidth or 0.0, 1e-6)
+    return Wire(
+        known.bytes_per_second if bandwidth is None else bandwidth,
+        known.latency_seconds if latency is None else latency,
+    )

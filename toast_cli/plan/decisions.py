@@ -1,0 +1,47 @@
+"""Decisions and plans. Order is priority: earlier decisions win an axis where several want it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict."""
+
+    group: int
+    axis: int
+    sides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Do not keep the arguments of group `role` split over `axis` at rest (what separates ZeRO-1/2 from ZeRO-3)."""
+
+    role: int
+    axis: int
+
+
+Decision = Shard | Replicate
+Plan = tuple[Decision, ...]
+
+
+def canonical(plan: Plan) -> Plan:
+    """The one order that stands for all equivalent ones: decisions that commute are sorted.
+
+    Two decisions commute when neither the axis nor the group is the same: no op can then tell which came first. `Replicate`
+    commutes with everything and stands last. Lexicographic normal form of the trace.
+    """
+    rest = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
+    shards = [d for d in plan if isinstance(d, Shard)]
+    ordered: list[Decision] = []
+    while shards:
+        free = [d for k, d in enumerate(shards) if all(commute(d, e) for e in shards[:k])]
+        first = min(free, key=lambda d: (d.axis, d.group, d.sides))
+        shards.remove(first)
+        ordered.append(first)
+    return (*ordered, *rest)
+
+
+def commute(a: Shard, b: Shard) -> bool:
+    return a.axis != b.axis and a.group != b.group

@@ -1,0 +1,193 @@
+"""What one op computes on under a plan: the heart of the plan semantics.
+
+For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there. Eligible:
+the shards divide every extent, the op does not need the slot whole, it lies on the chosen side of its conflict, and every
+slot that is major to it in some dimension is already fully split. Results of an op that spent an axis on a reduction are
+partial; they are reduce-scattered where a decision wants that axis on one of their own dimensions, all-reduced otherwise.
+
+Enters: an `OpPattern` and a plan. Leaves: an `Iteration`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toast_cli.dimensions.model import Form, SlotKind, Strand
+from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.layout import Layout
+
+NO_ROLE = -1
+PinnedLayout = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpPattern:
+    """All that decides an op's layouts; ops with equal patterns are split alike under every plan.
+
+    groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
+    role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its buffer.
+    result_pins, operand_pins: layouts insisted on, per array, or None.
+    """
+
+    form: Form
+    groups: tuple[int, ...]
+    strands: tuple[Strand | None, ...]
+    role: int = NO_ROLE
+    operand_pins: tuple[PinnedLayout | None, ...] = ()
+    result_pins: tuple[PinnedLayout | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One op under one plan.
+
+    Attributes:
+        slot_axes: [slots] mesh axes that split each.
+        operands: [operands] layout each must have.
+        computed: [results] layout the op computes each in. layouts: [results] layout once reductions are resolved.
+        reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
+    """
+
+    slot_axes: tuple[tuple[int, ...], ...]
+    operands: tuple[Layout, ...]
+    computed: tuple[Layout, ...]
+    layouts: tuple[Layout, ...]
+    reduced: tuple[int, ...]
+    scattered: tuple[tuple[int, ...], ...]
+
+
+def iterate(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Iteration:
+    """Lowers one op.
+
+    Args:
+        plan: decisions in order of priority. resolutions: resolution group -> its place in its group's `Shard.sides`.
+        sizes: [axes] of the mesh.
+    """
+    form = pattern.form
+    slot_axes = _spend_axes(pattern, plan, resolutions, sizes)
+
+    def layout(dims: tuple[tuple[int, ...], ...]) -> Layout:
+        return tuple(tuple(axis for slot in slots for axis in slot_axes[slot]) for slots in dims)
+
+    operands = tuple(map(layout, form.operands))
+    if pattern.operand_pins:
+        operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
+    partial = [a for slot, axes in enumerate(slot_axes) for a in axes if form.kinds[slot] is SlotKind.REDUCTION]
+    computed: list[Layout] = []
+    layouts: list[Layout] = []
+    scattered: list[tuple[int, ...]] = []
+    reduced: list[int] = []
+    for dims in form.results:
+        own = {slot: slot_axes[slot] for slots in dims for slot in slots}
+        over: list[int] = []
+        computed.append(layout(dims))
+        for axis in partial:
+            slot = _wants(pattern, plan, resolutions, sizes, axis, own, dims)
+            if slot is None:
+                reduced.append(axis)
+            else:
+                own[slot] = (*own[slot], axis)
+                over.append(axis)
+        scattered.append(tuple(over))
+        layouts.append(tuple(tuple(axis for slot in slots for axis in own[slot]) for slots in dims))
+    if pattern.result_pins:
+        layouts = [_pin(at, pin) for at, pin in zip(layouts, pattern.result_pins, strict=True)]
+        if not operands and not partial:  # an argument: it simply rests as pinned
+            computed = list(layouts)
+    return Iteration(
+        tuple(slot_axes), operands, tuple(computed), tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered)
+    )
+
+
+def _spend_axes(
+    pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    form, groups = pattern.form, pattern.groups
+    slot_axes: list[tuple[int, ...]] = [()] * len(groups)
+    used = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}
+    shards = [1] * len(groups)
+    for decision in plan:
+        if isinstance(decision, Replicate) or decision.axis in used or decision.group not in groups:
+            continue
+        size = sizes[decision.axis]
+        for slot in _candidates(pattern, decision, resolutions):
+            if form.kinds[slot] is SlotKind.BLOCKED:
+                continue
+            if any(extent % (shards[slot] * size) for extent in form.extents[slot]):
+                continue
+            if any(shards[major] != form.sizes[major] for major in form.majors[slot]):
+                continue
+            slot_axes[slot] = (*slot_axes[slot], decision.axis)
+            shards[slot] *= size
+            used.add(decision.axis)
+            break
+    return slot_axes
+
+
+def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> list[int]:
+    """Slots of the decision's group, the chosen side of a conflict first."""
+    slots = [slot for slot, group in enumerate(pattern.groups) if group == decision.group]
+    if pattern.strands and len(slots) > 1:
+
+        def distance(slot: int) -> int:
+            strand = pattern.strands[slot]
+            if strand is None:
+                return 0
+            place = resolutions.get(strand.resolution, -1)
+            chosen = decision.sides[place] if 0 <= place < len(decision.sides) else 0
+            return (strand.side - chosen) % 64
+
+        slots.sort(key=distance)
+    return slots
+
+
+def _wants(
+    pattern: OpPattern,
+    plan: Plan,
+    resolutions: dict[int, int],
+    sizes: tuple[int, ...],
+    axis: int,
+    own: dict[int, tuple[int, ...]],
+    dims: tuple[tuple[int, ...], ...],
+) -> int | None:
+    """The slot of a result on which the first interested decision wants `axis`, which the result is partial over."""
+    form = pattern.form
+    for decision in plan:
+        if isinstance(decision, Replicate) or decision.axis != axis:
+            continue
+        for slot in _candidates(pattern, decision, resolutions):
+            if slot in own and _room(form, slot, own, dims, sizes, sizes[axis]):
+                return slot
+    return None
+
+
+def _room(
+    form: Form,
+    slot: int,
+    own: dict[int, tuple[int, ...]],
+    dims: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+    more: int,
+) -> bool:
+    """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are used up."""
+
+    def count(s: int) -> int:
+        total = 1
+        for a in own[s]:
+            total *= sizes[a]
+        return total
+
+    if any(extent % (count(slot) * more) for extent in form.extents[slot]):
+        return False
+    slots = next(slots for slots in dims if slot in slots)
+    return all(count(major) == form.sizes[major] for major in slots[: slots.index(slot)])
+
+
+def _pin(layout: Layout, pin: PinnedLayout | None) -> Layout:
+    """`layout` with the pinned dimensions as pinned; axes a pin takes leave the open dimensions."""
+    if pin is None:
+        return layout
+    taken = {axis for axes in pin if axes is not None for axis in axes}
+    return tuple(
+        tuple(a for a in axes if a not in taken) if want is None else want for axes, want in zip(layout, pin, strict=True)
+    )

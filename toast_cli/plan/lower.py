@@ -1,0 +1,30 @@
+"""Lowers a plan over the whole program: the layout of every value and of every use. See `iteration` for the semantics."""
+
+from __future__ import annotations
+
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.layout import Layout, replicated
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.problem import Problem
+
+
+def lower(problem: Problem, plan: Plan) -> LoweredPlan:
+    """Layouts of all values and uses under `plan`."""
+    program = problem.program
+    iterations: list[Iteration] = [problem.iterate(p, plan) for p in range(len(problem.patterns))]
+    layouts: list[Layout] = [replicated(len(v.shape)) for v in program.values]
+    computed: dict[int, Layout] = {}
+    for number, op in enumerate(program.ops):
+        iteration = iterations[problem.op_pattern[number]]
+        for k, value in enumerate(op.results):
+            layouts[value] = iteration.layouts[k]
+            if iteration.computed[k] != iteration.layouts[k]:
+                computed[value] = iteration.computed[k]
+    required: dict[tuple[int, int], Layout] = {}
+    for number, op in enumerate(program.ops):
+        iteration = iterations[problem.op_pattern[number]]
+        for k, value in enumerate(op.operands):
+            if iteration.operands[k] != layouts[value]:
+                required[number, k] = iteration.operands[k]
+    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required)

@@ -1,0 +1,232 @@
+"""`Problem`: one program on one mesh, arranged so that a plan can be evaluated on patterns instead of on ops.
+
+Ops that are split alike under every plan share one `OpPattern`; a Gemma-2B training step of 11k ops has a few hundred.
+Enters: program, dimensions, mesh. Leaves: `Problem`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from toast_cli.dimensions.model import Dimensions, Strand
+from toast_cli.errors import UsageError
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
+from toast_cli.plan.roles import INPUTS, argument_roles, views
+from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Pin, Program
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A program on a mesh.
+
+    Attributes:
+        patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
+        roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in `roles`.
+        free: [values] derived from constants alone, so made in any layout without communication.
+        resolution_place: resolution group -> its place in `Shard.sides` of its class group.
+        fixed: decisions every plan starts with.
+    """
+
+    program: Program
+    dimensions: Dimensions
+    mesh: Mesh
+    patterns: tuple[OpPattern, ...]
+    op_pattern: tuple[int, ...]
+    roles: tuple[str, ...]
+    argument_role: tuple[int, ...]
+    free: tuple[bool, ...]
+    resolution_place: dict[int, int]
+
+    def iterate(self, pattern: int, plan: Plan) -> Iteration:
+        """What ops of one pattern compute on under `plan`."""
+        return iterate(self.patterns[pattern], plan, self.resolution_place, self.mesh.sizes)
+
+    @cached_property
+    def pattern_groups(self) -> tuple[frozenset[int], ...]:
+        """[patterns] class groups that matter to each."""
+        return tuple(frozenset(p.groups) for p in self.patterns)
+
+    def relevant(self, plan: Plan, groups: frozenset[int], roles: frozenset[int]) -> Plan:
+        """The decisions of `plan` that can matter to something with these groups and argument roles."""
+        return tuple(d for d in plan if (d.group in groups if isinstance(d, Shard) else d.role in roles))
+
+    def edge_trips(self, op: int, position: int) -> float:
+        """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""
+        it = self.program.ops[op]
+        return it.trips / max(1, self.program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
+
+    @cached_property
+    def choices(self) -> tuple[Decision, ...]:
+        """Every decision that could do something on this mesh, in canonical order."""
+        found: list[Decision] = []
+        useful = self._useful_groups()
+        for axis, size in enumerate(self.mesh.sizes):
+            if size == 1:
+                continue
+            for number, group in enumerate(self.dimensions.groups):
+                if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):
+                    found.extend(Shard(number, axis, sides) for sides in self._sides(number))
+            for role, name in enumerate(self.roles):
+                if name != INPUTS and role in self.argument_role:
+                    found.append(Replicate(role, axis))
+        return tuple(found)
+
+    def _useful_groups(self) -> set[int]:
+        """Groups that some op which does real work can be split along."""
+        found: set[int] = set()
+        for op, pattern in zip(self.program.ops, self.op_pattern, strict=True):
+            if op.flops or op.name == ARGUMENT:
+                form = self.patterns[pattern].form
+                found.update(g for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True) if kind != 3)
+        return found
+
+    def _sides(self, group: int) -> list[tuple[int, ...]]:
+        """Choices of sides for a group: all its resolution groups on side k, then each of the first few alone elsewhere."""
+        owned = self.dimensions.groups[group].resolutions
+        counts = [self.dimensions.resolutions[r].sides for r in owned]
+        if not counts:
+            return [()]
+        found = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
+        if len(counts) > 1:
+            for k in range(min(len(counts), 3)):
+                for side in range(1, counts[k]):
+                    found.append(tuple(side if k == j else 0 for j in range(len(counts))))
+        return list(dict.fromkeys(found))
+
+
+def make_problem(program: Program, dimensions: Dimensions, mesh: Mesh, pins: tuple[str, ...] = ()) -> Problem:
+    """Gathers ops into patterns. `pins` are the user's `PATTERN=axes,None` wishes for arguments (and their aliased results)."""
+    roles, argument_role = argument_roles(program)
+    value_pins, use_pins = _pins(program, mesh, pins)
+    role_of_value = {value: argument_role[k] for value, k in views(program).items()}
+    result_role = {a.aliased_result: argument_role[k] for k, a in enumerate(program.arguments) if a.aliased_result >= 0}
+    patterns: list[OpPattern] = []
+    numbers: dict[tuple[object, ...], int] = {}
+    op_pattern: list[int] = []
+    class_group = dimensions.class_group
+    groups_of: dict[tuple[int, ...], tuple[int, ...]] = {}
+    results_seen = 0
+    for number, op in enumerate(program.ops):
+        classes = dimensions.slot_classes[number]
+        groups = groups_of.get(classes)
+        if groups is None:
+            groups = groups_of[classes] = tuple(class_group[c] for c in classes)
+        role = role_of_value.get(op.results[0], NO_ROLE) if op.results else NO_ROLE
+        if op.name == RESULT:
+            role = result_role.get(results_seen, NO_ROLE)
+            results_seen += 1
+        strands: tuple[Strand | None, ...] = dimensions.strands.get(number, ())
+        result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
+        operand_pins = _operand_pins(op, number, use_pins)
+        form = dimensions.forms[number]
+        key = (id(form), groups, strands, role, operand_pins, result_pins)
+        at = numbers.get(key)
+        if at is None:
+            at = numbers[key] = len(patterns)
+            patterns.append(OpPattern(form, groups, strands, role, operand_pins, result_pins))
+        op_pattern.append(at)
+    places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
+    return Problem(
+        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, _free_values(program), places
+    )  # fmt: skip
+
+
+def _operand_pins(op: Op, number: int, use_pins: dict[tuple[int, int], PinnedLayout]) -> tuple[PinnedLayout | None, ...]:
+    if not use_pins:
+        return ()
+    pins = tuple(use_pins.get((number, k)) for k in range(len(op.operands)))
+    return pins if any(p is not None for p in pins) else ()
+
+
+# Ops cheap enough that XLA (and Shardy's constant splitter) makes them again wherever a constant is needed.
+_CHEAP_FREE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "constant iota broadcast_in_dim broadcast reshape transpose convert compare select add subtract multiply and or not "
+        "xor shift_left shift_right_logical shift_right_arithmetic negate abs minimum maximum slice concatenate pad "
+        "bitcast_convert divide remainder sign clamp reverse"
+    ).split()
+)
+
+
+def _free_values(program: Program) -> tuple[bool, ...]:
+    free = [False] * len(program.values)
+    for op in program.ops:
+        if op.name in _CHEAP_FREE and op.results:
+            free[op.results[0]] = all(free[v] for v in op.operands) or (
+                op.name == "stablehlo.broadcast_in_dim" and not program.values[op.operands[0]].shape
+            )
+    return tuple(free)
+
+
+def _pins(
+    program: Program, mesh: Mesh, wishes: tuple[str, ...]
+) -> tuple[dict[int, PinnedLayout], dict[tuple[int, int], PinnedLayout]]:
+    value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in program.pins.items()}
+    use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in program.use_pins.items()}
+    result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
+    for wish in wishes:
+        pattern, pin = parse_pin(wish)
+        matched = False
+        for k, argument in enumerate(program.arguments):
+            if _matches(pattern, argument.path, k):
+                matched = True
+                value_pins[argument.value] = _fit(pin, len(program.values[argument.value].shape), mesh, wish)
+                if argument.aliased_result >= 0:
+                    use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
+        for k, result in enumerate(program.results):
+            if _matches(pattern, result.path, k, "result"):
+                matched = True
+                use_pins[result_ops[k], 0] = _fit(pin, len(program.values[result.value].shape), mesh, wish)
+        if not matched:
+            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
+            raise UsageError(f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …")
+    return value_pins, use_pins
+
+
+def parse_pin(wish: str) -> tuple[str, Pin]:
+    """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; '' or -: whole)."""
+    pattern, sign, spec = wish.rpartition("=")
+    if not sign or not pattern:
+        raise UsageError(f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension")
+    dims: list[tuple[str, ...] | None] = []
+    for entry in spec.split(","):
+        text = entry.strip()
+        dims.append(None if text == "?" else () if text in ("None", "-", "") else tuple(text.split("+")))
+    return pattern, tuple(dims)
+
+
+def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
+    if pattern in (path, f"{kind}{index}") or fnmatch.fnmatchcase(path, pattern):
+        return True
+    try:
+        return bool(path) and re.fullmatch(pattern, path) is not None
+    except re.error:
+        return False
+
+
+def _fit(pin: Pin, rank: int, mesh: Mesh, wish: str) -> PinnedLayout:
+    if len(pin) > rank:
+        raise UsageError(
+            f"{wish!r} has {len(pin)} entries but matches an array with {rank} dimensions", where="--pin",
+            hint="give one entry per dimension; fewer leave the rest whole",
+        )  # fmt: skip
+    return _numbered((*pin, *((),) * (rank - len(pin))), mesh, "--pin")
+
+
+def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:
+    """Axis names to axis numbers of this mesh."""
+    names = mesh.names
+    for axes in pin:
+        for axis in axes or ():
+            if axis not in names:
+                raise UsageError(f"unknown mesh axis {axis!r}", where=where, hint=f"this mesh has {', '.join(names)}")
+    taken = [axis for axes in pin for axis in axes or ()]
+    if len(set(taken)) < len(taken):
+        raise UsageError(f"an axis splits two dimensions in {pin}", where=where, hint="use each axis once per array")
+    return tuple(None if axes is None else tuple(names.index(a) for a in axes) for axes in pin)

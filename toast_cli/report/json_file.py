@@ -1,0 +1,83 @@
+"""A report as JSON: a `Report` goes in and bytes come out; a stored file goes in and what checks compare comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.report.model import SCHEMA, Report
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """What a stored report says that a later run is compared with; the fields are those of `Report`."""
+
+    path: str
+    program_name: str
+    mesh_name: str
+    chip: str
+    devices: int
+    summary: str
+    step_seconds: float
+    peak_bytes: int
+
+
+def to_bytes(report: Report) -> bytes:
+    """UTF-8 JSON, indented, with a final newline. A figure that is no finite number is null, as JSON has no other way."""
+    return write_json(report.to_json())
+
+
+def write_json(facts: Any) -> bytes:
+    return (json.dumps(_finite(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_report(path: str) -> StoredReport:
+    """The stored report at `path`. Raises InputError for a file that is none, with the field that is missing or wrong."""
+    try:
+        facts = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not JSON: not UTF-8 text", where=path, hint=_REMAKE) from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        line = f":{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InputError("is not JSON", where=f"{path}{line}", hint=_REMAKE) from None
+    schema = facts.get("schema") if isinstance(facts, dict) else None
+    if schema != SCHEMA:
+        said = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
+        raise InputError(f'is no report of schema "{SCHEMA}": it has {said}', where=path, hint=_REMAKE)
+    return StoredReport(
+        path=path,
+        program_name=_field(facts, path, str, "program", "name"),
+        mesh_name=_field(facts, path, str, "mesh", "name"),
+        chip=_field(facts, path, str, "mesh", "chip"),
+        devices=_field(facts, path, int, "mesh", "devices"),
+        summary=_field(facts, path, str, "plan", "summary"),
+        step_seconds=float(_field(facts, path, (int, float), "predicted", "step_seconds")),
+        peak_bytes=_field(facts, path, int, "predicted", "peak_bytes"),
+    )
+
+
+_REMAKE = "make one with `toast partition --json FILE`"
+
+
+def _field(facts: Any, path: str, kind: Any, *names: str) -> Any:
+    for name in names:
+        if not isinstance(facts, dict) or name not in facts:
+            raise InputError(f"the report has no {'.'.join(names)}", where=path, hint=_REMAKE)
+        facts = facts[name]
+    if not isinstance(facts, kind) or isinstance(facts, bool):
+        raise InputError(f"{'.'.join(names)} is {json.dumps(facts)[:40]}", where=path, hint=_REMAKE)
+    return facts
+
+
+def _finite(facts: Any) -> Any:
+    if isinstance(facts, dict):
+        return {key: _finite(value) for key, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_finite(value) for value in facts]
+    return None if isinstance(facts, float) and not math.isfinite(facts) else facts
