@@ -89,11 +89,11 @@ def training(name: str, about: str, config: Config) -> Sample:
 GNS = Config(
     nodes=16384, edges=163840, node_features=30, edge_features=4, outputs=3, latent=512, hidden=640, steps=10
 )  # fmt: skip
-TINY = Config(nodes=96, edges=960, node_features=30, edge_features=4, outputs=3, latent=32, hidden=48, steps=2)
+TINY = Config(nodes=112, edges=1120, node_features=30, edge_features=4, outputs=3, latent=32, hidden=48, steps=2)
 
 SAMPLES = (
     training("gns_train", "graph network simulator, 10 message passing steps over 163,840 edges: training step", GNS),
-    training("gns_tiny", "its twin of 2 steps over 960 edges", TINY),
+    training("gns_tiny", "its twin of 2 steps over 1,120 edges", TINY),
 )
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ ITX = Config(
     new_tokens=256,
 )  # fmt: skip
 TINY = Config(
-    layers=2, model=64, heads=16, kv_heads=8, head=24, ff=192, vocab=256, batch=32, cache=48, prompt=40, new_tokens=4
+    layers=2, model=64, heads=16, kv_heads=8, head=24, ff=160, vocab=256, batch=32, cache=48, prompt=40, new_tokens=4
 )
 
 SAMPLES = (

@@ -130,7 +130,7 @@ MOE = Config(
     seq=2048,
 )  # fmt: skip
 TINY = Config(
-    layers=2, model=64, heads=8, head=24, ff=96, experts=16, groups=32, capacity=6, vocab=256, batch=16, seq=48
+    layers=2, model=80, heads=8, head=40, ff=96, experts=16, groups=64, capacity=6, vocab=256, batch=32, seq=48
 )  # fmt: skip
 
 SAMPLES = (

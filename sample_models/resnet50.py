@@ -138,7 +138,7 @@ def training(name: str, about: str, config: Config) -> Sample:
 
 
 RESNET50 = Config(batch=1024, image=224, stem=64, stages=(3, 4, 6, 3), classes=1000)
-TINY = Config(batch=32, image=24, stem=16, stages=(1, 1), classes=80)
+TINY = Config(batch=48, image=24, stem=16, stages=(1, 1), classes=80)
 
 SAMPLES = (
     training(

@@ -206,8 +206,8 @@ UNET = Config(
     groups=32, time=768,
 )  # fmt: skip
 TINY = Config(
-    batch=16, image=8, colours=3, base=32, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=8,
-    time=48,
+    batch=32, image=8, colours=3, base=48, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=8,
+    time=80,
 )  # fmt: skip
 
 SAMPLES = (

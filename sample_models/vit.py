@@ -88,7 +88,7 @@ def training(name: str, about: str, config: Config, form: str = "bytecode") -> S
 
 
 VIT = Config(layers=24, model=1024, heads=16, head=64, ff=4096, classes=1000, batch=512, image=224, patch=16)
-TINY = Config(layers=2, model=64, heads=8, head=24, ff=128, classes=80, batch=32, image=16, patch=4)
+TINY = Config(layers=2, model=96, heads=16, head=24, ff=128, classes=80, batch=32, image=16, patch=2)
 
 SAMPLES = (
     training(

@@ -1,7 +1,7 @@
 """The one seam to jaxlib: contexts, parsing, passes and conversions. Every private jaxlib name the project uses lives here.
 
 Importing this module loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads
-at start. `ir` is re-exported so that no other module needs to import jaxlib.
+at start. `ir` and the dialects are re-exported so that no other module needs to import jaxlib.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy, stablehlo
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-__all__ = ["ir"]
+__all__ = ["func", "ir", "sdy", "stablehlo"]
 
 
 def make_context() -> Any:
@@ -71,7 +72,9 @@ def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
 
 def refine_shapes(bytecode: bytes) -> bytes:
     """Works out the dynamic shapes inside a program whose arguments are static. Raises RuntimeError or `ir.MLIRError`."""
-    return bytes(_jax.mlir.refine_polymorphic_shapes(bytecode, enable_shape_assertions=False, validate_static_shapes=True))
+    return bytes(
+        _jax.mlir.refine_polymorphic_shapes(bytecode, enable_shape_assertions=False, validate_static_shapes=True)
+    )
 
 
 def run_passes(module: Any, pipeline: str) -> None:
@@ -112,7 +115,8 @@ def sharding_rule(attribute: Any) -> tuple[Any, ...]:
 
     def mappings(tensors: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(
-            tuple(tuple(_sdy.DimMappingAttr(d).factor_indices) for d in _sdy.TensorMappingAttr(t).dim_mappings) for t in tensors
+            tuple(tuple(_sdy.DimMappingAttr(d).factor_indices) for d in _sdy.TensorMappingAttr(t).dim_mappings)
+            for t in tensors
         )
 
     return (
@@ -136,3 +140,21 @@ def location_name(location: Any) -> str:
     """The name in a `NameLoc` (`params['w']`), else an empty string."""
     text = str(location)
     return text[5:-2].replace('\\"', '"') if text.startswith('loc("') and text.endswith('")') else ""
+
+
+def module_name(module: Any) -> str:
+    """The module's symbol name without jit's prefix; "main" where it has none."""
+    attributes = module.operation.attributes
+    name = str(attributes["sym_name"].value) if "sym_name" in attributes else ""
+    return name.removeprefix("jit_").removeprefix("jit__") or "main"
+
+
+def remove_sharding_rules(module: Any) -> None:
+    """Takes every populated `sdy.sharding_rule` off again."""
+
+    def visit(operation: Any) -> Any:
+        if "sdy.sharding_rule" in operation.attributes:
+            del operation.attributes["sdy.sharding_rule"]
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from toast_cli.hardware.topology import Dimension
 
 mesh_app = typer.Typer(
-    name="mesh", help="Mesh specifications: list the ready ones, show one, check a file.", no_args_is_help=True
+    name="mesh",
+    help="Mesh specifications: list the ready ones, show one, check a file.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 
 # The array whose collectives `show` prices.
@@ -27,7 +30,7 @@ MOST_DRAWN = 16
 
 @mesh_app.command("list")
 def list_specs() -> None:
-    """List the ready specifications, which `--mesh NAME` finds by name."""
+    """List the ready specifications, usable by name."""
     from toast_cli.hardware import available_specs, load_spec
 
     _print(_spec_table([load_spec(name) for name in available_specs()]))
@@ -40,7 +43,10 @@ def show_spec(
         str | None, typer.Option(metavar="SHAPE", help="Axes to lay on it instead, e.g. data=4,model=4.")
     ] = None,
 ) -> None:
-    """Show a specification in full: chip figures with their sources, topology, axes and what collectives cost on them."""
+    """Show one in full.
+
+    Chip figures with their sources, topology, axes and what collectives cost on them.
+    """
     from toast_cli.hardware import load_spec, parse_shape
 
     spec = load_spec(name)
@@ -50,7 +56,10 @@ def show_spec(
 
 @mesh_app.command("validate")
 def validate_spec(file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.")]) -> None:
-    """Check a specification; errors name the line and what is allowed there (exit code 2)."""
+    """Check a file.
+
+    Errors name the line and what is allowed there; the exit code is then 2.
+    """
     from toast_cli.errors import SpecError
     from toast_cli.hardware import load_spec
     from toast_cli.report.format import format_plural
@@ -193,7 +202,7 @@ def _axis_table(mesh: Mesh) -> RenderableType:
     groups = [(number,) for number in range(len(mesh.axes))]
     for axes in [*groups, tuple(range(len(mesh.axes)))] if len(groups) > 1 else groups:
         links = [link for axis in axes for link in mesh.axes[axis].links]
-        over = "; ".join(_over(link) for link in links)
+        over = "\n".join(_over(link) for link in links)
         size = prod(mesh.axes[axis].size for axis in axes)
         prices = (format_seconds(collective_seconds(mesh, kind, SAMPLE_BYTES, axes)) for kind in SAMPLE_KINDS)
         names = " × ".join(mesh.axes[axis].name for axis in axes)

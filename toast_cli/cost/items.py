@@ -66,10 +66,10 @@ class Items:
 def make_items(problem: Problem) -> Items:
     program = problem.program
     stored = materialised(program, problem.free)
-    return Items(_work(problem, stored), _arrays(problem, stored), find_lives(program, stored), stored)
+    return Items(work_items(problem, stored), _arrays(problem, stored), find_lives(program, stored), stored)
 
 
-def _work(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
+def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
     program, values = problem.program, problem.program.values
     sizes = [value.bytes for value in values]
     runs: dict[tuple[object, ...], float] = defaultdict(float)

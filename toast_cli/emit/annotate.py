@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toast_cli.emit.marks import Constraint, Marks
+from toast_cli.emit.marks import Marks, Pin, Reshard
 from toast_cli.plan.layout import Layout
 from toast_cli.xla import ir
 
@@ -34,8 +34,8 @@ class Notation(Protocol):
     def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
         """The attribute of an operation with these results."""
 
-    def constraint(self, value: Any, layout: Layout, anchor: Any) -> Any:
-        """A new operation in front of `anchor` whose one operand is `value` and whose one result lies as `layout`."""
+    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> Any:
+        """A new operation at insertion point `where` whose one operand is `value` and whose one result lies as `layout`."""
 
 
 @contextmanager
@@ -54,8 +54,10 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
             for operation, layouts in marks.operations:
                 put(operation, notation.attribute, notation.of_operation(layouts), undo)
-            for constraint in marks.constraints:
-                insert(constraint, notation, undo)
+            for pin in marks.pins:
+                put_pin(pin, notation, undo)
+            for reshard in marks.reshards:
+                put_reshard(reshard, notation, undo)
         yield
     finally:
         for step in reversed(undo):
@@ -97,15 +99,34 @@ def mark_boundary(
     put(function, name, ir.ArrayAttr.get(marked), undo)
 
 
-def insert(constraint: Constraint, notation: Notation, undo: list[Callable[[], None]]) -> None:
-    """Puts a constraint before its anchor and lets its uses, and no others, read from it."""
-    operation = notation.constraint(constraint.value, constraint.layout, constraint.anchor)
-    result = operation.results[0]
-    for use in constraint.uses:
-        use.operation.operands[use.operand] = result
+def put_pin(pin: Pin, notation: Notation, undo: list[Callable[[], None]]) -> None:
+    """Puts constraints right after the definition and lets all uses read from the last of them."""
+    value = pin.handle
+    if isinstance(value, ir.BlockArgument):
+        where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
+    else:
+        where, location = ir.InsertionPoint.after(value.owner), value.owner.location
+    added = []
+    for layout in pin.layouts:
+        added.append(notation.constraint(value, layout, location, where))
+        value = added[-1].results[0]
+    pin.handle.replace_all_uses_except(value, added[0])
+    undo.append(lambda: remove(added, value, pin.handle))
 
-    def remove() -> None:
-        result.replace_all_uses_with(constraint.value)
+
+def put_reshard(reshard: Reshard, notation: Notation, undo: list[Callable[[], None]]) -> None:
+    """Puts a constraint before the anchor and lets the uses, and no others, read from it."""
+    first = reshard.uses[0]
+    value = first.operation.operands[first.operand]
+    anchor = reshard.anchor
+    added = notation.constraint(value, reshard.layout, anchor.location, ir.InsertionPoint(anchor))
+    for use in reshard.uses:
+        use.operation.operands[use.operand] = added.results[0]
+    undo.append(lambda: remove([added], added.results[0], value))
+
+
+def remove(added: list[Any], outcome: Any, value: Any) -> None:
+    """Takes constraints off again: who read their `outcome` reads `value`."""
+    outcome.replace_all_uses_with(value)
+    for operation in reversed(added):
         operation.erase()
-
-    undo.append(remove)

@@ -1,61 +1,87 @@
 """Where shardings have to stand for the compiler to partition as the plan says, as plain data.
 
 Enters: a `Source` and a `LoweredPlan`. Leaves: `Marks`, which `annotate` writes into the module in one dialect or another.
+What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in `docs/emitting.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
-from toast_cli.program.model import RESULT
+from toast_cli.program.model import CARRY, RESULT
 from toast_cli.xla import ir
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """One reshard: `value` is brought to `layout` in front of `anchor`, and `uses` see the outcome instead of the value."""
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A value lies, from where it is defined on, as `layouts` say one after the other: all its uses see the last.
 
-    value: Any  # ir.Value, the operand that the uses have now
+    Two layouts are a value that is computed in the first, partial, and reduce-scattered to the second.
+    """
+
+    handle: Any  # ir.Value: an op result or a block argument
+    layouts: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """A value is brought to `layout` in front of `anchor`; `uses` see the outcome instead of the value."""
+
     layout: Layout
     anchor: Any  # ir.Operation
     uses: tuple[Use, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Marks:
     """Everything that gets written into a module.
 
     Attributes:
         arguments, results: layouts of the entry function's arguments and results, in order.
-        operations: (operation, layout per result) for each operation whose results carry their layouts.
-        constraints: reshards at uses.
+        operations: (operation, layout of each result) where the sharding stands on the operation itself.
+        pins, reshards: where it stands on a constraint after a definition or before a use.
     """
 
     arguments: tuple[Layout, ...]
     results: tuple[Layout, ...]
-    operations: tuple[tuple[Any, tuple[Layout, ...]], ...]
-    constraints: tuple[Constraint, ...]
-
-
-def full_marks(source: Source, lowered: LoweredPlan) -> Marks:
-    """A sharding on every argument and result, on every op result, and a reshard wherever a use needs another layout."""
-    return Marks(
-        tuple(lowered.layouts[argument.value] for argument in source.program.arguments),
-        result_layouts(source, lowered),
-        tuple(operation_layouts(source, lowered)),
-        tuple(use_constraints(source, lowered)),
-    )
+    operations: tuple[tuple[Any, tuple[Layout, ...]], ...] = ()
+    pins: tuple[Pin, ...] = ()
+    reshards: tuple[Reshard, ...] = ()
 
 
 def argument_marks(source: Source, lowered: LoweredPlan) -> Marks:
     """Shardings on the entry function's arguments and results alone."""
-    everything = full_marks(source, lowered)
-    return Marks(everything.arguments, everything.results, (), ())
+    arguments = tuple(lowered.layouts[argument.value] for argument in source.program.arguments)
+    return Marks(arguments, result_layouts(source, lowered))
+
+
+def pinned_marks(source: Source, lowered: LoweredPlan) -> Marks:
+    """Arguments, results, a pin on every value of the program and a reshard wherever a use needs another layout."""
+    boundary = argument_marks(source, lowered)
+    return Marks(
+        boundary.arguments,
+        boundary.results,
+        pins=tuple(all_pins(source, lowered)),
+        reshards=tuple(all_reshards(source, lowered)),
+    )
+
+
+def operation_marks(source: Source, lowered: LoweredPlan) -> Marks:
+    """The same with the shardings on the operations; pins only where a value goes on in another layout than it is computed in."""
+    boundary = argument_marks(source, lowered)
+    computed = [Pin(source.definitions[value], (lowered.layouts[value],)) for value in sorted(lowered.computed)]
+    return Marks(
+        boundary.arguments,
+        boundary.results,
+        operations=tuple(operation_layouts(source, lowered)),
+        pins=tuple(computed),
+        reshards=tuple(all_reshards(source, lowered)),
+    )
 
 
 def result_layouts(source: Source, lowered: LoweredPlan) -> tuple[Layout, ...]:
@@ -67,40 +93,69 @@ def result_layouts(source: Source, lowered: LoweredPlan) -> tuple[Layout, ...]:
     return tuple(layouts)
 
 
-def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterable[tuple[Any, tuple[Layout, ...]]]:
-    """Each operation that defines arrays of the program, with the layout of every one of its results.
+def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
+    """A pin for every array that an operation with operands makes, and for every array a loop's body or condition is given.
 
-    A value that a loop only passes through has no definition at the `while`; its result there has the layout it has outside.
-    Shardy's own operations (manual regions, constraints that were kept) say themselves where their results lie.
+    Constants take the layout of their use; arguments of the entry function carry a sharding of their own.
+    """
+    for value, handle in enumerate(source.definitions):
+        layout = lowered.layouts[value]
+        if layout and not isinstance(handle, ir.BlockArgument) and can_pin(handle.owner.operation):
+            yield Pin(handle, (lowered.computed[value], layout) if value in lowered.computed else (layout,))
+    layout_of = layout_finder(source, lowered)
+    for loop in loops(source):
+        for k, result in enumerate(loop.results):
+            if layout_of(result):
+                for block in (region.blocks[0] for region in loop.regions):
+                    yield Pin(block.arguments[k], (layout_of(result),))
+
+
+def can_pin(operation: Any) -> bool:
+    """Whether the layout of this operation's results is ours to say; Shardy's own operations say it themselves."""
+    return len(operation.operands) > 0 and not operation.name.startswith("sdy.")
+
+
+def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Layout, ...]]]:
+    """Each operation that makes arrays of the program, with the layout in which it computes each of its results."""
+    layout_of = layout_finder(source, lowered, lowered.computed)
+    seen: set[Any] = set()
+    for value, handle in enumerate(source.definitions):
+        if isinstance(handle, ir.BlockArgument) or not lowered.layouts[value]:
+            continue
+        operation = handle.owner.operation
+        if operation.name.startswith("sdy.") or (len(operation.results) > 1 and operation in seen):
+            continue
+        if len(operation.results) > 1:
+            seen.add(operation)
+        yield operation, tuple(layout_of(result) for result in operation.results)
+
+
+def layout_finder(
+    source: Source, lowered: LoweredPlan, computed: dict[int, Layout] | None = None
+) -> Callable[[Any], Layout]:
+    """A function from an op result to its layout (the one it is computed in, given `computed`).
+
+    A value that a loop only passes through is no value of the program at the loop's result: there it lies as it does outside.
     """
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
 
-    def layout(handle: Any) -> Layout:
+    def layout_of(handle: Any) -> Layout:
         number = numbers.get(handle)
         while number is None:
             handle = handle.owner.operands[handle.result_number]
             number = numbers.get(handle)
-        return lowered.layouts[number]
+        return (computed or {}).get(number, lowered.layouts[number])
 
-    for handle in source.definitions:
-        if isinstance(handle, ir.BlockArgument) or handle.result_number > first_defined(handle, numbers):
-            continue
-        operation = handle.owner.operation
-        if operation.name.startswith("sdy."):
-            continue
-        layouts = tuple(layout(result) for result in operation.results)
-        if any(layouts):
-            yield operation, layouts
+    return layout_of
 
 
-def first_defined(handle: Any, numbers: dict[Any, int]) -> int:
-    """The first result of `handle`'s operation that is a value of the program."""
-    if handle.result_number == 0:
-        return 0
-    return next(result.result_number for result in handle.owner.results if result in numbers)
+def loops(source: Source) -> list[Any]:
+    """The `while` operations of the program."""
+    found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
+    return list(dict.fromkeys(found))
 
 
-def use_constraints(source: Source, lowered: LoweredPlan) -> Iterable[Constraint]:
+def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
     """One reshard for all uses of one value that require the same layout and see one another's operations.
 
     A result of the entry function needs none: the sharding of the result says it.
@@ -111,9 +166,9 @@ def use_constraints(source: Source, lowered: LoweredPlan) -> Iterable[Constraint
             use = source.use(number, position)
             value = use.operation.operands[use.operand]
             groups.setdefault((value, lowered.required[number, position]), []).append(use)
-    for (value, layout), uses in groups.items():
+    for (_, layout), uses in groups.items():
         for anchor, shared in by_anchor(uses):
-            yield Constraint(value, layout, anchor, tuple(shared))
+            yield Reshard(layout, anchor, tuple(shared))
 
 
 def by_anchor(uses: list[Use]) -> list[tuple[Any, list[Use]]]:
@@ -127,13 +182,12 @@ def by_anchor(uses: list[Use]) -> list[tuple[Any, list[Use]]]:
             at = ancestor_in(use.operation, anchor.block)
             if at is None:
                 continue
-            if at == use.operation and at.is_before_in_block(anchor):
-                anchors[k] = (at, [*shared, use])
-            elif at == anchor or anchor.is_before_in_block(at):
+            if at == anchor or anchor.is_before_in_block(at):
                 shared.append(use)
-            else:
-                continue
-            break
+                break
+            if at == use.operation:
+                anchors[k] = (at, [*shared, use])
+                break
         else:
             anchors.append((use.operation, [use]))
     return anchors

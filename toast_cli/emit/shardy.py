@@ -48,14 +48,14 @@ class ShardyNotation:
             self._operations[layouts] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
         return self._operations[layouts]
 
-    def constraint(self, value: Any, layout: Layout, anchor: Any) -> Any:
+    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> Any:
         return ir.Operation.create(
             "sdy.sharding_constraint",
             results=[value.type],
             operands=[value],
             attributes={"sharding": self.of_value(layout)},
-            loc=anchor.location,
-            ip=ir.InsertionPoint(anchor),
+            loc=location,
+            ip=where,
         )
 
 

@@ -1,4 +1,6 @@
-"""From bytes to a `Source`: what enters is a path, what leaves is one normalised MLIR module and the `Program` read from it.
+"""From bytes to a program. Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it."""
 
-`formats` recognises and parses, `normalise` leaves one entry function without calls, `reader` flattens that into a `Program`.
-"""
+from toast_cli.frontend.loading import load
+from toast_cli.frontend.source import Source, Use
+
+__all__ = ["Source", "Use", "load"]

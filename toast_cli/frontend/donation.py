@@ -39,7 +39,8 @@ def mark_donations(module: Any, proto: bytes) -> None:
         count = len(main.arguments)
         present = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
         merged = [
-            ir.DictAttr.get({**{item.name: item.attr for item in old}, **marks.get(k, {})}) for k, old in enumerate(present)
+            ir.DictAttr.get({**{item.name: item.attr for item in old}, **marks.get(k, {})})
+            for k, old in enumerate(present)
         ]
         main.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(merged)
 

@@ -159,7 +159,9 @@ def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
 
 def _is_module(data: memoryview) -> bool:
     """Whether a message has computations: the mark of an HloModuleProto (in its place an HloModuleProto has its name)."""
-    return any(field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in message_fields(data) or [])
+    return any(
+        field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in message_fields(data) or []
+    )
 
 
 def parse(data: bytes, where: str) -> tuple[str, Any]:
@@ -186,7 +188,9 @@ def _converted(kind: str, data: bytes, where: str) -> bytes:
         return convert(kind, hlo_module_proto(data) or b"", where, "is it an HloModuleProto or HloProto, and complete?")
     if kind == "hlo-text":
         return convert(kind, data.removeprefix(b"\xef\xbb\xbf"), where, "is it HLO as this version of XLA prints it?")
-    return convert(kind, data, where, "is the file complete, and not written by a newer StableHLO than this jaxlib has?")
+    return convert(
+        kind, data, where, "is the file complete, and not written by a newer StableHLO than this jaxlib has?"
+    )
 
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
@@ -205,7 +209,9 @@ def _parse_text(data: bytes, where: str) -> Any:
     if not text.strip():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
     if _TEXT_PROTO_START.match(text):
-        raise InputError("this is an HLO proto in text form", where=where, hint="write it in binary form or as HLO text")
+        raise InputError(
+            "this is an HLO proto in text form", where=where, hint="write it in binary form or as HLO text"
+        )
     try:
         return xla.parse_module(xla.make_context(), text)
     except xla.ir.MLIRError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Source:
-    """A normalised module (one entry function `main`, calls and composites inlined) and the Program read from it.
+    """A normalised module (one entry function, calls and composites inlined) and the Program read from it.
 
     Attributes:
         path: as the user gave it. format: "stablehlo", "bytecode", "portable", "jax.export", "hlo-text", "hlo-proto".
@@ -26,6 +27,8 @@ class Source:
         program: its flat view.
         definitions: [values] ir.Value that stands for each value in the module: a block argument of `main`, an op result, or,
             for a carried value, the result of the `while`; for a join the result of the `case`/`if`.
+        operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
+        uses: (op, operand position) -> where in the module, for the ops of our own kinds.
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
     """
 
@@ -34,12 +37,28 @@ class Source:
     module: Any
     program: Program
     definitions: list[Any]
+    operations: list[Any]
+    uses: dict[tuple[int, int], tuple[Any, int]]
     notices: tuple[str, ...] = ()
 
     def use(self, op: int, position: int) -> Use:
         """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand, …)."""
-        raise NotImplementedError
+        operation, operand = self.uses.get((op, position), (self.operations[op], position))
+        return Use(operation, operand)
 
     def location(self, op: int) -> str:
         """Source location of a program op, `model.py:123 (name stack)`; empty where the program holds none."""
-        raise NotImplementedError
+        return describe_location(str(self.operations[op].location))
+
+
+_FRAME = re.compile(r'"([^"]*?)":(\d+):\d+')
+_NAME = re.compile(r'^loc\("([^"]+)"')
+
+
+def describe_location(text: str) -> str:
+    """`loc("jit(f)/mul"(callsite("g"("/a/model.py":12:4) …)))` -> `model.py:12 (jit(f)/mul)`."""
+    frame = _FRAME.search(text)
+    name = _NAME.match(text)
+    where = f"{frame[1].rsplit('/', 1)[-1]}:{frame[2]}" if frame else ""
+    label = name[1] if name and (frame is None or name[1] != frame[1]) else ""
+    return f"{where} ({label})" if where and label else where or label

@@ -7,7 +7,7 @@ line; the outer piece is strided, so its hops cross as many links as the stride 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import gcd, isqrt, prod
 
 from toast_cli.hardware.model import Link
 from toast_cli.hardware.topology import Dimension
@@ -35,6 +35,12 @@ def lay_out(
     return best
 
 
+def divisors(count: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    small = [factor for factor in range(1, isqrt(count) + 1) if count % factor == 0]
+    return sorted({*small, *(count // factor for factor in small)})
+
+
 def _assignments(
     sizes: tuple[int, ...], dimensions: Sequence[Dimension], allowed: Sequence[frozenset[str] | None]
 ) -> Iterator[list[Cut]]:
@@ -56,10 +62,9 @@ def _cuts(size: int, wanted: tuple[int, ...], usable: list[bool]) -> Iterator[Cu
         if size == 1:
             yield ()
         return
-    for factor in range(1, size + 1):
-        if size % factor == 0 and wanted[0] % factor == 0 and (factor == 1 or usable[0]):
-            for rest in _cuts(size // factor, wanted[1:], usable[1:]):
-                yield (factor, *rest)
+    for factor in divisors(gcd(size, wanted[0])) if usable[0] else [1]:
+        for rest in _cuts(size // factor, wanted[1:], usable[1:]):
+            yield (factor, *rest)
 
 
 def _links(cuts: list[Cut], dimensions: Sequence[Dimension], axes: int) -> list[tuple[Link, ...]]:

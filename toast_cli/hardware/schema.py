@@ -21,6 +21,9 @@ DEFAULT_MEMORY_FRACTION = 0.95
 """Part of the usable memory a plan may fill when the specification does not say: leaves 5 % for what no plan sees, such as
 the program itself, collective scratch and fragmentation."""
 
+# Far above any machine there is: catches a slip of the pen before every factoring of it is tried.
+MOST_DEVICES = 2**20
+
 _MATRIX_TYPES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 
 
@@ -41,6 +44,8 @@ def parse_spec(text: str, source: str) -> Spec:
         requests=None,
         memory_fraction=_read_fraction(keys.get("memory_fraction")),
     )
+    if spec.devices > MOST_DEVICES:
+        raise keys["topology"].error(f"the topology has {spec.devices:,} devices; {MOST_DEVICES:,} are the most")
     if "axes" not in keys:
         return spec
     return replace(spec, requests=_read_axes(keys["axes"], spec))
@@ -150,6 +155,8 @@ def _read_axis(name: str, entry: Entry, spec: Spec) -> AxisRequest:
     over = None
     if "over" in keys:
         names = [dimension.name for dimension in spec.dimensions]
+        if not names:
+            raise keys["over"].error(f"{keys['over'].name} names a physical dimension, but the machine is one device")
         over = frozenset(item.choice(names) for item in keys["over"].items())
     if "size" in keys:
         return AxisRequest(name, keys["size"].integer(), over)

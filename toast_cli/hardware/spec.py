@@ -10,7 +10,7 @@ from math import prod
 
 from toast_cli.errors import SpecError, UsageError
 from toast_cli.hardware.chips import Preset
-from toast_cli.hardware.layout import lay_out
+from toast_cli.hardware.layout import divisors, lay_out
 from toast_cli.hardware.model import Axis, Chip, Mesh
 from toast_cli.hardware.topology import Dimension
 
@@ -150,7 +150,6 @@ def _factorings(count: int, parts: int) -> Iterator[tuple[int, ...]]:
         if count > 1:
             yield (count,)
         return
-    for factor in range(2, count // 2 + 1):
-        if count % factor == 0:
-            for rest in _factorings(count // factor, parts - 1):
-                yield (factor, *rest)
+    for factor in divisors(count)[1:]:
+        for rest in _factorings(count // factor, parts - 1):
+            yield (factor, *rest)

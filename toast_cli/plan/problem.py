@@ -41,6 +41,7 @@ class Problem:
     argument_role: tuple[int, ...]
     free: tuple[bool, ...]
     resolution_place: dict[int, int]
+    fixed: Plan = ()
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""

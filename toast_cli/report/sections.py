@@ -100,7 +100,12 @@ def prediction(report: Report, width: int) -> RenderableType:
     both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
     compute = Part(predicted.compute_seconds / both, "█", style.COMPUTE)
     communication = Part(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
-    add("step time", format_seconds(predicted.step_seconds), [compute, communication], _split(report, "  " if bar_width >= LEAST_BAR else "\n"))
+    add(
+        "step time",
+        format_seconds(predicted.step_seconds),
+        [compute, communication],
+        _split(report, "  " if bar_width >= LEAST_BAR else "\n"),
+    )
 
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
     held = Text(

@@ -66,9 +66,9 @@ def render(renderables: Iterable[RenderableType], console: Console) -> str:
     return plain_text(text, console.encoding)
 
 
-def plain_text(text: str, encoding: str) -> str:
+def plain_text(text: str, encoding: str | None) -> str:
     """`text` with what an encoding other than UTF cannot hold replaced, character for character."""
-    if encoding.lower().startswith("utf"):
+    if encoding is None or encoding.lower().startswith("utf"):
         return text
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
 

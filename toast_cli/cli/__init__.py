@@ -1,0 +1,17 @@
+"""The command line: arguments go in; files, a report and an exit code come out. One file per command, each thin.
+
+Nothing here is imported before it is needed: `toast --help` loads neither jax nor numpy nor rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `toast` with these arguments (the process's own when None). Returns the exit code; docs/exit-codes.md lists them."""
+    from toast_cli.cli.app import run
+
+    return run(arguments)

@@ -1,0 +1,67 @@
+"""The `toast` command: its subcommands put together, run, and their exceptions turned into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from toast_cli.cli.check import check
+from toast_cli.cli.exits import debug_wanted, guarded
+from toast_cli.cli.mesh import mesh_app
+from toast_cli.cli.partition import partition
+from toast_cli.cli.sweep import sweep
+
+# Plain help: it needs no rich, so it is there at once, and it reads the same in a pipe.
+app = typer.Typer(
+    name="toast",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command(short_help="Choose shardings for a program and write it back with them.")(partition)
+app.command(short_help="Check that the plan for a program stays within limits.")(check)
+app.command(short_help="Tabulate programs x meshes x shapes, worked on in parallel.")(sweep)
+app.add_typer(mesh_app, name="mesh", short_help="List, show or validate mesh specifications.")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Compiling for a mesh needs none of its devices, and a program must not claim the accelerators of this machine.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    for stream in (sys.stdout, sys.stderr):
+        # Names in a program may hold what a terminal's encoding cannot.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    return guarded(lambda: app(given, prog_name="toast", standalone_mode=False), debug=debug_wanted(given))
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    from toast_cli import __version__
+
+    try:
+        jaxlib = version("jaxlib")
+    except PackageNotFoundError:
+        jaxlib = "not installed"
+    typer.echo(f"toast {__version__}\njaxlib {jaxlib}")
+    raise typer.Exit
+
+
+@app.callback()
+def toast(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show toast's and jaxlib's versions."),
+    ] = False,
+) -> None:
+    """Decide how to split a large StableHLO or HLO program over a mesh of accelerators."""

@@ -1,0 +1,88 @@
+"""Options that several commands share, and what they make together: a `Request` to the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toast_cli.cli.values import Search, bytes_or_none, seconds_or_none
+from toast_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.pipeline import Request
+
+Program = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program, also .gz or .zst; - reads it from stdin.")
+]
+MeshSpec = Annotated[
+    str, typer.Option("--mesh", metavar="SPEC", help="Hardware: a name from `toast mesh list`, or a YAML file.")
+]
+MeshShape = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHAPE", help="Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's)."
+    ),
+]
+SearchName = Annotated[Search, typer.Option("--search", help="How to look for a plan.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="SECONDS", help="Longest search time, e.g. 10 or 500ms (default: by program size)."),
+]
+Iterations = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Most search iterations; the same plan on any machine.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the search.")]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Memory a plan may use per device, e.g. 28GiB (default: the SPEC's)."),
+]
+KeepShardings = Annotated[
+    bool, typer.Option("--keep-shardings", help="Keep the shardings already in the program as constraints.")
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin", metavar="PATTERN=AXES", help="Fix arguments' sharding, e.g. '.*/kernel=data,None'; repeatable."
+    ),
+]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Search processes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
+
+
+def make_request(
+    program: str,
+    mesh: str,
+    *,
+    mesh_shape: str | None,
+    search: Search,
+    budget: str | None,
+    iterations: int | None,
+    seed: int,
+    memory_limit: str | None,
+    keep_shardings: bool,
+    pins: list[str] | None,
+    jobs: int = 1,
+) -> Request:
+    """The request these options ask for. Raises UsageError for quantities that do not parse."""
+    from toast_cli.pipeline import Request
+
+    return Request(
+        program=program,
+        mesh=mesh,
+        mesh_shape=mesh_shape,
+        search=search.value,
+        budget_seconds=seconds_or_none(budget, "--budget"),
+        iterations=iterations,
+        seed=seed,
+        jobs=jobs,
+        memory_limit=bytes_or_none(memory_limit, "--memory-limit"),
+        keep_shardings=keep_shardings,
+        pins=tuple(pins or ()),
+    )
+
+
+def refuse_both(quiet: bool, verbose: bool) -> None:
+    if quiet and verbose:
+        raise UsageError("both --quiet and --verbose are given", hint="choose one")

@@ -1,0 +1,144 @@
+"""Files the user asked for: paths are checked before the long work, contents written whole or not at all after it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toast_cli.cli.values import Format
+from toast_cli.errors import UsageError
+
+STDOUT = "-"
+
+_FORMATS = {
+    ".mlir": Format.stablehlo,
+    ".mlirbc": Format.stablehlo,
+    ".stablehlo": Format.stablehlo,
+    ".hlo": Format.hlo,
+    ".json": Format.specs,
+    ".py": Format.python,
+}
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one output goes: a path or `-`, as given with `option`."""
+
+    option: str
+    path: str
+
+    @property
+    def is_stdout(self) -> bool:
+        return self.path == STDOUT
+
+
+def output_format(path: str | None, given: Format | None) -> Format:
+    """The format of the output at `path`: `given`, else what the file's extension says, StableHLO on stdout."""
+    if given is not None or path is None or path == STDOUT:
+        return given or Format.stablehlo
+    name = Path(path)
+    suffix = Path(name.stem).suffix if name.suffix in _COMPRESSED else name.suffix
+    if suffix not in _FORMATS:
+        raise UsageError(
+            f'the extension "{suffix}" names no output format'
+            if suffix
+            else "no extension to tell the output format by",
+            where=path,
+            hint=f"give --format, or one of {', '.join(_FORMATS)} (compressed with {' or '.join(_COMPRESSED)})",
+        )
+    return _FORMATS[suffix]
+
+
+def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
+    """Raise UsageError for a target that cannot be written, is one of the `inputs`, or is another target too.
+
+    Writability is tried, not guessed: a file is made beside the target and removed again.
+    """
+    seen: dict[Path | str, str] = {}
+    for target in targets:
+        key = STDOUT if target.is_stdout else Path(target.path).resolve()
+        if key in seen:
+            raise UsageError(f"{seen[key]} and {target.option} both write to {target.path}", hint="give two files")
+        seen[key] = target.option
+        if not target.is_stdout:
+            _check_file(target, inputs)
+
+
+def write_target(target: Target, content: bytes) -> None:
+    """Write `content`, compressed as the extension says. The file appears complete or not at all; links are followed."""
+    if target.is_stdout:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    path = Path(target.path).resolve()
+    content = _compress(content, path.suffix)
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
+            path.write_bytes(content)
+        else:
+            _replace(path, content)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
+def _check_file(target: Target, inputs: Sequence[str]) -> None:
+    path = Path(target.path)
+    if not target.path or path.is_dir():
+        raise UsageError("is a directory" if target.path else "no file name", where=target.option, hint="give a file")
+    for name in inputs:
+        if name != STDOUT and path.exists() and Path(name).exists() and path.samefile(name):
+            raise UsageError(f"{target.path} is the input itself", where=target.option, hint="write to another file")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no directory {folder}", where=target.option, hint=f"make it: mkdir -p {folder}")
+    try:
+        if path.exists() and not path.is_file():
+            return
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        probe = _beside(path)
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        probe.unlink()
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = _beside(path)
+    try:
+        # 0o666 less the umask, as for any new file; an old file's mode stays.
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+            file.write(content)
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+
+
+def _compress(content: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        import gzip
+
+        # No time stamp: equal programs make equal files.
+        return gzip.compress(content, mtime=0)
+    if suffix == ".zst":
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=9).compress(content)
+    return content
+
+
+def _cannot_write(target: Target, error: OSError) -> UsageError:
+    return UsageError(f"cannot write {target.path}: {error.strerror or error}", where=target.option)

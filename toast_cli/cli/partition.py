@@ -1,0 +1,106 @@
+"""`toast partition`: a program and a mesh in; the same program with shardings, and a report, out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toast_cli.cli import options
+from toast_cli.cli.exits import DOES_NOT_FIT, OK
+from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
+from toast_cli.cli.progress import progress_line
+from toast_cli.cli.values import Format, Search
+
+if TYPE_CHECKING:
+    from toast_cli.report.model import Report
+
+
+def partition(
+    program: options.Program,
+    mesh: options.MeshSpec,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="OUT", help="Write the sharded program here; - for stdout.")
+    ] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="What to write (default: by OUT's extension).")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
+    ] = None,
+    mesh_shape: options.MeshShape = None,
+    search: options.SearchName = Search.mcts,
+    budget: options.Budget = None,
+    iterations: options.Iterations = None,
+    seed: options.Seed = 0,
+    memory_limit: options.MemoryLimit = None,
+    keep_shardings: options.KeepShardings = False,
+    pin: options.Pins = None,
+    jobs: options.Jobs = 1,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Choose shardings for PROGRAM on a mesh, write it back with them, and report what that should cost.
+
+    Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory, and nothing is written.
+    """
+    options.refuse_both(quiet, verbose)
+    chosen = output_format(output, format)
+    program_target = Target("-o", output) if output is not None else None
+    report_target = Target("--json", json) if json is not None else None
+    targets = [target for target in (program_target, report_target) if target is not None]
+    check_targets(targets, [program, mesh])
+    request = options.make_request(
+        program,
+        mesh,
+        mesh_shape=mesh_shape,
+        search=search,
+        budget=budget,
+        iterations=iterations,
+        seed=seed,
+        memory_limit=memory_limit,
+        keep_shardings=keep_shardings,
+        pins=pin,
+        jobs=jobs,
+    )
+
+    from toast_cli import pipeline
+    from toast_cli.report.json_file import to_bytes
+
+    with progress_line(wanted=not quiet) as progress:
+        outcome = pipeline.partition(request, progress)
+        report = outcome.report
+        fits = report.predicted.fits
+        if program_target is not None and fits:
+            if progress is not None:
+                progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
+            write_target(program_target, outcome.emit(chosen.value))
+    if report_target is not None:
+        write_target(report_target, to_bytes(report))
+
+    taken = any(target.is_stdout for target in targets)
+    if not (quiet and taken and fits):
+        _show(report, _written(program_target, chosen, fits), to_stderr=taken, quiet=quiet, verbose=verbose)
+    return OK if fits else DOES_NOT_FIT
+
+
+def _written(target: Target | None, chosen: Format, fits: bool) -> str:
+    """What became of the program, in a line."""
+    if target is None:
+        return "" if not fits else "nothing written; -o OUT writes the sharded program"
+    name = "stdout" if target.is_stdout else target.path
+    return f"wrote {name} ({chosen.value})" if fits else f"{name} was not written: the plan does not fit"
+
+
+def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
+    from toast_cli.report.style import plain_text
+    from toast_cli.report.terminal import one_line, print_report
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    if quiet:
+        print(plain_text(one_line(report), stream.encoding), file=stream)
+        return
+    print_report(report, stream, verbose=verbose)
+    if written:
+        print(f"\n{written}", file=stream)

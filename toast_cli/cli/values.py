@@ -1,0 +1,56 @@
+"""Values as people write them on the command line: text goes in, numbers and choices come out, or a UsageError."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from toast_cli.errors import UsageError
+
+
+class Search(StrEnum):
+    mcts = "mcts"
+    greedy = "greedy"
+    exact = "exact"
+
+
+class Format(StrEnum):
+    stablehlo = "stablehlo"
+    hlo = "hlo"
+    specs = "specs"
+    python = "python"
+
+
+def bytes_or_none(text: str | None, option: str) -> int | None:
+    """Bytes of `28GiB`, None for an option that was not given."""
+    from toast_cli.hardware.units import parse_bytes
+
+    return None if text is None else parse_bytes(text, where=option)
+
+
+def seconds_or_none(text: str | None, option: str) -> float | None:
+    """Seconds (more than none) of `120ms`, `1.5s` or a bare number, None for an option that was not given."""
+    from toast_cli.hardware.units import parse_seconds
+
+    if text is None:
+        return None
+    seconds = parse_seconds(text, where=option)
+    if seconds <= 0:
+        raise UsageError(f"{text} is no time at all", where=option, hint="give more than 0 seconds, e.g. 120ms")
+    return seconds
+
+
+def parse_fraction(text: str, option: str) -> float:
+    """0.05 of `5%` or `0.05`."""
+    hint = "write e.g. 5% or 0.05"
+    stripped = text.strip()
+    percent = stripped.endswith("%")
+    try:
+        number = float(stripped.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f'"{text}" is not a percentage', where=option, hint=hint) from None
+    fraction = number / 100 if percent else number
+    if not 0 <= fraction < float("inf"):
+        raise UsageError(f'"{text}" is not a percentage of zero or more', where=option, hint=hint)
+    if not percent and fraction > 1:
+        raise UsageError(f'"{text}" would be {100 * fraction:g}%', where=option, hint=f"write {text}% if you mean that")
+    return fraction

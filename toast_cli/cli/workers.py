@@ -1,0 +1,100 @@
+"""Many independent pieces of work in processes of their own: items and a function go in, results or reasons come out.
+
+One process per item, so that one that crashes, or fills the memory, takes nothing else down with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
+
+from toast_cli.cli.exits import debug_wanted
+from toast_cli.errors import ToastError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an item has no result, in a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Done(Generic[Result]):
+    """What a worker sends: wrapped, so that any result can be told from a failure."""
+
+    result: Result
+
+
+def run_all(items: Sequence[Item], work: Callable[[Item], Result], jobs: int) -> Iterator[tuple[int, Result | Failure]]:
+    """Do `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done.
+
+    `work` is a function of a module (workers import it by name); items and results are picklable. When the caller stops
+    early, the workers are ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    waiting = list(enumerate(items))[::-1]
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number, item = waiting.pop()
+                ours, theirs = context.Pipe(duplex=False)
+                process: BaseProcess = context.Process(target=_work_on, args=(theirs, work, item), daemon=True)
+                process.start()
+                theirs.close()  # the worker holds the only other end, so its death reads as the end of the stream
+                running[ours] = (number, process)
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                number, ended = running.pop(ready)
+                yield number, _collect(ready, ended)
+    finally:
+        for connection, (_, unfinished) in running.items():
+            unfinished.terminate()
+            unfinished.join()
+            connection.close()
+
+
+def _collect(connection: Connection, process: BaseProcess) -> Any:
+    """What the worker sent, or, when its end of the pipe closed without a word, how it died."""
+    try:
+        sent = connection.recv()
+    except EOFError:
+        sent = None
+    connection.close()
+    process.join()
+    if isinstance(sent, _Done):
+        return sent.result
+    return sent if isinstance(sent, Failure) else Failure(f"the process died ({_cause(process.exitcode or 0)})")
+
+
+def _work_on(connection: Connection, work: Callable[[Item], Result], item: Item) -> None:
+    """In the worker: do it and send what came of it."""
+    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        connection.send(_Done(work(item)))
+    except ToastError as error:
+        connection.send(Failure(str(error)))
+    except Exception as error:
+        if debug_wanted([]):
+            traceback.print_exc()
+        connection.send(Failure(f"internal error: {type(error).__name__}: {error}"))
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,168 @@
+"""What a converted HLO module holds that StableHLO has no word for, put into StableHLO's words.
+
+Enters: a module whose functions may hold `mhlo` operations. Leaves: the same module where
+
+* fusions, named computations and asynchronous pairs are replaced by what they compute,
+* copies and control dependencies by their operand,
+* bitcasts between layouts by the reshape and transposes they stand for,
+* elementwise functions and top-k by their CHLO counterpart.
+
+What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the element type, …) stays, for the reader to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.xla import ir
+
+# Operations that only draw a line around their one region: the region's block takes their place.
+FENCES = ("mhlo.fusion", "sdy.named_computation")
+CHLO_TWINS = (
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "conj",
+    "cosh",
+    "erf",
+    "erf_inv",
+    "lgamma",
+    "sinh",
+    "tan",
+)
+
+Values = list[Any]
+
+
+def translate_leftovers(module: Any) -> None:
+    """Rewrites every operation that `REWRITES` knows, inner ones first."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in REWRITES:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
+    with module.context, ir.Location.unknown():
+        for operation in found:
+            values = REWRITES[operation.name](operation)
+            if values is not None:
+                replace_operation(operation, values)
+
+
+def move_out(operation: Any) -> Values:
+    """Moves the operations of the one block that `operation` holds in front of it; returns what the block yields."""
+    block = operation.regions[0].blocks[0]
+    for argument, operand in zip(block.arguments, operation.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *inner, terminator = block.operations
+    for moved in inner:
+        moved.operation.move_before(operation)
+    return list(terminator.operands)
+
+
+def create(name: str, operands: Values, results: list[Any], attributes: dict[str, Any], before: Any) -> Values:
+    """Results of a new operation in front of `before`, at the same source location."""
+    operation = ir.Operation.create(
+        name,
+        results=results,
+        operands=operands,
+        attributes=attributes,
+        loc=before.location,
+        ip=ir.InsertionPoint(before),
+    )
+    return list(operation.results)
+
+
+def first_operand(operation: Any) -> Values:
+    """A copy is its operand; so is a value that must wait for a token."""
+    return [operation.operands[0]]
+
+
+def chlo_twin(operation: Any) -> Values:
+    """The CHLO operation of the same name."""
+    types = [result.type for result in operation.results]
+    return create(operation.name.replace("mhlo.", "chlo."), list(operation.operands), types, {}, operation)
+
+
+def chlo_top_k(operation: Any) -> Values | None:
+    """`chlo.top_k`, which always takes the largest."""
+    if "largest" in operation.attributes and not ir.BoolAttr(operation.attributes["largest"]).value:
+        return None
+    types = [result.type for result in operation.results]
+    return create("chlo.top_k", list(operation.operands), types, {"k": operation.attributes["k"]}, operation)
+
+
+def plain_bitcast(operation: Any) -> Values | None:
+    """Transpose into memory order, reshape, transpose out of memory order; None where the element type changes.
+
+    Layouts list dimensions from minor to major, as XLA writes them; without any, both sides are row-major.
+    """
+    operand, result = operation.operands[0], operation.results[0]
+    source, target = ir.RankedTensorType(operand.type), ir.RankedTensorType(result.type)
+    if source.element_type != target.element_type:
+        return None
+    memory = layout_of(operation, "source_layout", source.rank)[::-1]
+    value = transpose(operand, memory, operation)
+    order = layout_of(operation, "result_layout", target.rank)[::-1]
+    flat = ir.RankedTensorType.get([target.shape[d] for d in order], target.element_type)
+    if value.type != flat:
+        (value,) = create("stablehlo.reshape", [value], [flat], {}, operation)
+    return [transpose(value, [order.index(d) for d in range(target.rank)], operation)]
+
+
+def layout_of(operation: Any, name: str, rank: int) -> list[int]:
+    """Dimensions from minor to major."""
+    if name in operation.attributes:
+        return list(ir.DenseIntElementsAttr(operation.attributes[name]))
+    return list(range(rank))[::-1]
+
+
+def transpose(value: Any, order: list[int], before: Any) -> Any:
+    """The value with dimension `order[k]` as its k-th; itself where nothing moves."""
+    if order == sorted(order):
+        return value
+    kind = ir.RankedTensorType(value.type)
+    moved = ir.RankedTensorType.get([kind.shape[d] for d in order], kind.element_type)
+    return create("stablehlo.transpose", [value], [moved], {"permutation": ir.DenseI64ArrayAttr.get(order)}, before)[0]
+
+
+def finished_at_once(start: Any) -> Values | None:
+    """An asynchronous start runs in its place; whoever waits for it gets the outcome. It is erased here, with its waits."""
+    values = move_out(start) if len(start.regions) and start.regions[0].blocks else called_at_once(start)
+    steps = [start]
+    for step in steps:
+        if not step.name.endswith("async_done"):
+            steps += [use.owner.operation for use in step.results[0].uses]
+    for step in reversed(steps):
+        if step.name.endswith("async_done"):
+            replace_operation(step, values)
+        else:
+            step.erase()
+    return None
+
+
+def called_at_once(start: Any) -> Values:
+    """A plain call of the function that an `mhlo.async_start` names."""
+    symbols = ir.SymbolTable(start.parent.parent.operation)
+    function = symbols[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
+    types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
+    return create("func.call", list(start.operands), types, {"callee": start.attributes["called_computation"]}, start)
+
+
+REWRITES: dict[str, Callable[[Any], Values | None]] = {
+    **dict.fromkeys(FENCES, move_out),
+    **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
+    "mhlo.copy": first_operand,
+    "mhlo.add_dependency": first_operand,
+    "mhlo.bitcast": plain_bitcast,
+    "mhlo.topk": chlo_top_k,
+    "mhlo.async_start": finished_at_once,
+    "stablehlo.async_start": finished_at_once,
+}

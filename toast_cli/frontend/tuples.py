@@ -1,0 +1,163 @@
+"""Tuples: HLO passes several arrays as one value; what leaves here has only arrays.
+
+Enters: a module whose functions may take, return, build and take apart tuples, nested ones too. Leaves: the same module where
+every tuple is replaced by the arrays in it, depth first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.xla import ir
+
+# Attributes that describe one argument's buffer and make no sense for each array of a tuple.
+PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
+
+
+def flatten_tuples(module: Any, path: str) -> None:
+    """Removes every tuple. Raises `InputError` where one flows through an operation with regions."""
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    tupled = [operation for function in functions for operation in tuple_operations(function)]
+    boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
+    if not tupled and not boundary:
+        return
+    with module.context, ir.Location.unknown():
+        for function in boundary:
+            flatten_boundary(function)
+        for function in functions:
+            flatten_body(function, path)
+
+
+def is_tuple(kind: Any) -> bool:
+    return isinstance(kind, ir.TupleType)
+
+
+def leaf_types(kind: Any) -> list[Any]:
+    """The array types in a type, depth first."""
+    if not is_tuple(kind):
+        return [kind]
+    return [leaf for k in range(kind.num_types) for leaf in leaf_types(kind.get_type(k))]
+
+
+def boundary_types(function: Any) -> list[Any]:
+    kind = function.type
+    return [*kind.inputs, *kind.results]
+
+
+def tuple_operations(function: Any) -> list[Any]:
+    """Operations that take or give a tuple, in program order."""
+    found: list[Any] = []
+    known: dict[Any, bool] = {}
+
+    def tupled(value: Any) -> bool:
+        kind = value.type
+        if kind not in known:
+            known[kind] = is_tuple(kind)
+        return known[kind]
+
+    def visit(operation: Any) -> Any:
+        if any(map(tupled, operation.results)) or any(map(tupled, operation.operands)):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def flatten_boundary(function: Any) -> None:
+    """Arguments and results of a function become arrays; inside, the tuples are built and taken apart again."""
+    kind = function.type
+    inputs = [leaf_types(entry) for entry in kind.inputs]
+    results = [leaf_types(entry) for entry in kind.results]
+    split_attributes(function, "arg_attrs", inputs)
+    split_attributes(function, "res_attrs", results)
+    flat = ir.FunctionType.get([t for leaves in inputs for t in leaves], [t for leaves in results for t in leaves])
+    function.operation.attributes["function_type"] = ir.TypeAttr.get(flat)
+    if function.is_external:
+        return
+    block = function.entry_block
+    old = list(block.arguments)
+    start = block.operations[0].operation
+    for argument, leaves in zip(old, inputs, strict=True):
+        fresh = [block.add_argument(leaf, argument.location) for leaf in leaves]
+        argument.replace_all_uses_with(packed(argument.type, fresh, start))
+    for _ in old:
+        block.erase_argument(0)
+
+
+def split_attributes(function: Any, name: str, leaves: list[list[Any]]) -> None:
+    """Gives each array of an argument (or result) the attributes that the whole had."""
+    attributes = function.operation.attributes
+    if name not in attributes:
+        return
+    split = []
+    for entry, arrays in zip(attributes[name], leaves, strict=True):
+        kept = {item.name: item.attr for item in entry if len(arrays) == 1 or item.name not in PER_BUFFER}
+        split += [ir.DictAttr.get(kept)] * len(arrays)
+    attributes[name] = ir.ArrayAttr.get(split)
+
+
+def packed(kind: Any, arrays: list[Any], before: Any) -> Any:
+    """A value of type `kind` from its arrays, which are taken from the front of the list."""
+    if not is_tuple(kind):
+        return arrays.pop(0)
+    parts = [packed(kind.get_type(k), arrays, before) for k in range(kind.num_types)]
+    point = ir.InsertionPoint(before)
+    return ir.Operation.create(
+        "stablehlo.tuple", results=[kind], operands=parts, loc=before.location, ip=point
+    ).results[0]
+
+
+def flatten_body(function: Any, path: str) -> None:
+    """Replaces tuples by their arrays everywhere in a function, definitions before uses."""
+    arrays: dict[Any, list[Any]] = {}  # tuple value -> its arrays
+    dead: list[Any] = []
+
+    def leaves(value: Any) -> list[Any]:
+        return arrays[value] if is_tuple(value.type) else [value]
+
+    for operation in tuple_operations(function):
+        operands = [leaf for value in operation.operands for leaf in leaves(value)]
+        if operation.name in ("stablehlo.tuple", "mhlo.copy"):
+            outcome = operands
+        elif operation.name == "stablehlo.get_tuple_element":
+            outcome = element(operation, operands)
+        else:
+            outcome = rebuilt(operation, operands, path)
+        for result in operation.results:
+            mine = [outcome.pop(0) for _ in leaf_types(result.type)]
+            if is_tuple(result.type):
+                arrays[result] = mine
+            else:
+                result.replace_all_uses_with(mine[0])
+        dead.append(operation)
+    for operation in reversed(dead):
+        operation.erase()
+
+
+def element(operation: Any, arrays: list[Any]) -> list[Any]:
+    """The arrays of one part of a tuple."""
+    kind = operation.operands[0].type
+    index = ir.IntegerAttr(operation.attributes["index"]).value
+    before = sum(len(leaf_types(kind.get_type(k))) for k in range(index))
+    return arrays[before : before + len(leaf_types(kind.get_type(index)))]
+
+
+def rebuilt(operation: Any, operands: list[Any], path: str) -> list[Any]:
+    """The same operation over arrays; its results."""
+    if len(operation.regions):
+        hint = "flatten the tuple into separate values"
+        raise InputError(f"a tuple flows through {operation.name}", where=place_of(operation, path), hint=hint)
+    types = [leaf for result in operation.results for leaf in leaf_types(result.type)]
+    attributes = {name: operation.attributes[name] for name in operation.attributes if name != "xla_shape"}
+    copy = ir.Operation.create(
+        operation.name,
+        results=types,
+        operands=operands,
+        attributes=attributes,
+        loc=operation.location,
+        ip=ir.InsertionPoint(operation),
+    )
+    return list(copy.results)

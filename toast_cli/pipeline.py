@@ -1,0 +1,126 @@
+"""The whole tool, top to bottom.
+
+    load ──► program ──► dimensions ──► search ◄──► plan ──► cost
+                                           │
+                                           ▼
+                                emit ──► report
+
+`partition` takes a `Request` and returns an `Outcome`; every arrow above is one frozen value.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.errors import UsageError
+from toast_cli.frontend import Source, load
+from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
+from toast_cli.plan.lower import lower
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.report.build import build_report
+from toast_cli.report.model import Report
+from toast_cli.search import SEARCHES, SearchResult
+from toast_cli.search.run import run_search
+
+# stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
+Progress = Callable[[str, float, float, int, float], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for; see `toast partition --help`."""
+
+    program: str
+    mesh: str
+    mesh_shape: str | None = None
+    search: str = "mcts"
+    budget_seconds: float | None = None
+    iterations: int | None = None
+    seed: int = 0
+    jobs: int = 1
+    memory_limit: int | None = None
+    keep_shardings: bool = False
+    pins: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """A chosen plan: its report, and the program in any of the output formats."""
+
+    report: Report
+    source: Source
+    problem: Problem
+    result: SearchResult
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def emit(self, format: str) -> bytes:
+        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python"."""
+        from toast_cli.emit import emit  # heavy, and not every run writes something
+
+        return emit(self.source, lower(self.problem, self.result.plan), format)
+
+
+def partition(request: Request, progress: Progress | None = None) -> Outcome:
+    """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error."""
+    if request.search not in SEARCHES:
+        raise UsageError(f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}")
+    timings: dict[str, float] = {}
+    tell = progress or (lambda *_: None)
+    with _timed("spec", timings, tell):
+        spec = load_spec(request.mesh)
+        meshes = choose_meshes(spec, request)
+    with _timed("load", timings, tell):
+        source = load(request.program, keep_shardings=request.keep_shardings)
+    with _timed("analyse", timings, tell):
+        dimensions = analyse(source.program)
+    with _timed("search", timings, tell):
+        evaluator, result = search_meshes(source, dimensions, meshes, request, tell)
+    with _timed("report", timings, tell):
+        report = build_report(source, evaluator, result, request.search, request.seed, timings)
+    return Outcome(report, source, evaluator.problem, result, timings)
+
+
+def choose_meshes(spec: Spec, request: Request) -> list[Mesh]:
+    """The mesh asked for, or every sensible shape where the choice is ours."""
+    if request.mesh_shape not in (None, "auto"):
+        return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
+    if request.mesh_shape is None and spec.axes:
+        return [spec.mesh(None, request.memory_limit)]
+    return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
+
+
+def search_meshes(
+    source: Source, dimensions: Dimensions, meshes: list[Mesh], request: Request, tell: Progress
+) -> tuple[Evaluator, SearchResult]:
+    """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    best: tuple[tuple[bool, float], Evaluator, SearchResult] | None = None
+    for number, mesh in enumerate(meshes):
+        evaluator = Evaluator(make_problem(source.program, dimensions, mesh, request.pins))
+
+        def report(seconds: float, evaluations: int, elapsed: float, used: float, number: int = number) -> None:
+            leader = best[2].cost.step_seconds if best and best[2].fits else inf
+            tell("search", (number + used) / len(meshes), min(seconds, leader), evaluations, elapsed)
+
+        result = run_search(evaluator, request.search, request.seed, request.iterations, request.budget_seconds, len(meshes), request.jobs, report)
+        key = (not result.fits, result.cost.step_seconds if result.fits else result.cost.peak_bytes)
+        if best is None or key < best[0]:
+            best = (key, evaluator, result)
+        if result.stopped == "interrupted":
+            break
+    if best is None:
+        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
+    return best[1], best[2]
+
+
+@contextmanager
+def _timed(stage: str, timings: dict[str, float], tell: Progress) -> Iterator[None]:
+    start = time.monotonic()
+    tell(stage, 0.0, inf, 0, 0.0)
+    yield
+    timings[stage] = time.monotonic() - start

@@ -1,0 +1,146 @@
+"""Builds a `Report` from the values of one run. Enters: source, evaluator (with its problem), search result. Leaves: facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import Cost
+from toast_cli.frontend.source import Source
+from toast_cli.plan.decisions import Decision, Plan, Replicate
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lower import lower
+from toast_cli.plan.problem import Problem
+from toast_cli.report.model import (
+    AnalysisFacts,
+    ArgumentFacts,
+    BaselineFacts,
+    CollectiveFacts,
+    DecisionFacts,
+    GroupFacts,
+    LiveValue,
+    MeshFacts,
+    PlanFacts,
+    PredictedFacts,
+    ProgramFacts,
+    Report,
+    ResultFacts,
+    SearchFacts,
+    Sharding,
+)
+from toast_cli.report.words import decision_text, summary
+from toast_cli.search import SearchResult
+from toast_cli.tactics import strategies
+
+_LISTED = 40  # collectives and live values the report names
+
+
+def build_report(
+    source: Source, evaluator: Evaluator, result: SearchResult, algorithm: str, seed: int, timings: dict[str, float]
+) -> Report:
+    problem = evaluator.problem
+    program, mesh = problem.program, problem.mesh
+    parameters = sum(program.values[a.value].bytes for a in program.arguments)
+    arguments, results = _shardings(problem, result.plan)
+    return Report(
+        ProgramFacts(source.path, program.name, program.source_op_count, len(program.values), len(program.arguments), parameters, program.flops),
+        MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
+        PlanFacts([_decision(problem, d) for d in result.plan], summary(problem, result.plan)),
+        _predicted(source, evaluator, result),
+        _baselines(evaluator),
+        _collectives(source, evaluator, result.plan),
+        arguments,
+        results,
+        _analysis(source, problem),
+        SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
+        timings,
+    )
+
+
+def mfu(problem: Problem, step_seconds: float) -> float:
+    """Model FLOPs over what all chips could do in that time at their peak matrix rate (bf16 where listed)."""
+    chip = problem.mesh.chip
+    peak = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values())
+    return problem.program.flops / (step_seconds * peak * problem.mesh.devices) if step_seconds > 0 else 0.0
+
+
+def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
+    problem, cost = evaluator.problem, result.cost
+    op, alive = evaluator.alive_at_peak(result.plan)
+    op = min(op, len(problem.program.ops) - 1)
+    return PredictedFacts(
+        cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes), round(cost.argument_bytes),
+        problem.mesh.limit_bytes, result.fits, mfu(problem, cost.step_seconds), cost.step_seconds_lower,
+        source.location(op) or problem.program.ops[op].name,
+        [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
+    )  # fmt: skip
+
+
+def _live(source: Source, problem: Problem, value: int, size: float, role: str) -> LiveValue:
+    program = problem.program
+    maker = program.producer[value]
+    name = next((a.path for a in program.arguments if a.value == value and a.path), program.ops[maker].name)
+    return LiveValue(name, str(program.values[value]), round(size), source.location(maker) if role != "argument" else "", role)
+
+
+def _baselines(evaluator: Evaluator) -> dict[str, BaselineFacts]:
+    plans: dict[str, Plan] = {"unsharded": (), **strategies(evaluator.problem)}
+    return {name: _baseline(evaluator, evaluator.cost(plan)) for name, plan in plans.items()}
+
+
+def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
+    fits = cost.peak_bytes <= evaluator.problem.mesh.limit_bytes
+    return BaselineFacts(cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds)
+
+
+def _collectives(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
+    names = evaluator.problem.mesh.names
+    return [
+        CollectiveFacts(u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, source.location(u.op))
+        for u in evaluator.collectives(plan)
+    ]
+
+
+def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[ResultFacts]]:
+    program, names = problem.program, problem.mesh.names
+    lowered = lower(problem, plan)
+
+    def named(layout: Layout) -> Sharding:
+        return [[names[a] for a in axes] for axes in layout]
+
+    arguments = [
+        ArgumentFacts(k, a.path, str(program.values[a.value]), a.donated, named(lowered.layouts[a.value]))
+        for k, a in enumerate(program.arguments)
+    ]
+    first = len(program.ops) - len(program.results)
+    results = [
+        ResultFacts(k, r.path, str(program.values[r.value]), named(lowered.required.get((first + k, 0), lowered.layouts[r.value])))
+        for k, r in enumerate(program.results)
+    ]
+    return arguments, results
+
+
+def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
+    axis = problem.mesh.names[decision.axis]
+    text = decision_text(problem, decision)
+    if isinstance(decision, Replicate):
+        count = sum(role == decision.role for role in problem.argument_role)
+        return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
+    group = problem.dimensions.groups[decision.group]
+    sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
+    return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text)
+
+
+def _analysis(source: Source, problem: Problem) -> AnalysisFacts:
+    dimensions = problem.dimensions
+    groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
+    opaque = Counter(op.detail and f"{op.name} @{op.detail}" or op.name for op in problem.program.ops if op.opaque)
+    notes = list(source.notices)
+    if dimensions.misaligned:
+        notes.append(f"{len(dimensions.misaligned)} reshapes cut dimensions at places that do not line up")
+    return AnalysisFacts(
+        len(dimensions.class_sizes), len(dimensions.groups), dimensions.conflicts, dimensions.components,
+        len(dimensions.resolutions), groups, dict(opaque.most_common()), notes,
+    )  # fmt: skip
+
+

@@ -1,0 +1,62 @@
+"""A plan in words: one sentence for the whole, one for each decision."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.roles import STATE, WEIGHTS
+from toast_cli.tactics.strategies import weight_groups
+
+
+def summary(problem: Problem, plan: Plan) -> str:
+    """E.g. "batch over data; heads, ff and vocab over model; weights rest split over data (ZeRO-3)"."""
+    if not plan:
+        return "everything replicated"
+    in_weights = {g for g, _ in weight_groups(problem)}
+    over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
+    axes_of: dict[int, list[int]] = defaultdict(list)
+    for k, decision in enumerate(plan):
+        if isinstance(decision, Shard) and not _only_at_rest(plan, k, in_weights):
+            axes_of[decision.group].append(decision.axis)
+    for group, axes in axes_of.items():
+        over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
+    parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
+    return "; ".join(parts + _at_rest(problem, plan, in_weights))
+
+
+def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
+    """Whether a weight dimension gets an axis that an activation dimension has already: it then only splits arrays at rest."""
+    decision = plan[place]
+    return isinstance(decision, Shard) and decision.group in in_weights and any(
+        isinstance(d, Shard) and d.axis == decision.axis and d.group not in in_weights for d in plan[:place]
+    )
+
+
+def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
+    """What the decisions that only act at rest come to: ZeRO-3, or less where `Replicate` takes some of it back."""
+    axes = sorted({d.axis for k, d in enumerate(plan) if _only_at_rest(plan, k, in_weights)})
+    kept = {(d.role, d.axis) for d in plan if isinstance(d, Replicate)}
+    roles = [r for r in (WEIGHTS, STATE) if problem.roles.index(r) in problem.argument_role]
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for axis in axes:
+        split = tuple(r for r in roles if (problem.roles.index(r), axis) not in kept)
+        if split:
+            found[split].append(problem.mesh.names[axis])
+    stage = {(WEIGHTS, STATE): "weights and state rest split over {} (ZeRO-3)", (STATE,): "state rests split over {} (ZeRO-1)"}
+    return [stage.get(split, "weights rest split over {}").format(" x ".join(names)) for split, names in found.items()]
+
+
+def decision_text(problem: Problem, decision: Decision) -> str:
+    """One decision in words."""
+    axis, size = problem.mesh.names[decision.axis], problem.mesh.sizes[decision.axis]
+    if isinstance(decision, Replicate):
+        return f"keep {problem.roles[decision.role]} whole over {axis} at rest"
+    group = problem.dimensions.groups[decision.group]
+    mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}"
+
+
+def _join(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

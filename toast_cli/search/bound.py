@@ -1,0 +1,55 @@
+"""A lower bound on the step time of every plan that starts with a given one; see `exact`."""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.cost.compute import op_seconds
+from toast_cli.cost.collectives import collective_seconds
+from toast_cli.cost.fusion import materialised
+from toast_cli.cost.items import WorkItem, work_items
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.problem import Problem
+
+
+class LowerBound:
+    """`bound(plan)`: seconds no plan that begins with `plan` can beat."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._work = work_items(problem, materialised(problem.program, problem.free))
+        self._memo: dict[tuple[int, Plan], Iteration] = {}
+
+    def __call__(self, plan: Plan) -> float:
+        return sum(self._item(work, self._iteration(work.pattern, plan)) for work in self._work)
+
+    def moved(self, plan: Plan, child: Plan) -> bool:
+        """Whether any op is split differently under `child`: if not, the decision did nothing and nothing it leads to is new."""
+        patterns = range(len(self._problem.patterns))
+        return any(self._iteration(p, plan) != self._iteration(p, child) for p in patterns)
+
+    def _iteration(self, pattern: int, plan: Plan) -> Iteration:
+        roles = frozenset([self._problem.patterns[pattern].role])
+        key = (pattern, self._problem.relevant(plan, self._problem.pattern_groups[pattern], roles))
+        found = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = self._problem.iterate(pattern, key[1])
+        return found
+
+    def _item(self, work: WorkItem, iteration: Iteration) -> float:
+        sizes = self._problem.mesh.sizes
+        spent = {axis for axes in iteration.slot_axes for axis in axes}
+        ways = prod(sizes)
+        mesh = self._problem.mesh
+        traffic = sum(work.operand_bytes) + sum(work.result_bytes)
+        seconds = op_seconds(mesh.chip, work.name, work.dtype, work.flops / ways, traffic / ways)
+        unspent = prod(sizes[a] for a in range(len(sizes)) if a not in spent)
+        whole = prod(sizes[a] for a in spent)
+        seconds = max(seconds, op_seconds(mesh.chip, work.name, work.dtype, work.flops / whole / unspent, 0.0))
+        for k, size in enumerate(work.whole_bytes):
+            over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
+            if over:
+                local = size / prod(sizes[a] for axes in iteration.computed[k] for a in axes) / unspent
+                seconds += 0.5 * collective_seconds(mesh, "all-reduce", local, over)
+        return seconds * work.runs

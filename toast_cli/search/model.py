@@ -1,0 +1,129 @@
+"""What goes in and out of a search, and how plans are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, log
+
+import numpy as np
+
+from toast_cli.cost.model import Cost
+from toast_cli.plan.decisions import Plan, canonical
+from toast_cli.plan.problem import Problem
+
+Evaluate = Callable[[Plan], Cost]
+# best step seconds so far (inf: nothing fits yet), evaluations, elapsed seconds, fraction of the budget used
+SearchProgress = Callable[[float, int, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound."""
+
+    evaluations: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """plan: the best found; fits: whether it stays within memory (if not, the plan of least memory).
+
+    evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be better.
+    stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none was sought.
+    """
+
+    plan: Plan
+    cost: Cost
+    fits: bool
+    evaluations: int
+    best_found_at: int
+    seconds: float
+    stopped: str
+    proven: bool = False
+    lower_bound: float = 0.0
+
+
+Search = Callable[[Problem, Evaluate, Budget, np.random.Generator, "SearchProgress | None"], SearchResult]
+
+
+class OutOfBudget(Exception):  # noqa: N818 - not an error: it ends a search from within
+    """Raised by `Incumbent.look` when the budget is spent; carries why."""
+
+
+class Incumbent:
+    """Evaluates plans once each, keeps the best, and ends the search when the budget is spent.
+
+    Infeasible plans lose against feasible ones; among infeasible ones less memory wins, so a search that cannot fit
+    anything returns the plan of least memory.
+    """
+
+    def __init__(self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None) -> None:
+        self.limit = float(problem.mesh.limit_bytes)
+        self.fixed: Plan = problem.fixed
+        self._evaluate = evaluate
+        self._budget = budget
+        self._progress = progress
+        self._start = time.monotonic()
+        self.seen: dict[Plan, Cost] = {}
+        self.best_found_at = 0
+        self.reference = evaluate(self.fixed)
+        self.best: Plan = self.fixed
+        self.best_cost = self.reference
+        self.seen[self.fixed] = self.reference
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def look(self, plan: Plan) -> Cost:
+        """Cost of a plan in canonical order; raises OutOfBudget instead of evaluating beyond the budget."""
+        cost = self.seen.get(plan)
+        if cost is None:
+            count = len(self.seen)
+            if self._budget.evaluations is not None and count >= self._budget.evaluations:
+                raise OutOfBudget("iterations")
+            if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
+                raise OutOfBudget("budget")
+            cost = self.seen[plan] = self._evaluate(plan)
+            if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
+                self.best, self.best_cost, self.best_found_at = plan, cost, count
+            if self._progress and count % 32 == 0:
+                self.report()
+        return cost
+
+    def extend(self, plan: Plan, decision: object) -> Plan:
+        return canonical((*plan, decision))  # type: ignore[arg-type]
+
+    def fits(self, cost: Cost) -> bool:
+        return cost.peak_bytes <= self.limit
+
+    def rank(self, plan: Plan, cost: Cost) -> tuple[float, float, int, str]:
+        """Smaller is better; ties go to the plan with fewer decisions, then to a fixed order."""
+        fits = self.fits(cost)
+        first = cost.step_seconds if fits else cost.peak_bytes
+        return (0.0 if fits else 1.0, float(f"{first:.9g}"), len(plan), repr(plan))
+
+    def reward(self, cost: Cost) -> float:
+        """Log speed-up over the unsharded program, less a penalty that grows with the memory that is missing."""
+        gain = log(max(self.reference.step_seconds, 1e-12) / max(cost.step_seconds, 1e-12))
+        over = cost.peak_bytes / self.limit
+        return gain if over <= 1.0 else gain - 1.0 - 4.0 * log(over)
+
+    def report(self) -> None:
+        if self._progress:
+            best = self.best_cost.step_seconds if self.fits(self.best_cost) else inf
+            used = [0.0]
+            if self._budget.evaluations:
+                used.append(len(self.seen) / self._budget.evaluations)
+            if self._budget.seconds:
+                used.append(self.seconds / self._budget.seconds)
+            self._progress(best, len(self.seen), self.seconds, min(1.0, max(used)))
+
+    def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
+        self.report()
+        return SearchResult(
+            self.best, self.best_cost, self.fits(self.best_cost), len(self.seen), self.best_found_at, self.seconds, stopped,
+            proven, lower_bound,
+        )  # fmt: skip
