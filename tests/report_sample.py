@@ -36,7 +36,9 @@ PREDICTED = PredictedFacts(
     peak_location="model.py:88 (jit(train_step)/loss)",
     live_at_peak=[
         LiveValue("params['embed']", "f32[32000,512]", 8 * MIB, "", "argument"),
-        LiveValue("dot_general", "bf16[8,1024,32000]", 500 * MIB, "model.py:88 (jit(train_step)/loss/logits)", "temporary"),
+        LiveValue(
+            "dot_general", "bf16[8,1024,32000]", 500 * MIB, "model.py:88 (jit(train_step)/loss/logits)", "temporary"
+        ),
     ],
 )
 TOO_LARGE = replace(PREDICTED, fits=False, peak_bytes=int(45.2 * GIB))
@@ -51,7 +53,7 @@ def make_report(predicted: PredictedFacts = PREDICTED) -> Report:
         plan=PlanFacts(
             [
                 DecisionFacts("shard", "batch", "data", {}, 12, 64, "batch over data"),
-                DecisionFacts("shard", "heads", "model", {"attention": 0}, 2, 8, "heads over model"),
+                DecisionFacts("shard", "heads", "model", {"conflict 0": 1}, 2, 8, "heads over model"),
                 DecisionFacts("shard", "embed", "data", {}, 3, 512, "embed over data: weights rest split (ZeRO-3)"),
                 DecisionFacts("replicate", "state", "data", {}, 14, 0, "state rests whole over data"),
             ],
@@ -80,7 +82,11 @@ def make_report(predicted: PredictedFacts = PREDICTED) -> Report:
             conflicts=648,
             components=18,
             resolution_groups=1,
-            group_list=[GroupFacts("batch", 12, 64, ["batch['tokens']"])],
+            group_list=[
+                GroupFacts("batch", 12, 64, ["batch['tokens'].0"]),
+                GroupFacts("heads", 2, 8, ["params['layers'][0]['wq'].1", "params['layers'][1]['wq'].1"]),
+                GroupFacts("embed", 3, 512, ["params['embed'].1", "params['layers'][0]['wq'].0", "mu['embed'].1"]),
+            ],
             replicated_ops={"chlo.top_k": 2, "stablehlo.sort": 1},
             notes=["the trip count of the loop at model.py:12 is unknown; 1 is assumed"],
         ),

@@ -1,22 +1,23 @@
 """The one seam to jaxlib: contexts, parsing, passes and conversions. Every private jaxlib name the project uses lives here.
 
 Importing this module loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads
-at start. `ir` and the dialects are re-exported so that no other module needs to import jaxlib.
+at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no other module needs to import jaxlib.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, sdy, stablehlo
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-__all__ = ["func", "ir", "sdy", "stablehlo"]
+sdy = _sdy
+
+__all__ = ["ir", "sdy"]
 
 
 def make_context() -> Any:
@@ -50,6 +51,11 @@ def write_bytecode(module: Any) -> bytes:
     return buffer.getvalue()
 
 
+def check_text(module: Any) -> None:
+    """Raises UnicodeDecodeError when a name, location or string in the module is not text; the bindings choke on those."""
+    module.operation.get_asm(binary=True, enable_debug_info=True, large_elements_limit=8).decode("utf-8")
+
+
 def hlo_text_to_proto(text: str) -> bytes:
     """A serialized HloModuleProto. Raises RuntimeError (`was parsing 3:19: error: …`); hostile text may abort the process."""
     return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
@@ -58,6 +64,15 @@ def hlo_text_to_proto(text: str) -> bytes:
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     """StableHLO (with some mhlo ops) as bytecode. Raises RuntimeError, `ir.MLIRError`; hostile bytes may abort the process."""
     return bytes(_jax.mlir.hlo_to_stablehlo(proto))
+
+
+def stablehlo_to_hlo_text(bytecode: bytes) -> str:
+    """HLO text, constants in full, of a StableHLO module whose `mhlo.sharding` strings become GSPMD shardings.
+
+    Raises RuntimeError for what HLO cannot hold. A sharding that does not parse is dropped without a word.
+    """
+    computation = _jax.mlir.mlir_module_to_xla_computation(bytecode, use_tuple_args=False, return_tuple=False)
+    return str(computation.as_hlo_text(print_large_constants=True))
 
 
 def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
@@ -85,15 +100,16 @@ def run_passes(module: Any, pipeline: str) -> None:
     PassManager.parse(f"builtin.module({pipeline})", module.context).run(module.operation)
 
 
-def walk_ops(root: Any, kind: Callable[..., Any]) -> list[Any]:
-    """All operations of one class (a generated `OpView` class) under `root`, nested ones included, inner before outer."""
+def walk_ops(root: Any, *names: str) -> list[Any]:
+    """All operations with one of these names under `root`, nested ones included, in program order."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
-        found.append(operation)
+        if operation.name in names:
+            found.append(operation)
         return ir.WalkResult.ADVANCE
 
-    root.operation.walk(visit, op_class=kind)
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
 
 

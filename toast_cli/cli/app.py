@@ -39,7 +39,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    return guarded(lambda: app(given, prog_name="toast", standalone_mode=False), debug=debug_wanted(given))
+    return guarded(lambda: _invoke(given), debug=debug_wanted(given))
+
+
+def _invoke(arguments: list[str]) -> object:
+    """What the command returns. Exceptions arrive as they are; the parser's own main would turn some into exits."""
+    if "_TOAST_COMPLETE" in os.environ:  # a shell asks for completions
+        return app(arguments, prog_name="toast")
+    command = typer.main.get_command(app)
+    with command.make_context("toast", arguments) as context:
+        return command.invoke(context)
 
 
 def _show_version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ STDOUT = "-"
 
 _FORMATS = {
     ".mlir": Format.stablehlo,
-    ".mlirbc": Format.stablehlo,
+    ".mlirbc": Format.bytecode,
     ".stablehlo": Format.stablehlo,
     ".hlo": Format.hlo,
     ".json": Format.specs,

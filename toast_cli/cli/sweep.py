@@ -35,14 +35,14 @@ class Point:
 
 def sweep(
     programs: Annotated[
-        list[str], typer.Argument(metavar="PROGRAM...", help="StableHLO or HLO programs, also .gz or .zst.")
+        list[str], typer.Argument(metavar="PROGRAM", help="StableHLO or HLO programs, also .gz or .zst.")
     ],
     mesh: Annotated[
         list[str], typer.Option("--mesh", metavar="SPEC", help="Hardware, as for `toast partition`; repeatable.")
     ],
     shapes: Annotated[
         str | None,
-        typer.Option(metavar="SHAPES", help="all, or e.g. 'data=8,model=2;data=16' (default: the SPEC's own)."),
+        typer.Option(metavar="SHAPES", help="Mesh shapes: all, or 'data=8,model=2;data=16' (default: the SPEC's)."),
     ] = None,
     csv: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as CSV; - for stdout.")] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as JSON; - for stdout.")] = None,

@@ -15,6 +15,7 @@ class Search(StrEnum):
 
 class Format(StrEnum):
     stablehlo = "stablehlo"
+    bytecode = "bytecode"
     hlo = "hlo"
     specs = "specs"
     python = "python"

@@ -1,8 +1,8 @@
 """Evaluates plans, incrementally: an item's cost depends only on the few decisions that touch its groups.
 
-Items whose patterns see the same class groups form one bucket; a bucket's cost is memoised on the decisions that concern it.
-A new plan then costs a few dozen look-ups and one vector sum. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen
-plan its collectives and what is alive at the peak.
+Items whose patterns see the same class groups form one bucket; a bucket's share of the cost is memoised on the decisions that
+concern it. A plan is evaluated as a change to the last one: only buckets that the changed decisions touch are looked at.
+Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and what is alive at the peak.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.compute import op_seconds
-from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem, make_items
+from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.model import Alive, CollectiveUse, Cost
+from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.timeline import Timeline
-from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import reshard_steps
-from toast_cli.program.model import ARGUMENT, CARRY
+from toast_cli.program.model import CARRY
 
-Vector = NDArray[np.float32]  # [moments] bytes
+Vector = NDArray[np.float64]
+
+MEMO_LIMIT = 120_000  # shares kept before the memo starts afresh
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one bucket adds to a plan's cost. `alive` [moments] bytes."""
+    """What one bucket adds to a plan's cost. seconds: compute, communication; arguments: bytes; alive: [moments] bytes."""
 
     compute: float
     communication: float
@@ -40,66 +38,156 @@ class _Share:
     alive: Vector
 
 
+@dataclass(frozen=True, slots=True)
+class _ArrayShare:
+    """What one array item adds. memory: pairs of how many are alive [moments] and bytes of one."""
+
+    communication: float
+    arguments: float
+    memory: tuple[tuple[Vector, float], ...]
+
+
 @dataclass(slots=True)
 class _Bucket:
     groups: frozenset[int]
     roles: frozenset[int]
+    patterns: set[int] = field(default_factory=set)
     work: list[WorkItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
     memo: dict[Plan, _Share] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The plan evaluated last: parts [3, buckets] compute, communication, arguments; alive [moments]; share of each bucket."""
+
+    plan: Plan
+    parts: Vector
+    alive: Vector
+    shares: list[_Share]
+
+
 class Evaluator:
     """Costs of plans for one problem. `evaluations` counts the calls of `cost`."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, references: Iterable[Plan] = ()) -> None:
         self.problem = problem
         self.items: Items = make_items(problem)
-        self.timeline = Timeline(problem.program, self.items.lives)
+        self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
-        self._sizes = problem.mesh.sizes
+        self._pricer = Pricer(problem, self.items)
         self._iterations: dict[tuple[int, Plan], Iteration] = {}
-        self._collectives: dict[tuple[str, float, tuple[int, ...]], float] = {}
-        self._presence: dict[tuple[int, ...], Vector] = {}
-        self._copies: dict[tuple[int, tuple[int, ...]], Vector] = {}
+        self._equal_iterations: dict[tuple[int, Iteration], Iteration] = {}  # so that equal ones are one object
+        self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
+        self._array_memo: dict[tuple[int, ...], _ArrayShare] = {}
+        self._presence: dict[tuple[int, tuple[int, ...] | None], Vector] = {}
         self._buckets = self._make_buckets()
+        self._of_group: dict[int, list[int]] = defaultdict(list)  # group -> buckets it matters to; likewise for roles
+        self._of_role: dict[int, list[int]] = defaultdict(list)
+        for number, bucket in enumerate(self._buckets):
+            for group in bucket.groups:
+                self._of_group[group].append(number)
+            for role in bucket.roles:
+                self._of_role[role].append(number)
+        self._memo_size = 0
+        self._state: _State | None = None
+        self.timeline.select([self.profile(plan) for plan in ((), *references)])
 
     # -- whole plans ---------------------------------------------------------------------------------------------
 
     def cost(self, plan: Plan) -> Cost:
-        """Predicted step time and peak memory of `plan`."""
+        """Predicted step time and peak memory of `plan`; memory at the selected moments only, see `exact_cost`."""
         self.evaluations += 1
-        compute = communication = arguments = 0.0
-        alive = np.zeros(len(self.timeline.moments), np.float32)
-        for bucket in self._buckets:
-            share = self._share(bucket, plan)
-            compute += share.compute
-            communication += share.communication
-            arguments += share.arguments
-            alive += share.alive
-        return Cost(compute, communication, float(alive.max(initial=0.0)), arguments)
+        state = self._state
+        if state is None or self._memo_size > MEMO_LIMIT:
+            state = self._evaluate_whole(plan)
+        elif plan != state.plan:
+            state = self._evaluate_change(state, plan)
+        self._state = state
+        compute, communication, arguments = state.parts.sum(axis=1).tolist()
+        return Cost(compute, communication, float(state.alive.max(initial=0.0)), arguments)
+
+    def exact_cost(self, plan: Plan) -> Cost:
+        """The same with memory looked at everywhere; remembers the moment of the peak for the plans to come."""
+        cost = self.cost(plan)
+        profile = self.profile(plan)
+        place = int(profile.argmax()) if len(profile) else 0
+        peak = float(profile[place]) if len(profile) else 0.0
+        if peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
+            self._forget()
+        return Cost(cost.compute_seconds, cost.communication_seconds, max(peak, cost.peak_bytes), cost.argument_bytes)
+
+    def profile(self, plan: Plan) -> Vector:
+        """[timeline.candidates] bytes alive at every moment at which memory can peak."""
+        intervals: list[tuple[int, int]] = []
+        sizes: list[float] = []
+        for item, lowered in self._lowered_arrays(plan):
+            for found, size, _ in self._memory(item, lowered):
+                intervals.extend(found)
+                sizes.extend([size] * len(found))
+        return self.timeline.profile(intervals, sizes)
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item together, the most expensive first."""
         found: list[CollectiveUse] = []
         for bucket in self._buckets:
+            lowered = self._lower(bucket, plan)
             for work in bucket.work:
-                found.extend(self._work_collectives(work, plan))
+                found.extend(self._pricer.work_collectives(work, lowered[work.pattern]))
             for array in bucket.arrays:
-                found.extend(self._array_collectives(array, plan))
+                found.extend(self._pricer.array_collectives(array, lowered))
         return sorted(found, key=lambda use: -use.seconds)
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
-        total = np.zeros(len(self.timeline.moments), np.float32)
-        for bucket in self._buckets:
-            total += self._share(bucket, plan).alive
-        moment = self.timeline.moments[int(total.argmax())] if len(total) else 0
+        profile = self.profile(plan)
+        moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
         found: list[Alive] = []
-        for bucket in self._buckets:
-            for item in bucket.arrays:
-                found.extend(self._alive(item, plan, moment))
+        for item, lowered in self._lowered_arrays(plan):
+            found.extend(self._alive(item, lowered, moment))
         return moment // 2, sorted(found, key=lambda a: -a.bytes)
+
+    # -- one plan after another ----------------------------------------------------------------------------------
+
+    def _evaluate_whole(self, plan: Plan) -> _State:
+        if self._memo_size > MEMO_LIMIT:
+            self._forget()
+        shares = [self._share(bucket, plan) for bucket in self._buckets]
+        parts = np.array([[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]])
+        alive = np.zeros(len(self.timeline.moments))
+        for share in shares:
+            alive += share.alive
+        return _State(plan, parts.reshape(3, -1), alive, shares)
+
+    def _evaluate_change(self, state: _State, plan: Plan) -> _State:
+        """Only the buckets that the differing middle of the two plans touches can cost something else."""
+        old, new = list(state.plan), list(plan)
+        while old and new and old[-1] == new[-1]:
+            old.pop(), new.pop()
+        start = 0
+        while start < min(len(old), len(new)) and old[start] == new[start]:
+            start += 1
+        touched: set[int] = set()
+        for decision in old[start:] + new[start:]:
+            touched.update(self._of_group[decision.group] if isinstance(decision, Shard) else self._of_role[decision.role])
+        parts, alive, shares = state.parts.copy(), state.alive.copy(), state.shares.copy()
+        for number in sorted(touched):
+            share = self._share(self._buckets[number], plan)
+            before = shares[number]
+            if share is not before:
+                alive += share.alive - before.alive
+                parts[:, number] = share.compute, share.communication, share.arguments
+                shares[number] = share
+        return _State(plan, parts, alive, shares)
+
+    def _forget(self) -> None:
+        """Drops everything that depends on the selected moments, and all shares."""
+        for bucket in self._buckets:
+            bucket.memo.clear()
+        self._array_memo.clear()
+        self._presence.clear()
+        self._memo_size = 0
+        self._state = None
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
@@ -111,7 +199,9 @@ class Evaluator:
             used = set(numbers)
             groups = frozenset().union(*(groups_of[p] for p in used))
             roles = frozenset(patterns[p].role for p in used)
-            return buckets.setdefault((groups, roles), _Bucket(groups, roles))
+            found = buckets.setdefault((groups, roles), _Bucket(groups, roles))
+            found.patterns |= used
+            return found
 
         for work in self.items.work:
             bucket([work.pattern]).work.append(work)
@@ -123,163 +213,97 @@ class Evaluator:
         key = self.problem.relevant(plan, bucket.groups, bucket.roles)
         share = bucket.memo.get(key)
         if share is None:
-            share = bucket.memo[key] = self._compute_share(bucket, key)
+            share = bucket.memo[key] = self._make_share(bucket, key)
+            self._memo_size += 1
         return share
 
-    def _compute_share(self, bucket: _Bucket, plan: Plan) -> _Share:
+    def _make_share(self, bucket: _Bucket, plan: Plan) -> _Share:
+        lowered = self._lower(bucket, plan)
         compute = communication = arguments = 0.0
-        alive = np.zeros(len(self.timeline.moments), np.float32)
+        alive = np.zeros(len(self.timeline.moments))
         for work in bucket.work:
-            compute += self._work_seconds(work, plan)
-            communication += sum(use.seconds for use in self._work_collectives(work, plan))
+            seconds = self._work_share(work, lowered[work.pattern])
+            compute += seconds[0]
+            communication += seconds[1]
         for item in bucket.arrays:
-            communication += sum(use.seconds for use in self._array_collectives(item, plan))
-            for count, size, _ in self._memory(item, plan):
-                alive += count * np.float32(size)
-            if self.problem.program.ops[self.problem.program.producer[item.values[0]]].name == ARGUMENT:
-                arguments += len(item.values) * self._local(item.bytes, self._made(item, plan))
+            share = self._array_share(item, lowered)
+            communication += share.communication
+            arguments += share.arguments
+            for count, size in share.memory:
+                alive += count * size
         return _Share(compute, communication, arguments, alive)
 
-    # -- items ---------------------------------------------------------------------------------------------------
+    def _lower(self, bucket: _Bucket, plan: Plan) -> Lowered:
+        return {pattern: self._iteration(pattern, plan) for pattern in bucket.patterns}
 
     def _iteration(self, pattern: int, plan: Plan) -> Iteration:
         role = frozenset([self.problem.patterns[pattern].role])
         key = (pattern, self.problem.relevant(plan, self.problem.pattern_groups[pattern], role))
         found = self._iterations.get(key)
         if found is None:
-            found = self._iterations[key] = self.problem.iterate(pattern, key[1])
+            fresh = self.problem.iterate(pattern, key[1])
+            found = self._iterations[key] = self._equal_iterations.setdefault((pattern, fresh), fresh)
         return found
 
-    def _local(self, size: float, layout: Layout) -> float:
-        return size / shards(layout, self._sizes)
+    # -- items ---------------------------------------------------------------------------------------------------
 
-    def _seconds(self, kind: str, result_bytes: float, axes: tuple[int, ...]) -> float:
-        key = (kind, result_bytes, axes)
-        found = self._collectives.get(key)
+    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+        """(compute, communication) seconds of one item."""
+        key = (work.op, id(iteration))
+        found = self._work_memo.get(key)
         if found is None:
-            found = self._collectives[key] = collective_seconds(self.problem.mesh, kind, result_bytes, axes)
+            communication = sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
+            found = self._work_memo[key] = (self._pricer.work_seconds(work, iteration), communication)
         return found
 
-    def _work_seconds(self, work: WorkItem, plan: Plan) -> float:
-        iteration = self._iteration(work.pattern, plan)
-        ways = 1
-        for axes in iteration.slot_axes:
-            for axis in axes:
-                ways *= self._sizes[axis]
-        traffic = sum(self._local(b, at) for b, at in zip(work.operand_bytes, iteration.operands, strict=True) if b)
-        traffic += sum(self._local(b, at) for b, at in zip(work.result_bytes, iteration.computed, strict=True) if b)
-        return work.runs * op_seconds(self.problem.mesh.chip, work.name, work.dtype, work.flops / ways, traffic)
+    def _array_share(self, item: ArrayItem, lowered: Lowered) -> _ArrayShare:
+        key = (item.values[0], id(lowered[item.pattern]), *[id(lowered[r.pattern]) for r in item.readers])
+        found = self._array_memo.get(key)
+        if found is None:
+            seconds = sum(use.seconds for use in self._pricer.array_collectives(item, lowered))
+            rest = 0.0
+            if self._pricer.is_argument(item):
+                rest = len(item.values) * self._pricer.local(item.bytes, self._pricer.made(item, lowered))
+            memory = tuple(self._presences(item, lowered))
+            found = self._array_memo[key] = _ArrayShare(seconds, rest, memory)
+        return found
 
-    def _work_collectives(self, work: WorkItem, plan: Plan) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of partial results, halo exchanges of split neighbourhoods."""
-        iteration = self._iteration(work.pattern, plan)
-        results = self.problem.program.ops[work.op].results
-        if iteration.reduced or any(iteration.scattered):
-            for k, whole in enumerate(work.whole_bytes):
-                size = self._local(whole, iteration.computed[k])
-                if iteration.scattered[k]:
-                    for axis in iteration.scattered[k]:
-                        size /= self._sizes[axis]
-                    yield self._use("reduce-scatter", iteration.scattered[k], size, work.runs, work.op, results[k])
-                over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
-                if over:
-                    yield self._use("all-reduce", over, size, work.runs, work.op, results[k])
-        form = self.problem.patterns[work.pattern].form
-        for slot, axes in enumerate(iteration.slot_axes):
-            if axes and form.kinds[slot] is SlotKind.PERMUTATION:
-                count = 1
-                for axis in axes:
-                    count *= self._sizes[axis]
-                part = _HALO / (max(form.extents[slot]) / count) if work.name in _STENCILS else 1.0
-                size = self._local(work.whole_bytes[0], iteration.computed[0]) * min(1.0, part)
-                yield self._use("collective-permute", axes, size, work.runs, work.op, results[0])
-
-    def _made(self, item: ArrayItem, plan: Plan) -> Layout:
-        return self._iteration(item.pattern, plan).layouts[item.result]
-
-    def _wanted(self, item: ArrayItem, plan: Plan) -> dict[Layout, list[int]]:
-        """Layouts in which readers need the array, other than the one it has -> places in `item.readers`."""
-        made = self._made(item, plan)
-        wanted: dict[Layout, list[int]] = {}
-        if not item.free:
-            for place, reader in enumerate(item.readers):
-                layout = self._iteration(reader.pattern, plan).operands[reader.position]
-                if layout != made:
-                    wanted.setdefault(layout, []).append(place)
-        return wanted
-
-    def _array_collectives(self, item: ArrayItem, plan: Plan) -> Iterator[CollectiveUse]:
-        """Reshards between where an array is made and where it is read; equal ones are shared."""
-        if not item.readers or item.free:
-            return
-        made = self._made(item, plan)
-        for layout, places in self._wanted(item, plan).items():
-            runs = max(item.readers[p].runs for p in places) * len(item.values)
-            for step in reshard_steps(made, layout, self._sizes):
-                op = self._reader_op(item, item.readers[places[0]])
-                yield self._use(step.kind, step.axes, item.bytes * step.fraction, runs, op, item.values[0])
-
-    def _reader_op(self, item: ArrayItem, reader: Reader) -> int:
-        for op, position in self.problem.program.users[item.values[0]]:
-            if position == reader.position and self.problem.op_pattern[op] == reader.pattern:
-                return op
-        return self.problem.program.producer[item.values[0]]
-
-    def _use(self, kind: str, axes: tuple[int, ...], size: float, count: float, op: int, value: int) -> CollectiveUse:
-        return CollectiveUse(kind, axes, size, count, count * self._seconds(kind, size, axes), op, value)
-
-    # -- memory --------------------------------------------------------------------------------------------------
-
-    def _memory(self, item: ArrayItem, plan: Plan) -> Iterator[tuple[Vector, float, bool]]:
-        """(how many are alive at each moment, bytes of one, whether it is a resharded copy)."""
-        made = self._made(item, plan)
-        if item.stored:
-            presence = self._presence.get(item.values)
+    def _presences(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Vector, float]]:
+        """Pairs of how many arrays are alive [moments] and bytes of one: the arrays themselves, then resharded copies."""
+        kinds = [(None, self._pricer.made(item, lowered))] if item.stored else []
+        for places, layout in kinds + [(copy.places, copy.layout) for copy in self._pricer.copies(item, lowered)]:
+            key = (item.values[0], places)
+            presence = self._presence.get(key)
             if presence is None:
-                presence = self._presence[item.values] = self.timeline.presence(self._intervals(item))
-            yield presence, self._local(item.bytes, made), False
-        for layout, places in self._wanted(item, plan).items():
-            if reshard_steps(made, layout, self._sizes):
-                key = (item.values[0], tuple(places))
-                copies = self._copies.get(key)
-                if copies is None:
-                    copies = self._copies[key] = self.timeline.presence(self._copy_intervals(item, places))
-                yield copies, self._local(item.bytes, layout), True
+                found = self._pricer.intervals(item) if places is None else self._pricer.copy_intervals(item, places)
+                presence = self._presence[key] = self.timeline.presence(found)
+            yield presence, self._pricer.local(item.bytes, layout)
 
-    def _intervals(self, item: ArrayItem) -> Iterator[tuple[int, int]]:
-        for value in item.values:
-            yield from self.items.lives.intervals[value]
+    def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
+        for bucket in self._buckets:
+            lowered = self._lower(bucket, plan)
+            for item in bucket.arrays:
+                yield item, lowered
 
-    def _copy_intervals(self, item: ArrayItem, places: list[int]) -> Iterator[tuple[int, int]]:
-        """From the first to the last read of a resharded copy, per array."""
-        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
-        for value in item.values:
-            reads = [
-                (op, position) for op, position in self.problem.program.users[value]
-                if (self.problem.op_pattern[op], position) in wanted and self.problem.program.ops[op].name != CARRY
-            ]  # fmt: skip
-            if reads:
-                yield 2 * reads[0][0], max(self.items.lives.read_at[read] for read in reads)
-
-    def _alive(self, item: ArrayItem, plan: Plan, moment: int) -> Iterator[Alive]:
-        made = self._made(item, plan)
-        maker = self.problem.program.ops[self.problem.program.producer[item.values[0]]].name
-        role = {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
+    def _memory(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[list[tuple[int, int]], float, bool]]:
+        """(intervals, bytes of one array, whether these are resharded copies)."""
         if item.stored:
-            for value in item.values:
-                if any(first <= moment <= last for first, last in self.items.lives.intervals[value]):
-                    yield Alive(value, self._local(item.bytes, made), role)
-        one = defaultdict(list)
-        for layout, places in self._wanted(item, plan).items():
-            if reshard_steps(made, layout, self._sizes):
-                one[layout] = places
-        for layout, places in one.items():
-            for value in item.values:
-                single = ArrayItem(item.pattern, item.result, item.bytes, item.free, item.stored, item.readers, (value,))
-                if any(first <= moment <= last for first, last in self._copy_intervals(single, places)):
-                    yield Alive(value, self._local(item.bytes, layout), "gathered")
+            yield self._pricer.intervals(item), self._pricer.local(item.bytes, self._pricer.made(item, lowered)), False
+        for copy in self._pricer.copies(item, lowered):
+            yield self._pricer.copy_intervals(item, copy.places), self._pricer.local(item.bytes, copy.layout), True
+
+    def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[Alive]:
+        maker = self.problem.program.ops[self.problem.program.producer[item.values[0]]].name
+        role = "argument" if self._pricer.is_argument(item) else "carry" if maker == CARRY else "temporary"
+        local = self._pricer.local(item.bytes, self._pricer.made(item, lowered))
+        copies = self._pricer.copies(item, lowered)
+        for value in item.values:
+            if item.stored and _covers(self.items.lives.intervals[value], moment):
+                yield Alive(value, local, role)
+            for copy in copies:
+                if _covers(self._pricer.copy_interval(item, copy.places, value), moment):
+                    yield Alive(value, self._pricer.local(item.bytes, copy.layout), "gathered")
 
 
-# Rows of neighbours a split stencil needs from both sides together: a 3-wide window. Ops whose neighbours are that near.
-_HALO = 2.0
-_STENCILS = frozenset({"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"})
+def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:
+    return any(first <= moment <= last for first, last in intervals)

@@ -1,46 +1,64 @@
-"""The moments at which memory can peak, and how many arrays of an item are alive at each.
+"""Memory over time. All moments at which it can peak for exact answers, a selection of them for quick ones.
 
-Memory can only peak where something has been made since the last time something died; between such moments nothing changes
-for the worse. Long programs have more of them than are worth looking at one by one: then neighbouring moments share a
-bucket, in which an array counts as alive if it is alive at any of them (an upper bound).
+Memory can only peak where something has been made since the last time something died. Of those moments a search looks at a
+few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a search
+returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.cost.liveness import Lives
-from toast_cli.program.model import Program
 
-MAX_MOMENTS = 4096
+SELECTED = 256
+_SPREAD = 64
+
+Intervals = list[tuple[int, int]]  # first and last half step, both included
 
 
 class Timeline:
-    """moments: [moments] half steps, ascending (the last of each bucket)."""
+    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search looks at; ascending."""
 
-    def __init__(self, program: Program, lives: Lives, limit: int = MAX_MOMENTS) -> None:
-        candidates = _peak_candidates(lives)
-        width = -(-len(candidates) // limit)
-        self._edges: NDArray[np.int64] = np.array(candidates, np.int64)
-        self._width = max(1, width)
-        self.moments: list[int] = candidates[self._width - 1 :: self._width]
-        if candidates and (not self.moments or self.moments[-1] != candidates[-1]):
-            self.moments.append(candidates[-1])
+    def __init__(self, lives: Lives) -> None:
+        self.candidates: NDArray[np.int64] = np.array(_peak_candidates(lives), np.int64)
+        self.moments: NDArray[np.int64] = self.candidates
 
-    def presence(self, intervals: Iterable[tuple[int, int]]) -> NDArray[np.float32]:
-        """[moments] how many of the intervals (first, last half step, included) cover each moment."""
-        count = len(self.moments)
-        pairs = np.array(list(intervals), np.int64).reshape(-1, 2)
-        first = np.searchsorted(self._edges, pairs[:, 0], "left")
-        last = np.searchsorted(self._edges, pairs[:, 1], "right") - 1
-        covers = last >= first
-        change = np.zeros(count + 1, np.float32)
-        np.add.at(change, first[covers] // self._width, 1.0)
-        np.add.at(change, last[covers] // self._width + 1, -1.0)
-        return np.cumsum(change)[:count].astype(np.float32)
+    def select(self, profiles: list[NDArray[np.float64]]) -> None:
+        """Keeps the highest moments of each profile [candidates], and an even spread."""
+        count = len(self.candidates)
+        if count <= SELECTED:
+            return
+        keep = set(np.linspace(0, count - 1, _SPREAD).astype(int).tolist())
+        each = (SELECTED - _SPREAD) // max(1, len(profiles))
+        for profile in profiles:
+            keep.update(np.argsort(-profile, kind="stable")[:each].tolist())
+        self.moments = self.candidates[sorted(keep)]
+
+    def add(self, candidate: int) -> bool:
+        """Looks at one more candidate (by number) from now on; False if it was looked at already."""
+        moment = self.candidates[candidate]
+        if moment in self.moments:
+            return False
+        self.moments = np.sort(np.append(self.moments, moment))
+        return True
+
+    def presence(self, intervals: Intervals) -> NDArray[np.float64]:
+        """[moments] how many of the intervals cover each moment."""
+        pairs = np.array(intervals, np.int64).reshape(-1, 2)
+        born = np.searchsorted(np.sort(pairs[:, 0]), self.moments, "right")
+        dead = np.searchsorted(np.sort(pairs[:, 1]), self.moments, "left")
+        return (born - dead).astype(np.float64)
+
+    def profile(self, intervals: Intervals, sizes: list[float]) -> NDArray[np.float64]:
+        """[candidates] bytes alive: each interval counts with its size."""
+        pairs = np.array(intervals, np.int64).reshape(-1, 2)
+        weights = np.array(sizes, np.float64)
+        first = np.searchsorted(self.candidates, pairs[:, 0], "left")
+        last = np.searchsorted(self.candidates, pairs[:, 1], "right")
+        change = np.bincount(first, weights, len(self.candidates) + 1) - np.bincount(last, weights, len(self.candidates) + 1)
+        return np.cumsum(change)[: len(self.candidates)]
 
 
 def _peak_candidates(lives: Lives) -> list[int]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toast_cli.emit.marks import Marks, Pin, Reshard
+from toast_cli.emit.marks import Marks, Pin, Reshard, hands_on
 from toast_cli.plan.layout import Layout
 from toast_cli.xla import ir
+
+Undo = list[Callable[[], None]]
 
 PARTITIONS = "mhlo.num_partitions"
 REPLICAS = "mhlo.num_replicas"
@@ -25,8 +26,8 @@ class Notation(Protocol):
     attribute: str
     """Name of the attribute on operations, arguments and results."""
 
-    def declare(self, module: Any) -> list[Any]:
-        """Adds to the module what the notation refers to (a mesh), if anything; returns the operations added."""
+    def prepare(self, module: Any, undo: Undo) -> None:
+        """Adds to the module what the notation refers to (a mesh), if anything."""
 
     def of_value(self, layout: Layout) -> Any:
         """The attribute of an argument or result of the entry function."""
@@ -34,14 +35,14 @@ class Notation(Protocol):
     def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
         """The attribute of an operation with these results."""
 
-    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> Any:
-        """A new operation at insertion point `where` whose one operand is `value` and whose one result lies as `layout`."""
+    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
+        """New operations at insertion point `where`; the last has one result, which is `value` lying as `layout`."""
 
 
 @contextmanager
 def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> Iterator[None]:
     """The module carries `marks` and says that it runs on `devices` partitions while the block runs."""
-    undo: list[Callable[[], None]] = []
+    undo: Undo = []
     function = entry_function(module)
     try:
         with module.context:
@@ -49,7 +50,7 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
             put(module.operation, PARTITIONS, count, undo)
             put(module.operation, REPLICAS, one, undo)
-            undo.extend(operation.erase for operation in notation.declare(module))
+            notation.prepare(module, undo)
             mark_boundary(function.operation, "arg_attrs", marks.arguments, notation, undo)
             mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
             for operation, layouts in marks.operations:
@@ -69,10 +70,10 @@ def entry_function(module: Any) -> Any:
     return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
 
 
-def put(operation: Any, name: str, attribute: Any, undo: list[Callable[[], None]]) -> None:
+def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
     """Sets an attribute and notes how to set it back."""
     attributes = operation.attributes
-    before = attributes[name] if name in attributes else None
+    before = attributes.get(name)
     attributes[name] = attribute
 
     def restore() -> None:
@@ -84,9 +85,7 @@ def put(operation: Any, name: str, attribute: Any, undo: list[Callable[[], None]
     undo.append(restore)
 
 
-def mark_boundary(
-    function: Any, name: str, layouts: tuple[Layout, ...], notation: Notation, undo: list[Callable[[], None]]
-) -> None:
+def mark_boundary(function: Any, name: str, layouts: tuple[Layout, ...], notation: Notation, undo: Undo) -> None:
     """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; what else they say (donation, paths) stays."""
     if not layouts:
         return
@@ -99,30 +98,32 @@ def mark_boundary(
     put(function, name, ir.ArrayAttr.get(marked), undo)
 
 
-def put_pin(pin: Pin, notation: Notation, undo: list[Callable[[], None]]) -> None:
-    """Puts constraints right after the definition and lets all uses read from the last of them."""
+def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
+    """Puts constraints right after the definition and lets all uses read from the last of them, save a loop that hands an argument on."""
     value = pin.handle
     if isinstance(value, ir.BlockArgument):
         where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location
     else:
         where, location = ir.InsertionPoint.after(value.owner), value.owner.location
-    added = []
+    added: list[Any] = []
     for layout in pin.layouts:
-        added.append(notation.constraint(value, layout, location, where))
+        added += notation.constraint(value, layout, location, where)
         value = added[-1].results[0]
-    pin.handle.replace_all_uses_except(value, added[0])
+    untouched = [use.owner.operation for use in pin.handle.uses if hands_on(pin.handle, use.owner.operation)]
+    pin.handle.replace_all_uses_except(value, [added[0], *untouched])
     undo.append(lambda: remove(added, value, pin.handle))
 
 
-def put_reshard(reshard: Reshard, notation: Notation, undo: list[Callable[[], None]]) -> None:
+def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
     """Puts a constraint before the anchor and lets the uses, and no others, read from it."""
     first = reshard.uses[0]
     value = first.operation.operands[first.operand]
     anchor = reshard.anchor
     added = notation.constraint(value, reshard.layout, anchor.location, ir.InsertionPoint(anchor))
+    outcome = added[-1].results[0]
     for use in reshard.uses:
-        use.operation.operands[use.operand] = added.results[0]
-    undo.append(lambda: remove([added], added.results[0], value))
+        use.operation.operands[use.operand] = outcome
+    undo.append(lambda: remove(added, outcome, value))
 
 
 def remove(added: list[Any], outcome: Any, value: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.emit.remade import remade_values
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
@@ -21,7 +22,8 @@ from toast_cli.xla import ir
 class Pin:
     """A value lies, from where it is defined on, as `layouts` say one after the other: all its uses see the last.
 
-    Two layouts are a value that is computed in the first, partial, and reduce-scattered to the second.
+    Two layouts are a value that is computed in the first, partial, and reduce-scattered to the second. Where a loop's body hands
+    its argument on unchanged, it goes on doing so.
     """
 
     handle: Any  # ir.Value: an op result or a block argument
@@ -72,16 +74,27 @@ def pinned_marks(source: Source, lowered: LoweredPlan) -> Marks:
 
 
 def operation_marks(source: Source, lowered: LoweredPlan) -> Marks:
-    """The same with the shardings on the operations; pins only where a value goes on in another layout than it is computed in."""
+    """The same with shardings on the operations themselves.
+
+    Pins stay where a value goes on in another layout than it is computed in, and where a sharding on the operation would be lost.
+    """
     boundary = argument_marks(source, lowered)
-    computed = [Pin(source.definitions[value], (lowered.layouts[value],)) for value in sorted(lowered.computed)]
+    pins = [pin for pin in all_pins(source, lowered) if len(pin.layouts) > 1 or needs_pin(pin.handle)]
     return Marks(
         boundary.arguments,
         boundary.results,
         operations=tuple(operation_layouts(source, lowered)),
-        pins=tuple(computed),
+        pins=tuple(pin if needs_pin(pin.handle) else Pin(pin.handle, pin.layouts[1:]) for pin in pins),
         reshards=tuple(all_reshards(source, lowered)),
     )
+
+
+def needs_pin(handle: Any) -> bool:
+    """Whether a sharding on the operation that defines `handle` would not arrive in HLO.
+
+    CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts wrong.
+    """
+    return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", "stablehlo.while"))
 
 
 def result_layouts(source: Source, lowered: LoweredPlan) -> tuple[Layout, ...]:
@@ -94,36 +107,47 @@ def result_layouts(source: Source, lowered: LoweredPlan) -> tuple[Layout, ...]:
 
 
 def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
-    """A pin for every array that an operation with operands makes, and for every array a loop's body or condition is given.
+    """A pin for every array that an operation makes, and for every array a loop's body or condition is given.
 
-    Constants take the layout of their use; arguments of the entry function carry a sharding of their own.
+    Values that are made anew for each use take its layout; arguments of the entry function carry a sharding of their own, and
+    so do the results of Shardy's own operations. What nobody reads needs none.
     """
+    remade = remade_values(source.program)
     for value, handle in enumerate(source.definitions):
         layout = lowered.layouts[value]
-        if layout and not isinstance(handle, ir.BlockArgument) and can_pin(handle.owner.operation):
+        if not layout or remade[value] or isinstance(handle, ir.BlockArgument) or not is_read(handle):
+            continue
+        if not handle.owner.name.startswith("sdy."):
             yield Pin(handle, (lowered.computed[value], layout) if value in lowered.computed else (layout,))
     layout_of = layout_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
-            if layout_of(result):
-                for block in (region.blocks[0] for region in loop.regions):
-                    yield Pin(block.arguments[k], (layout_of(result),))
+            layout = layout_of(result)
+            for block in (region.blocks[0] for region in loop.regions):
+                if layout and is_read(block.arguments[k]):
+                    yield Pin(block.arguments[k], (layout,))
 
 
-def can_pin(operation: Any) -> bool:
-    """Whether the layout of this operation's results is ours to say; Shardy's own operations say it themselves."""
-    return len(operation.operands) > 0 and not operation.name.startswith("sdy.")
+def is_read(handle: Any) -> bool:
+    """Whether an operation reads the value, other than to hand a loop's argument on to the next iteration."""
+    return any(not hands_on(handle, use.owner.operation) for use in handle.uses)
+
+
+def hands_on(handle: Any, user: Any) -> bool:
+    """Whether `user` ends the block that `handle` is an argument of."""
+    return isinstance(handle, ir.BlockArgument) and user.name == "stablehlo.return" and user.block == handle.owner
 
 
 def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Layout, ...]]]:
     """Each operation that makes arrays of the program, with the layout in which it computes each of its results."""
     layout_of = layout_finder(source, lowered, lowered.computed)
+    remade = remade_values(source.program)
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
-        if isinstance(handle, ir.BlockArgument) or not lowered.layouts[value]:
+        if not lowered.layouts[value] or remade[value] or isinstance(handle, ir.BlockArgument):
             continue
         operation = handle.owner.operation
-        if operation.name.startswith("sdy.") or (len(operation.results) > 1 and operation in seen):
+        if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
             continue
         if len(operation.results) > 1:
             seen.add(operation)

@@ -1,11 +1,52 @@
-"""Shardy StableHLO: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`."""
+"""StableHLO with Shardy's shardings: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments, results and constraints and
+drops those on other operations (docs/emitting.md), so constraints carry everything in between.
+"""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+from toast_cli.emit.annotate import Undo, annotated, put
+from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
+from toast_cli.errors import UsageError
+from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
-from toast_cli.xla import ir
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.xla import ir, sdy, write_bytecode
+
+ANNOTATE = ("minimal", "full", "arguments")
+
+
+def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "full") -> bytes:
+    """The program as StableHLO text (or MLIR bytecode) that partitions as `lowered` says.
+
+    Args:
+        annotate: "full" states the layout of every value; "arguments" only those of arguments and results, and leaves the rest
+            to the compiler.
+    """
+    return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
+
+
+def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str) -> Marks:
+    """The places that carry a sharding. Raises `UsageError` for an unknown `annotate`."""
+    if annotate == "full":
+        return pinned_marks(source, lowered)
+    if annotate == "arguments":
+        return argument_marks(source, lowered)
+    raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
+
+
+def write_shardy(source: Source, lowered: LoweredPlan, marks: Marks, *, binary: bool = False) -> bytes:
+    """The program with these marks on it; the module of `source` is as before afterwards."""
+    notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+    with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
+        if binary:
+            return write_bytecode(source.module)
+        text: str = source.module.operation.get_asm(enable_debug_info=True)
+        return text.encode()
 
 
 class ShardyNotation:
@@ -16,26 +57,37 @@ class ShardyNotation:
     def __init__(self, module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
         self._context = module.context
         self._axis_names = axis_names
-        self._mesh_text = mesh_text(axis_names, axis_sizes)
-        self._mesh = mesh_symbol(module)
+        axes = ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
+        self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes}]>", self._context)
+        symbols = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+        self._existing = [
+            op for op in module.body.operations if op.operation.name == "sdy.mesh" and fits(op, axis_names)
+        ]
+        names = ("mesh", *(f"mesh_{k}" for k in range(len(symbols))))
+        self._symbol = (
+            self._existing[0].attributes["sym_name"].value
+            if self._existing
+            else next(name for name in names if name not in symbols)
+        )
         self._values: dict[Layout, Any] = {}
         self._operations: dict[tuple[Layout, ...], Any] = {}
 
-    def declare(self, module: Any) -> list[Any]:
-        mesh = ir.Operation.create(
-            "sdy.mesh",
-            attributes={
-                "sym_name": ir.StringAttr.get(self._mesh, self._context),
-                "mesh": ir.Attribute.parse(f"#sdy.mesh<{self._mesh_text}>", self._context),
-            },
-            loc=ir.Location.unknown(self._context),
-            ip=ir.InsertionPoint.at_block_begin(module.body),
-        )
-        return [mesh]
+    def prepare(self, module: Any, undo: Undo) -> None:
+        """Declares the mesh. Manual regions bring one along, perhaps with some of our axes only: ours takes its place."""
+        for mesh in self._existing:
+            put(mesh.operation, "mesh", self._mesh, undo)
+        if not self._existing:
+            added = ir.Operation.create(
+                "sdy.mesh",
+                attributes={"sym_name": ir.StringAttr.get(self._symbol, self._context), "mesh": self._mesh},
+                loc=ir.Location.unknown(self._context),
+                ip=ir.InsertionPoint.at_block_begin(module.body),
+            )
+            undo.append(added.erase)
 
     def _text(self, layout: Layout) -> str:
         dimensions = ("{" + ", ".join(quoted(self._axis_names[axis]) for axis in axes) + "}" for axes in layout)
-        return f"<@{self._mesh}, [{', '.join(dimensions)}]>"
+        return f"<@{self._symbol}, [{', '.join(dimensions)}]>"
 
     def of_value(self, layout: Layout) -> Any:
         if layout not in self._values:
@@ -48,26 +100,25 @@ class ShardyNotation:
             self._operations[layouts] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
         return self._operations[layouts]
 
-    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> Any:
-        return ir.Operation.create(
-            "sdy.sharding_constraint",
-            results=[value.type],
-            operands=[value],
-            attributes={"sharding": self.of_value(layout)},
-            loc=location,
-            ip=where,
-        )
+    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
+        return [
+            ir.Operation.create(
+                "sdy.sharding_constraint",
+                results=[value.type],
+                operands=[value],
+                attributes={"sharding": self.of_value(layout)},
+                loc=location,
+                ip=where,
+            )
+        ]
 
 
-def mesh_text(axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> str:
-    """The mesh as Shardy prints it: `["data"=8, "model"=2]`."""
-    return "[" + ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True)) + "]"
-
-
-def mesh_symbol(module: Any) -> str:
-    """A symbol for the mesh that the module does not use yet: `mesh` where free (manual regions bring meshes of their own)."""
-    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-    return next(name for name in ("mesh", *(f"mesh_{k}" for k in range(len(taken) + 1))) if name not in taken)
+def fits(mesh: Any, axis_names: tuple[str, ...]) -> bool:
+    """Whether a mesh in the program, with devices in their own order, has no axes but ours."""
+    attribute = sdy.MeshAttr(mesh.attributes["mesh"])
+    return not list(attribute.device_ids) and {sdy.MeshAxisAttr(axis).name for axis in attribute.axes} <= set(
+        axis_names
+    )
 
 
 def quoted(name: str) -> str:

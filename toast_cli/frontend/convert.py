@@ -12,36 +12,41 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from subprocess import PIPE
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error
 
 FAILED = 3
 # A child gets this long, plus a second for so many bytes: hundreds of times what an intact file needs.
-BASE_SECONDS = 30.0
+BASE_SECONDS = 20.0
 BYTES_PER_SECOND = 500_000
 
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 
 
 def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
-    """MLIR bytecode of a program that is `data`, of a kind listed in `CONVERSIONS`.
+    """MLIR bytecode of a program that is `data`, of one of the kinds in `conversions`.
 
     Raises `InputError` at `where` with the first error and `hint`, also when the child process dies or hangs.
     """
     command = [sys.executable, "-P", "-m", "toast_cli.frontend.convert", kind]
     limit = BASE_SECONDS + len(data) / BYTES_PER_SECOND
-    try:
-        child = subprocess.run(command, input=data, capture_output=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"the program could not be read within {limit:.0f} seconds", where=where, hint=hint) from None
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as child:
+        import toast_cli.xla  # noqa: F401  (while the child does the same)
+
+        try:
+            answer, complaint = child.communicate(data, timeout=limit)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            what = f"the program could not be read within {limit:.0f} seconds"
+            raise InputError(what, where=where, hint=hint) from None
     if child.returncode == 0:
-        return child.stdout
+        return answer
     if child.returncode == FAILED:
-        place, message = json.loads(child.stdout)
+        place, message = json.loads(answer)
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint)
-    raise InputError(f"the program is damaged: {_abort_reason(child.stderr)}", where=where, hint=hint)
+    raise InputError(f"the program is damaged: {_abort_reason(complaint)}", where=where, hint=hint)
 
 
 def _abort_reason(stderr: bytes) -> str:
@@ -56,54 +61,44 @@ def _abort_reason(stderr: bytes) -> str:
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def _from_bytecode(data: bytes) -> bytes:
-    """Reading it is the test; the parent can then read the very same bytes."""
-    from toast_cli import xla
-
-    xla.parse_module(xla.make_context(), data)
-    return data
-
-
-def _from_portable(data: bytes) -> bytes:
-    from toast_cli import xla
-
-    return xla.write_bytecode(xla.parse_portable_artifact(xla.make_context(), data))
-
-
-def _from_hlo_text(data: bytes) -> bytes:
-    from toast_cli import xla
-
-    return _from_hlo_proto(xla.hlo_text_to_proto(data.decode("utf-8")))
-
-
-def _from_hlo_proto(proto: bytes) -> bytes:
+def conversions() -> dict[str, Callable[[bytes], bytes]]:
+    """What the child can do, by kind. Loads jaxlib."""
     from toast_cli import xla
     from toast_cli.frontend.donation import mark_donations
 
-    module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
-    mark_donations(module, proto)
-    return xla.write_bytecode(module)
+    def from_bytecode(data: bytes) -> bytes:
+        """Reading it is the test; the parent can then read the very same bytes."""
+        xla.check_text(xla.parse_module(xla.make_context(), data))
+        return data
 
+    def from_portable(data: bytes) -> bytes:
+        module = xla.parse_portable_artifact(xla.make_context(), data)
+        xla.check_text(module)
+        return xla.write_bytecode(module)
 
-def _refined(data: bytes) -> bytes:
-    from toast_cli import xla
+    def from_hlo_text(data: bytes) -> bytes:
+        return from_hlo_proto(xla.hlo_text_to_proto(data.decode("utf-8")))
 
-    return xla.refine_shapes(data)
+    def from_hlo_proto(proto: bytes) -> bytes:
+        module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
+        xla.check_text(module)
+        mark_donations(module, proto)
+        return xla.write_bytecode(module)
 
-
-CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "bytecode": _from_bytecode,
-    "portable": _from_portable,
-    "hlo-text": _from_hlo_text,
-    "hlo-proto": _from_hlo_proto,
-    "refine": _refined,
-}
+    return {
+        "bytecode": from_bytecode,
+        "portable": from_portable,
+        "hlo-text": from_hlo_text,
+        "hlo-proto": from_hlo_proto,
+        "refine": xla.refine_shapes,
+    }
 
 
 def main(arguments: list[str]) -> int:
     """Converts stdin to stdout; any exception is an answer for the parent to show."""
+    run = conversions()[arguments[0]]
     try:
-        answer: Any = CONVERSIONS[arguments[0]](sys.stdin.buffer.read())
+        answer = run(sys.stdin.buffer.read())
     except Exception as error:
         sys.stdout.write(json.dumps(first_error(error)))
         return FAILED

@@ -11,7 +11,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.xla import func, inline_function, ir, stablehlo, walk_ops
+from toast_cli.xla import inline_function, ir, walk_ops
 
 # More operations than this after inlining come from calls that double at every level, not from a model.
 MAX_OPERATIONS = 20_000_000
@@ -31,7 +31,9 @@ def inline_calls(module: Any, entry: str, path: str) -> None:
         size = count_operations(function)
         for call, callee in sites:
             if callee not in symbols:
-                raise InputError(f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?")
+                raise InputError(
+                    f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?"
+                )
             if callee == name or callee in callers:
                 hint = "a recursive program has no fixed size and cannot be partitioned"
                 raise InputError(f"function @{callee} calls itself", where=place_of(call, path), hint=hint)
@@ -50,20 +52,18 @@ def inline_calls(module: Any, entry: str, path: str) -> None:
 
 def body_of(symbols: Any, name: str, path: str) -> Any:
     """The function called `name`, which must consist of one block."""
-    function = symbols[name] if name in symbols else None
-    blocks = list(function.regions[0].blocks) if function is not None else []
+    function = symbols[name]
+    blocks = list(function.regions[0].blocks)
     if len(blocks) == 1:
         return function
     what = f"function @{name} has {'branches between blocks' if blocks else 'no body'}"
-    where = path if function is None else place_of(function, path)
-    raise InputError(
-        what, where=where, hint="toast reads StableHLO, where loops and branches are operations with regions"
-    )
+    hint = "toast reads StableHLO, where loops and branches are operations with regions"
+    raise InputError(what, where=place_of(function, path), hint=hint)
 
 
 def call_sites(function: Any) -> list[Any]:
     """Calls and composites, those inside regions included."""
-    return walk_ops(function, func.CallOp) + walk_ops(function, stablehlo.CompositeOp)
+    return walk_ops(function, "func.call", "stablehlo.composite")
 
 
 def callee_name(call: Any) -> str:

@@ -5,7 +5,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * fusions, named computations and asynchronous pairs are replaced by what they compute,
 * copies and control dependencies by their operand,
 * bitcasts between layouts by the reshape and transposes they stand for,
-* elementwise functions and top-k by their CHLO counterpart.
+* elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
 What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the element type, …) stays, for the reader to report.
 """
@@ -35,6 +35,7 @@ CHLO_TWINS = (
     "sinh",
     "tan",
 )
+CHLO_COMPOSITES = frozenset({"chlo.top_k", *(f"chlo.{name}" for name in CHLO_TWINS)})
 
 Values = list[Any]
 
@@ -97,6 +98,17 @@ def chlo_top_k(operation: Any) -> Values | None:
         return None
     types = [result.type for result in operation.results]
     return create("chlo.top_k", list(operation.operands), types, {"k": operation.attributes["k"]}, operation)
+
+
+def chlo_composite(operation: Any) -> Values | None:
+    """jax.export writes CHLO operations as composites of the same name; the operation is easier to split than its expansion."""
+    name = str(ir.StringAttr(operation.attributes["name"]).value)
+    if name not in CHLO_COMPOSITES:
+        return None
+    given: dict[str, Any] = {}
+    if "composite_attributes" in operation.attributes:
+        given = {item.name: item.attr for item in operation.attributes["composite_attributes"]}
+    return create(name, list(operation.operands), [result.type for result in operation.results], given, operation)
 
 
 def plain_bitcast(operation: Any) -> Values | None:
@@ -163,6 +175,7 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     "mhlo.add_dependency": first_operand,
     "mhlo.bitcast": plain_bitcast,
     "mhlo.topk": chlo_top_k,
+    "stablehlo.composite": chlo_composite,
     "mhlo.async_start": finished_at_once,
     "stablehlo.async_start": finished_at_once,
 }

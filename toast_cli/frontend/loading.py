@@ -6,17 +6,15 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.errors import InputError
-from toast_cli.frontend.formats import parse, read_bytes
-from toast_cli.frontend.normalise import normalise
+from toast_cli.frontend.loaded import load_module
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.source import Source
 
 
 def load(path: str, *, keep_shardings: bool = False) -> Source:
     """Reads a program in any known format. Raises `InputError` with place and hint when that is not possible."""
-    form, module = parse(read_bytes(path), path)
-    notices = normalise(module)
-    return read_source(path, form, module, notices)
+    loaded = load_module(path, keep_shardings=keep_shardings)
+    return read_source(path, loaded.format, loaded.module, loaded.notices)
 
 
 def read_source(path: str, form: str, module: Any, notices: tuple[str, ...]) -> Source:

@@ -1,35 +1,143 @@
-"""One entry function without calls: what enters is a parsed module, what leaves is the same module, changed in place."""
+"""One entry function without calls, tuples, fusions or shardings.
+
+Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and what was taken out of it on the way.
+Every step is linear in the number of operations after inlining.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from jaxlib.mlir.dialects import func
-
 from toast_cli.errors import InputError
-from toast_cli.xla import inline_function, ir, walk_ops
+from toast_cli.frontend.inline import inline_calls
+from toast_cli.frontend.leftovers import translate_leftovers
+from toast_cli.frontend.manual import restore_manual_regions
+from toast_cli.frontend.shapes import with_static_shapes
+from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
+from toast_cli.frontend.tuples import flatten_tuples
+from toast_cli.xla import ir, run_passes
+
+ENTRY = "main"
+# Left by the conversion from HLO: XLA's own settings, layouts, and what has become attributes of arguments.
+HLO_SETTINGS = (
+    "mhlo.cross_program_prefetches", "mhlo.frontend_attributes", "mhlo.input_output_alias", "mhlo.is_dynamic",
+    "mhlo.spmd_output_sharding", "mhlo.spmd_parameters_shardings", "mhlo.use_auto_spmd_partitioning",
+    "mhlo.xla_entry_computation_parameter_layouts", "mhlo.xla_entry_computation_parameter_tiles",
+    "mhlo.xla_entry_computation_result_layout", "mhlo.xla_entry_computation_result_tiles",
+)  # fmt: skip
+COLLECTIVES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "collective_broadcast",
+        "collective_permute",
+        "reduce_scatter",
+    )
+) | {"stablehlo.partition_id", "stablehlo.replica_id"}
 
 
-def normalise(module: Any) -> tuple[str, ...]:
-    """Inlines every call into `main` and removes all other functions. Returns notices, one sentence each."""
-    symbols = ir.SymbolTable(module.operation)
-    done: set[str] = set()
+@dataclass(frozen=True)
+class Normalised:
+    """A normalised module.
 
-    def inline_calls(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            raise InputError(f"function @{name} calls itself", hint="recursive programs cannot be partitioned")
-        for call in walk_ops(symbols[name], func.CallOp):
-            callee = call.opview.callee.value
-            if callee not in done:
-                inline_calls(callee, (*path, name))
-            outcome = inline_function(symbols[callee], call.operands, call)
-            for result, value in zip(call.results, outcome, strict=True):
-                result.replace_all_uses_with(value)
-            call.erase()
-        done.add(name)
+    Attributes:
+        module: ir.Module with the one function `main` (and whatever symbols its operations refer to).
+        kept: shardings that were taken out. pins: what manual regions, which stay, need at their boundary.
+        notices: one sentence for each thing that was changed or assumed.
+    """
 
-    inline_calls("main", ())
-    for function in [op for op in module.body.operations if op.operation.name == "func.func"]:
-        if function.name.value != "main":
-            function.operation.erase()
-    return ()
+    module: Any
+    kept: tuple[Kept, ...]
+    pins: tuple[Kept, ...]
+    notices: tuple[str, ...]
+
+
+def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
+    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
+
+    Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, or control flow between blocks.
+    """
+    module = with_static_shapes(module, entry_function(module, path), path)
+    function = entry_function(module, path)
+    flatten_tuples(module, path)
+    translate_leftovers(module)
+    restore_manual_regions(module, path)
+    inline_calls(module, ENTRY, path)
+    findings = take_shardings(module, function, path)
+    notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
+    settle_attributes(module)
+    drop_unused_symbols(module)
+    kept = tuple(findings.kept) if keep_shardings else ()
+    return Normalised(module, kept, tuple(findings.pins), tuple(notices))
+
+
+def entry_function(module: Any, path: str) -> Any:
+    """The function `main`; else the one public function there is, which is renamed to `main`."""
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    named = [function for function in functions if function.name.value == ENTRY]
+    public = [function for function in functions if not is_private(function)]
+    if named:
+        return named[0]
+    if len(public) == 1:
+        with module.context:
+            public[0].operation.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+        return public[0]
+    names = ", ".join(f"@{function.name.value}" for function in public)
+    what = f"no function @main among the public ones ({names})" if public else "there is no public function in it"
+    raise InputError(what, where=path, hint="make the entry function the only public one, or call it main")
+
+
+def is_private(function: Any) -> bool:
+    attributes = function.operation.attributes
+    return "sym_visibility" in attributes and ir.StringAttr(attributes["sym_visibility"]).value == "private"
+
+
+def sharding_notices(count: int, keep: bool) -> list[str]:
+    """What became of the shardings in the program."""
+    if not count:
+        return []
+    what = "1 sharding already in the program is" if count == 1 else f"{count} shardings already in the program are"
+    return [f"{what} kept" if keep else f"{what} dropped (--keep-shardings keeps them)"]
+
+
+def collective_notices(function: Any) -> list[str]:
+    """Collectives outside manual regions: a sign that the program has been partitioned before."""
+    count = 0
+
+    def visit(operation: Any) -> Any:
+        nonlocal count
+        count += operation.name in COLLECTIVES
+        return ir.WalkResult.SKIP if operation.name == MANUAL_REGION else ir.WalkResult.ADVANCE
+
+    function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    if not count:
+        return []
+    what = "1 operation communicates" if count == 1 else f"{count} operations communicate"
+    return [f"{what} between devices outside manual regions, left as found: was this program partitioned before?"]
+
+
+def settle_attributes(module: Any) -> None:
+    """A program for one device: what it ran on before is not what it will run on."""
+    attributes = module.operation.attributes
+    for name in HLO_SETTINGS:
+        if name in attributes:
+            del attributes[name]
+    with module.context:
+        attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+
+
+def drop_unused_symbols(module: Any) -> None:
+    """Removes functions and meshes that nothing in `main` refers to."""
+    symbols = [view.operation for view in module.body.operations if "sym_name" in view.operation.attributes]
+    with module.context:
+        private = ir.StringAttr.get("private")
+    for symbol in symbols:
+        if ir.StringAttr(symbol.attributes["sym_name"]).value != ENTRY:
+            symbol.attributes["sym_visibility"] = private
+    run_passes(module, "symbol-dce")
+    for view in module.body.operations:
+        if view.operation.name == "sdy.mesh":
+            del view.operation.attributes["sym_visibility"]

@@ -1,40 +1,45 @@
-"""Shardings that a program already holds.
+"""Takes the shardings that a program already holds out of it.
 
 Enters: the entry function without calls. Leaves: the same function without shardings, and what they said as `Kept` records. Two
 kinds of statement stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as pins, and
 the placement of an operation on one single device, as host callbacks have it.
-
-A record's axes are those of the program's own mesh, or a GSPMD string that names no axes; `constraints_on` translates to a mesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.gspmd import MANUAL, MAXIMAL, REPLICATED, mesh_axes, read_tiling, split_shardings
-from toast_cli.xla import ir, sdy
+from toast_cli.frontend.statements import (
+    FRONTEND,
+    GSPMD,
+    SDY,
+    Meshes,
+    Sharding,
+    meshes_of,
+    stated_shardings,
+    tensor_sharding,
+    value_shardings,
+    without_shardings,
+)
+from toast_cli.xla import ir
 
-SDY, GSPMD, FRONTEND, FRONTEND_SDY = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes", "xla.sdy.sharding"
 MANUAL_REGION = "sdy.manual_computation"
-# Operations that change where a value lies and nothing else; as far as numbers go each is its first operand.
-MOVES = frozenset(
-    f"sdy.{name}"
-    for name in (
-        *("sharding_constraint", "reshard", "propagation_barrier", "data_flow_edge", "all_gather", "all_slice", "all_to_all"),
-        *("collective_permute", "all_reduce", "reduce_scatter", "replicated_to_unreduced", "sharded_to_unreduced"),
-    )
-)  # fmt: skip
-MOVING_CALLS = frozenset({"Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"})
+# Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
+MOVES = frozenset({
+    "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.all_gather", "sdy.all_slice",
+    "sdy.all_to_all", "sdy.collective_permute", "sdy.all_reduce", "sdy.reduce_scatter", "sdy.replicated_to_unreduced",
+    "sdy.sharded_to_unreduced", "Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier",
+})  # fmt: skip
+# These say that values belong together, and have no result.
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
+_UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
-# Per dimension: the axes that split it, major to minor; () for "whole", None for "open".
-Axes = tuple[tuple[str, ...] | None, ...]
-MeshAxes = tuple[tuple[str, int], ...]
 Use = tuple[Any, int]
+# What an attribute speaks of: a value, the uses of it that are meant, and how messages call it.
+Subject = tuple[Any, tuple[Use, ...], str]
 
 
 @dataclass(frozen=True)
@@ -43,184 +48,163 @@ class Kept:
 
     Attributes:
         value: the ir.Value it speaks of.
+        sharding: in the program's own terms; `toast_cli.frontend.constraints` translates to a mesh.
         uses: (operation, operand number) of the uses it is limited to; empty when it holds for the value itself.
-        axes: per dimension, in names of the program's own mesh; None when `gspmd` says it.
-        mesh: axes of that mesh with their sizes, in order.
-        gspmd: XLA's notation, which names no axes. open_dims: dimensions it leaves open.
         origin: who states it: `argument 3`, `result 0`, `model.py:12:4`.
     """
 
     value: Any
-    uses: tuple[Use, ...] = ()
-    axes: Axes | None = None
-    mesh: MeshAxes = ()
-    gspmd: str = ""
-    open_dims: frozenset[int] = frozenset()
-    origin: str = ""
+    sharding: Sharding
+    uses: tuple[Use, ...]
+    origin: str
 
 
 @dataclass
 class Findings:
-    """What one walk over a function found."""
+    """What was taken: constraints, pins of manual regions, and how many statements the module has lost."""
 
     kept: list[Kept] = field(default_factory=list)
     pins: list[Kept] = field(default_factory=list)
-    count: int = 0  # statements removed from the module
+    count: int = 0
 
 
 def take_shardings(module: Any, function: Any, path: str) -> Findings:
-    """Removes the shardings from the function and returns them. Call this once calls are inlined and tuples are gone."""
-    taker = _Taker(module, path)
-    with module.context:
+    """Removes the shardings from the function and returns them."""
+    with module.context, ir.Location.unknown():
+        taker = _Taker(meshes_of(module), path)
         taker.boundary(function)
-        moves = taker.operations(function)
-        for move in moves:
-            taker.move(move)
+        taker.body(function)
     return taker.findings
-
-
-def constraints_on(
-    kept: tuple[Kept, ...], names: tuple[str, ...], sizes: tuple[int, ...]
-) -> tuple[list[tuple[Kept, Axes]], list[str]]:
-    """The records in axes of a mesh, and a notice for each kind that cannot be expressed there.
-
-    Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
-    """
-    found: list[tuple[Kept, Axes]] = []
-    untranslated: list[Kept] = []
-    target = dict(zip(names, sizes, strict=True))
-    for record in kept:
-        if record.axes is not None:
-            check_axes(record, target)
-            found.append((record, record.axes))
-            continue
-        tiling = read_tiling(record.gspmd)
-        translated = mesh_axes(tiling, ir.ShapedType(record.value.type).rank, names, sizes) if tiling else None
-        if translated is None:
-            untranslated.append(record)
-        else:
-            dims = tuple(None if d in record.open_dims and not axes else axes for d, axes in enumerate(translated))
-            found.append((record, dims))
-    notices = []
-    if untranslated:
-        example = untranslated[0]
-        notices.append(
-            f"{len(untranslated)} of the program's shardings do not lie along the axes of this mesh and are left out "
-            f"(first: {example.gspmd} of {example.origin})"
-        )
-    return found, notices
-
-
-def check_axes(record: Kept, target: dict[str, int]) -> None:
-    """Raises `InputError` when a record uses an axis that `target` (name -> size) does not have at the same size."""
-    sizes = dict(record.mesh)
-    for axis in {axis for axes in record.axes or () for axis in axes or ()}:
-        if target.get(axis) != sizes[axis]:
-            shape = ",".join(f"{name}={size}" for name, size in record.mesh)
-            has = f"has it with size {target[axis]}" if axis in target else "has no such axis"
-            raise InputError(
-                f"the sharding of {record.origin} uses mesh axis {axis!r} (size {sizes[axis]}), but the mesh {has}",
-                hint=f"try --mesh-shape {shape}, or drop the program's shardings",
-            )
 
 
 class _Taker:
     """Walks one function; used once."""
 
-    def __init__(self, module: Any, path: str) -> None:
+    def __init__(self, meshes: Meshes, path: str) -> None:
         self.findings = Findings()
+        self._meshes = meshes
         self._path = path
-        self._meshes = {
-            ir.StringAttr(op.attributes["sym_name"]).value: mesh_of(op.attributes["mesh"])
-            for op in (view.operation for view in module.body.operations)
-            if op.name == "sdy.mesh"
-        }
-        self._pinned: dict[Any, Axes | str] = {}  # value -> what has been said of it
-        self._tensors: dict[Any, tuple[Axes, MeshAxes]] = {}  # sdy.sharding attribute -> what it says
+        self._said: dict[Any, Sharding] = {}  # value -> the first thing that was said of it as a whole
 
-    # -- the entry's boundary ------------------------------------------------------------------------------------
+    def _record(self, value: Any, sharding: Sharding, uses: tuple[Use, ...], origin: str) -> None:
+        self.findings.count += 1
+        if sharding.single_device:
+            return
+        if not uses:
+            self._said.setdefault(value, sharding)
+        self.findings.kept.append(Kept(value, sharding, uses, origin))
 
     def boundary(self, function: Any) -> None:
-        """Arguments, then results, in order."""
+        """Arguments and results of the function. A result is a use of the value that is returned."""
         block = function.entry_block
-        terminator = block.operations[len(block.operations) - 1].operation
-        self._boundary_list(function, "arg_attrs", lambda k: (block.arguments[k], (), f"argument {k}"))
-        self._boundary_list(
-            function, "res_attrs", lambda k: (terminator.operands[k], ((terminator, k),), f"result {k}")
-        )
+        end = block.operations[len(block.operations) - 1].operation
+        arguments: list[Subject] = [(value, (), f"argument {k}") for k, value in enumerate(block.arguments)]
+        results: list[Subject] = [(value, ((end, k),), f"result {k}") for k, value in enumerate(end.operands)]
+        self._boundary_attributes(function.operation, "arg_attrs", arguments)
+        self._boundary_attributes(function.operation, "res_attrs", results)
 
-    def _boundary_list(self, function: Any, name: str, subject: Callable[[int], tuple[Any, tuple[Use, ...], str]]) -> None:
-        attributes = function.operation.attributes
-        if name not in attributes:
+    def _boundary_attributes(self, function: Any, name: str, subjects: list[Subject]) -> None:
+        if name not in function.attributes:
             return
         cleaned = []
-        for k, entry in enumerate(attributes[name]):
-            said = {item.name: item.attr for item in entry}
-            statement = self._statement(said)
-            if statement is not None:
-                value, uses, origin = subject(k)
-                self._record(value, uses, statement[0], frozenset(), origin)
-            cleaned.append(ir.DictAttr.get({key: attr for key, attr in said.items() if key not in (SDY, GSPMD)}))
-        attributes[name] = ir.ArrayAttr.get(cleaned)
+        for entry, (value, uses, origin) in zip(function.attributes[name], subjects, strict=True):
+            attributes = {item.name: item.attr for item in entry}
+            for sharding in stated_shardings(attributes, self._meshes)[:1]:
+                self._record(value, sharding, uses, origin)
+            cleaned.append(ir.DictAttr.get(without_shardings(attributes)))
+        function.attributes[name] = ir.ArrayAttr.get(cleaned)
 
-    # -- operations ----------------------------------------------------------------------------------------------
-
-    def operations(self, function: Any) -> list[Any]:
-        """Takes attributes off operations and pins from manual regions; returns the operations that only move values."""
+    def body(self, function: Any) -> None:
+        """Attributes of operations first, then the operations that are nothing but statements, in program order."""
         moves: list[Any] = []
-        stated: list[Any] = []
+        stating: list[Any] = []
 
         def visit(operation: Any) -> Any:
-            name = operation.name
-            if name == MANUAL_REGION:
-                self._region(operation)
+            kind = kind_of(operation)
+            if kind == MANUAL_REGION:
+                self._manual_region(operation)
                 return ir.WalkResult.SKIP
-            if name in MOVES or name in GROUPINGS:
-                moves.append(operation)
-            elif name == "stablehlo.custom_call" and call_target(operation) in MOVING_CALLS | GROUPINGS:
+            if kind in MOVES or kind in GROUPINGS:
                 moves.append(operation)
             else:
                 attributes = operation.attributes
                 if SDY in attributes or GSPMD in attributes or FRONTEND in attributes:
-                    stated.append(operation)
+                    stating.append(operation)
             return ir.WalkResult.ADVANCE
 
-        function.regions[0].blocks[0].owner.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-        for operation in stated:
-            self._operation(operation)
-        return moves
+        function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+        for operation in stating:
+            self._stating(operation)
+        for operation in moves:
+            self._move(operation)
 
-    def _operation(self, operation: Any) -> None:
-        """An operation that carries the shardings of its results."""
-        attributes = operation.attributes
-        said = {name: attributes[name] for name in (SDY, GSPMD, FRONTEND) if name in attributes}
-        statement = self._statement(said)
-        if statement is not None and statement[0] != MAXIMAL:
-            for result, what in zip(operation.results, statement, strict=False):
-                self._record(result, (), what, frozenset(), place_of(operation, self._path))
+    def _stating(self, operation: Any) -> None:
+        """An operation whose attributes say how its results lie."""
+        attributes = {name: operation.attributes[name] for name in operation.attributes}
+        shardings = stated_shardings(attributes, self._meshes)
+        placed = any(sharding.single_device for sharding in shardings)
+        if not placed:
+            for result, sharding in zip(operation.results, shardings, strict=False):
+                self._record(result, sharding, (), place_of(operation, self._path))
+        cleaned = without_shardings(attributes, keep_placement=placed)
         for name in (SDY, GSPMD, FRONTEND):
-            if name not in said:
-                continue
-            if name not in cleaned_attributes(said, statement):
-                del attributes[name]
-            else:
-                attributes[name] = cleaned_attributes(said, statement)[name]
+            if name in cleaned:
+                operation.attributes[name] = cleaned[name]
+            elif name in attributes:
+                del operation.attributes[name]
 
-    def move(self, operation: Any) -> None:
-        """A constraint: what it says is recorded, its users read the operand."""
-        if operation.name in GROUPINGS or not len(operation.results):
+    def _move(self, operation: Any) -> None:
+        """A constraint or the like: what it says is recorded, and its users read its operand."""
+        if kind_of(operation) in GROUPINGS:
+            self.findings.count += 1
             operation.erase()
-            self.findings.count += 1
             return
-        statement = self._move_statement(operation)
         value, result = operation.operands[0], operation.results[0]
-        if statement is not None:
-            uses: tuple[Use, ...] = ()
-            if self._pinned.get(value, statement) != statement:
-                uses = tuple((use.owner.operation, use.operand_number) for use in result.uses if not is_move(use.owner))
-            open_dims = unspecified_dims(operation)
-            self._record(value, uses, statement, open_dims, place_of(operation, self._path))
-        else:
+        stated = self._move_says(operation)
+        if stated is None:
             self.findings.count += 1
+        else:
+            differs = value in self._said and self._said[value] != stated
+            self._record(value, stated, real_uses(result) if differs else (), place_of(operation, self._path))
         result.replace_all_uses_with(value)
         operation.erase()
+
+    def _move_says(self, operation: Any) -> Sharding | None:
+        """How the result of a moving operation lies; None when it does not say."""
+        for name in ("sharding", "out_sharding"):
+            if name in operation.attributes:
+                return tensor_sharding(operation.attributes[name], self._meshes)
+        attributes = {name: operation.attributes[name] for name in operation.attributes}
+        stated = stated_shardings(attributes, self._meshes)
+        return replace(stated[0], open_dims=unspecified_dims(attributes)) if stated else None
+
+    def _manual_region(self, operation: Any) -> None:
+        """The boundary of a manual region: what it needs of its operands, what it makes of its results."""
+        origin = f"the manual region at {place_of(operation, self._path)}"
+        needed = value_shardings(operation.attributes["in_shardings"], self._meshes)
+        for k, (value, sharding) in enumerate(zip(operation.operands, needed, strict=True)):
+            self.findings.pins.append(Kept(value, sharding, ((operation, k),), origin))
+        made = value_shardings(operation.attributes["out_shardings"], self._meshes)
+        for value, sharding in zip(operation.results, made, strict=True):
+            self.findings.pins.append(Kept(value, sharding, (), origin))
+
+
+def kind_of(operation: Any) -> str:
+    """The operation's name, or a custom call's target."""
+    if operation.name == "stablehlo.custom_call":
+        return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+    return str(operation.name)
+
+
+def real_uses(value: Any) -> tuple[Use, ...]:
+    """Uses of a value by operations that stay."""
+    uses = ((use.owner.operation, int(use.operand_number)) for use in value.uses)
+    return tuple(use for use in uses if kind_of(use[0]) not in MOVES | GROUPINGS)
+
+
+def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
+    """Dimensions that a `Sharding` custom call leaves open, as it says in its backend config."""
+    if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
+        return frozenset()
+    found = _UNSPECIFIED.search(attributes["backend_config"].value)
+    return frozenset(int(number) for number in found[1].split(",") if number) if found else frozenset()

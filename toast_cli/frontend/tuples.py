@@ -19,9 +19,8 @@ PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
 def flatten_tuples(module: Any, path: str) -> None:
     """Removes every tuple. Raises `InputError` where one flows through an operation with regions."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    tupled = [operation for function in functions for operation in tuple_operations(function)]
     boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
-    if not tupled and not boundary:
+    if not boundary and not holds_tuples(module):
         return
     with module.context, ir.Location.unknown():
         for function in boundary:
@@ -44,6 +43,19 @@ def leaf_types(kind: Any) -> list[Any]:
 def boundary_types(function: Any) -> list[Any]:
     kind = function.type
     return [*kind.inputs, *kind.results]
+
+
+def holds_tuples(module: Any) -> bool:
+    """Whether any operation gives a tuple."""
+    kinds: set[Any] = set()
+
+    def visit(operation: Any) -> Any:
+        for result in operation.results:
+            kinds.add(result.type)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return any(map(is_tuple, kinds))
 
 
 def tuple_operations(function: Any) -> list[Any]:

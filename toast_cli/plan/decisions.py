@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict."""
 
     group: int
@@ -14,8 +13,7 @@ class Shard:
     sides: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Replicate:
+class Replicate(NamedTuple):
     """Do not keep the arguments of group `role` split over `axis` at rest (what separates ZeRO-1/2 from ZeRO-3)."""
 
     role: int

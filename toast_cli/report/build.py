@@ -43,7 +43,15 @@ def build_report(
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
     arguments, results = _shardings(problem, result.plan)
     return Report(
-        ProgramFacts(source.path, program.name, program.source_op_count, len(program.values), len(program.arguments), parameters, program.flops),
+        ProgramFacts(
+            source.path,
+            program.name,
+            program.source_op_count,
+            len(program.values),
+            len(program.arguments),
+            parameters,
+            program.flops,
+        ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts([_decision(problem, d) for d in result.plan], summary(problem, result.plan)),
         _predicted(source, evaluator, result),
@@ -80,7 +88,9 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
     program = problem.program
     maker = program.producer[value]
     name = next((a.path for a in program.arguments if a.value == value and a.path), program.ops[maker].name)
-    return LiveValue(name, str(program.values[value]), round(size), source.location(maker) if role != "argument" else "", role)
+    return LiveValue(
+        name, str(program.values[value]), round(size), source.location(maker) if role != "argument" else "", role
+    )
 
 
 def _baselines(evaluator: Evaluator) -> dict[str, BaselineFacts]:
@@ -90,13 +100,17 @@ def _baselines(evaluator: Evaluator) -> dict[str, BaselineFacts]:
 
 def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
     fits = cost.peak_bytes <= evaluator.problem.mesh.limit_bytes
-    return BaselineFacts(cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds)
+    return BaselineFacts(
+        cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds
+    )
 
 
 def _collectives(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
     names = evaluator.problem.mesh.names
     return [
-        CollectiveFacts(u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, source.location(u.op))
+        CollectiveFacts(
+            u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, source.location(u.op)
+        )
         for u in evaluator.collectives(plan)
     ]
 
@@ -114,7 +128,12 @@ def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[
     ]
     first = len(program.ops) - len(program.results)
     results = [
-        ResultFacts(k, r.path, str(program.values[r.value]), named(lowered.required.get((first + k, 0), lowered.layouts[r.value])))
+        ResultFacts(
+            k,
+            r.path,
+            str(program.values[r.value]),
+            named(lowered.required.get((first + k, 0), lowered.layouts[r.value])),
+        )
         for k, r in enumerate(program.results)
     ]
     return arguments, results
@@ -142,5 +161,3 @@ def _analysis(source: Source, problem: Problem) -> AnalysisFacts:
         len(dimensions.class_sizes), len(dimensions.groups), dimensions.conflicts, dimensions.components,
         len(dimensions.resolutions), groups, dict(opaque.most_common()), notes,
     )  # fmt: skip
-
-

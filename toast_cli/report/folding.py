@@ -100,8 +100,9 @@ def _fold_trees(rows: Sequence[Folded]) -> list[Folded]:
 
 
 def _endings(path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What is left of a path without its first component, without its first two, …; longest first."""
-    return [path[first:] for first in range(1, len(path))]
+    """What is left of a path without its first component, without its first two, …; longest first; never only numbers."""
+    endings = [path[first:] for first in range(1, len(path))]
+    return [ending for ending in endings if any(letter.isalpha() for part in ending for letter in part)]
 
 
 def _braced(heads: Sequence[tuple[str, ...]]) -> str:

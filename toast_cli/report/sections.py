@@ -18,16 +18,13 @@ from toast_cli.report.format import (
     format_plural,
     format_ratio,
     format_seconds,
-    format_sharding,
     shorten_location,
-    type_bytes,
 )
-from toast_cli.report.model import ArgumentFacts, BaselineFacts, Report, ResultFacts
+from toast_cli.report.model import BaselineFacts, Report
 from toast_cli.report.style import Part
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
-SHORT_ARGUMENTS = 12
 SHORT_LIVE = 10
 SHORT_NOTES = 6
 # What the words and figures beside a bar need.
@@ -35,9 +32,6 @@ BAR_COLUMNS = 70
 LEAST_BAR = 8
 # A column of words narrower than this is left out.
 LEAST_WORDS = 16
-# Below this width, tables leave out what can be missed; from the other on, they show more.
-NARROW = 72
-WIDE = 100
 
 
 def header(report: Report) -> RenderableType:
@@ -69,22 +63,21 @@ def verdict(report: Report) -> RenderableType:
 
 
 def decisions(report: Report, width: int) -> RenderableType:
-    """The plan in order, with what is left of each dimension on one device after each decision."""
+    """The plan in order, with what is left of each dimension on one device after each decision, and where it occurs."""
     if not report.plan.decisions:
-        return _section("decisions", Text("none: every device computes the whole program"))
+        return style.section("decisions", Text("none: every device computes the whole program"))
     axes = list(report.mesh.axes)
     sizes = _local_sizes(report)
     rows = [
         (str(number), f"{decision.kind} {decision.target}", decision.axis, size, format_count(decision.classes))
         for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
     ]
-    room = _room(width, rows)
     heads = [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("classes", "right")]
-    drawn = style.table([*heads, ("", "fold")] if room >= LEAST_WORDS else heads)
-    for decision, (number, name, axis, *figures) in zip(report.plan.decisions, rows, strict=True):
-        words = [] if decision.text == f"{decision.target} over {axis}" else [style.with_axes(decision.text, axes)]
-        drawn.add_row(number, name, style.with_axes(axis, axes), *figures, *(words if room >= LEAST_WORDS else []))
-    return _section("decisions", drawn)
+    room = style.room(width, rows) if width >= style.NARROW else 0
+    drawn = style.table([*heads, ("array.dimension", "fold")] if room >= LEAST_WORDS else heads)
+    for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True):
+        drawn.add_row(number, name, style.with_axes(axis, axes), *figures, *([words] if room >= LEAST_WORDS else []))
+    return style.section("decisions", drawn)
 
 
 def prediction(report: Report, width: int) -> RenderableType:
@@ -117,7 +110,7 @@ def prediction(report: Report, width: int) -> RenderableType:
 
     useful = Part(predicted.mfu, "█", style.GOOD)
     add("MFU", format_percent(predicted.mfu), [useful], "of the chips' peak arithmetic rate")
-    return _section("predicted, per device and step", rows)
+    return style.section("predicted, per device and step", rows)
 
 
 def comparison(report: Report, width: int) -> RenderableType:
@@ -130,7 +123,7 @@ def comparison(report: Report, width: int) -> RenderableType:
         predicted.compute_seconds,
         predicted.communication_seconds,
     )
-    wide = width >= WIDE
+    wide = width >= style.WIDE
     details = [("compute", "right"), ("communication", "right")] if wide else []
     rows = style.table(
         [("", "left"), ("step time", "right"), ("", "right"), *details, ("peak memory", "right"), ("", "left")]
@@ -146,16 +139,16 @@ def comparison(report: Report, width: int) -> RenderableType:
             format_bytes(facts.peak_bytes),
             Text("fits", style.GOOD) if facts.fits else Text("does not fit", style.BAD),
         )
-    return _section("compared with", rows)
+    return style.section("compared with", rows)
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     """The ones that take longest, and what in the source causes them."""
     ordered = sorted(report.collectives, key=lambda one: one.seconds, reverse=True)
     if not ordered:
-        return _section("collectives", Text("none: the devices never talk to each other"))
+        return style.section("collectives", Text("none: the devices never talk to each other"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
-    with_bytes = width >= NARROW
+    with_bytes = width >= style.NARROW
     heads = [
         ("kind", "left"),
         ("axes", "left"),
@@ -173,30 +166,15 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
         )
         for one in shown
     ]
-    room = _room(width, rows)
+    room = style.room(width, rows)
     drawn = style.table([*heads, ("caused by", "fold")])
     for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
         location = shorten_location(one.location or "(unknown)", room)
         drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
     total = f"{format_count(sum(one.count for one in ordered))} a step"
-    return _section(
+    return style.section(
         f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn
     )
-
-
-def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
-    """Shardings of the arguments at rest: folded by pattern and the largest of them, or each one with `verbose`."""
-    if verbose:
-        rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
-        for one in report.arguments:
-            donated = "donated" if one.donated else ""
-            rows.add_row(str(one.index), one.name, one.type, donated, _sharding(one, report))
-        return _section("arguments", rows)
-    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, width)
-
-
-def results(report: Report, width: int) -> RenderableType:
-    return _folded("results", report.results, len(report.results), report, width)
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:
@@ -211,7 +189,7 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
     rows = style.table([("", "left"), ("", "fold")])
     for line in lines:
         rows.add_row(Text("·", style.WARNING), line)
-    return _section("notes", rows)
+    return style.section("notes", rows)
 
 
 def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
@@ -222,7 +200,7 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     shown = live if verbose else live[:SHORT_LIVE]
     peak = report.predicted.peak_bytes or 1
     rows = [(format_bytes(one.bytes), format_percent(one.bytes / peak), one.role, one.type, one.name) for one in shown]
-    room = _room(width, rows)
+    room = style.room(width, rows)
     drawn = style.table(
         [("bytes", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold"), ("from", "fold")]
     )
@@ -231,7 +209,7 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
     rest = len(live) - len(shown)
     more = [Text(f"and {format_plural(rest, 'smaller one')}, all with --verbose", style.LABEL)] if rest else []
-    return _section(f"alive at the peak{where}", drawn, *more)
+    return style.section(f"alive at the peak{where}", drawn, *more)
 
 
 def groups(report: Report) -> RenderableType:
@@ -246,10 +224,12 @@ def groups(report: Report) -> RenderableType:
             format_plural(analysis.resolution_groups, "resolution group"),
         ]
     )
-    rows = style.table([("group", "left"), ("classes", "right"), ("size", "right"), ("in", "fold")])
+    rows = style.table([("group", "left"), ("classes", "right"), ("size", "right"), ("array.dimension", "fold")])
     for group in analysis.group_list:
-        rows.add_row(group.name, format_count(group.classes), format_count(group.size), ", ".join(group.members))
-    return _section(f"dimensions: {counts}", rows)
+        rows.add_row(
+            group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members))
+        )
+    return style.section(f"dimensions: {counts}", rows)
 
 
 def statistics(report: Report, verbose: bool) -> RenderableType:
@@ -272,40 +252,7 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
     for stage, seconds in {**report.timings, "in all": total}.items():
         drawn = style.bar([Part(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
         stages_table.add_row(stage, format_seconds(seconds), drawn)
-    return Group(rows, Text(), _section("time", stages_table))
-
-
-def _folded(
-    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, width: int
-) -> RenderableType:
-    """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
-    folded = fold([Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries])
-    sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
-    largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
-    facts = [
-        (folded[number].pattern, len(folded[number].members), entries[folded[number].members[0]]) for number in largest
-    ]
-    rows = [
-        (one.type, f"×{format_count(count)}" if count > 1 else "", format_sharding(one.sharding))
-        for _, count, one in facts
-    ]
-    room = _room(width, rows)
-    drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
-    stacked: list[RenderableType] = []
-    for (pattern, _, one), (type_, times, _) in zip(facts, rows, strict=True):
-        sharding = _sharding(one, report)
-        drawn.add_row(_broken(pattern, room), type_, times, sharding)
-        stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
-    hidden = len(folded) - len(largest)
-    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}, all with --verbose", style.LABEL)] if hidden else []
-    body = [drawn] if width >= NARROW else stacked
-    return _section(f"{title}, {format_count(len(entries))} in all", *body, *more)
-
-
-def _broken(pattern: str, room: int) -> str:
-    """A pattern too long for its column goes on after its braces on a second line."""
-    head, brace, tail = pattern.partition("}")
-    return pattern if len(pattern) <= room or not tail else f"{head}{brace}\n  {tail}"
+    return Group(rows, Text(), style.section("time", stages_table))
 
 
 def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
@@ -316,7 +263,38 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     shown = ordered if verbose else ordered[:4]
     named = ", ".join(f"{name} ×{format_count(count)}" for name, count in shown)
     rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
-    yield f"{format_plural(sum(ops.values()), 'op')} nobody knows how to split, computed whole on every device: {named}{rest}"
+    yield f"{format_plural(sum(ops.values()), 'op')} that cannot be split, computed whole on every device: {named}{rest}"
+
+
+def _whereabouts(report: Report, room: int) -> list[str]:
+    """[decisions] the sides it chooses and the first time the arrays that have the dimension, as many as there is room for."""
+    members = {group.name: group.members for group in report.analysis.group_list}
+    seen: set[str] = set()
+    found = []
+    for decision in report.plan.decisions:
+        words = [f"{conflict}: side {side}" for conflict, side in decision.sides.items()]
+        if decision.target not in seen and decision.kind == "shard":
+            patterns = _patterns(members.get(decision.target, []))
+            words += [_as_many(patterns, room)] if patterns else []
+        elif decision.kind != "shard":
+            words.append(decision.text)
+        seen.add(decision.target)
+        found.append("; ".join(words))
+    return found
+
+
+def _patterns(members: Sequence[str]) -> list[str]:
+    return [row.pattern for row in fold([Entry(name, ()) for name in members])]
+
+
+def _as_many(patterns: Sequence[str], room: int) -> str:
+    """The first pattern, and more of them as long as they fit on the line."""
+    text = patterns[0]
+    for number, pattern in enumerate(patterns[1:], start=1):
+        if len(f"{text}, {pattern}, …") > room and number < len(patterns):
+            return f"{text}, …"
+        text = f"{text}, {pattern}"
+    return text
 
 
 def _local_sizes(report: Report) -> list[str]:
@@ -345,18 +323,6 @@ def _split(report: Report, between: str) -> Text:
     return words
 
 
-def _room(width: int, rows: Sequence[Sequence[str]]) -> int:
-    """Columns that are left for the last cell of an indented table whose other cells are `rows`."""
-    taken = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
-    return max(width - 2 - taken, 12)
-
-
-def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:
-    if not any(one.sharding):
-        return Text(format_sharding(one.sharding), style.LABEL)
-    return style.with_axes(format_sharding(one.sharding), list(report.mesh.axes))
-
-
 def _lead(name: str, rest: str) -> Text:
     return Text.assemble((name, style.TITLE), f": {rest}")
 
@@ -367,7 +333,3 @@ def _labelled() -> Table:
     rows.columns[0].style = style.LABEL
     rows.columns[0].width = len("strategy") + 1
     return rows
-
-
-def _section(title: str, *body: RenderableType) -> RenderableType:
-    return Group(Text(title, style.TITLE), *(style.indented(part) for part in body))

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 NARROWEST, WIDEST = 60, 200
+# Below this width, tables leave out what can be missed; from the other on, they show more.
+NARROW, WIDE = 72, 100
 # Where no terminal says how wide it is (a pipe, a log file), and COLUMNS is not set.
 UNKNOWN_WIDTH = 100
 
@@ -125,3 +127,14 @@ def table(columns: Sequence[tuple[str, str]]) -> Table:
 
 def indented(renderable: RenderableType) -> Padding:
     return Padding(renderable, (0, 0, 0, 2))
+
+
+def section(title: str, *body: RenderableType) -> RenderableType:
+    """A heading and, indented beneath it, what it is about."""
+    return Group(Text(title, TITLE), *(indented(part) for part in body))
+
+
+def room(width: int, rows: Sequence[Sequence[str]]) -> int:
+    """Columns that are left for the last cell of an indented table whose other cells are `rows`."""
+    taken = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
+    return max(width - 2 - taken, 12)

@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from toast_cli.report import sections, style
+from toast_cli.report import arrays, sections, style
 from toast_cli.report.format import format_bytes, format_seconds
 from toast_cli.report.model import Report
 
@@ -52,8 +52,8 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         sections.comparison(report, width) if report.baselines else None,
         sections.live_at_peak(report, width, verbose) if verbose or not fits else None,
         sections.collectives(report, width, verbose),
-        sections.arguments(report, width, verbose),
-        sections.results(report, width) if verbose else None,
+        arrays.arguments(report, width, verbose),
+        arrays.results(report, width) if verbose else None,
         sections.groups(report) if verbose else None,
         sections.notes(report, verbose),
         sections.statistics(report, verbose),

@@ -29,8 +29,10 @@ def summary(problem: Problem, plan: Plan) -> str:
 def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
     """Whether a weight dimension gets an axis that an activation dimension has already: it then only splits arrays at rest."""
     decision = plan[place]
-    return isinstance(decision, Shard) and decision.group in in_weights and any(
-        isinstance(d, Shard) and d.axis == decision.axis and d.group not in in_weights for d in plan[:place]
+    return (
+        isinstance(decision, Shard)
+        and decision.group in in_weights
+        and any(isinstance(d, Shard) and d.axis == decision.axis and d.group not in in_weights for d in plan[:place])
     )
 
 
@@ -44,7 +46,10 @@ def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
         split = tuple(r for r in roles if (problem.roles.index(r), axis) not in kept)
         if split:
             found[split].append(problem.mesh.names[axis])
-    stage = {(WEIGHTS, STATE): "weights and state rest split over {} (ZeRO-3)", (STATE,): "state rests split over {} (ZeRO-1)"}
+    stage = {
+        (WEIGHTS, STATE): "weights and state rest split over {} (ZeRO-3)",
+        (STATE,): "state rests split over {} (ZeRO-1)",
+    }
     return [stage.get(split, "weights rest split over {}").format(" x ".join(names)) for split, names in found.items()]
 
 

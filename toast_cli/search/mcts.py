@@ -4,7 +4,9 @@ A state is a plan in canonical order, so plans reached in different orders of eq
 a graph). Every state is itself a complete plan: stopping there is always possible, and its value is at least its own reward.
 Selection is PUCT; the prior of a decision is what it was worth at the root and in all roll-outs that held it (as in AMAF
 statistics); a roll-out appends decisions, each time the best of a few drawn from the prior, and its value is the best plan on
-the way. The best plan found is then polished: every plan one change away is tried until none is better.
+the way. Since decisions are appended in order of priority, a roll-out alone cannot put a new decision before old ones: every
+other simulation therefore varies one of the best plans so far (inserts, moves, exchanges or drops a decision). The best plan
+is polished in the end: every plan one change away is tried until none is better.
 
 Sources: Kocsis & Szepesvari 2006 (UCT); Rosin 2011 (PUCT); Gelly & Silver 2011 (AMAF); automap (arXiv:2112.02958) and
 TOAST (arXiv:2508.15010) for MCTS over sharding decisions.
@@ -17,7 +19,7 @@ from math import sqrt
 
 import numpy as np
 
-from toast_cli.plan.decisions import Decision, Plan
+from toast_cli.plan.decisions import Decision, Plan, canonical
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import neighbours, next_decisions
@@ -26,7 +28,10 @@ EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
 ROLLOUT_DEPTH = 10
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
-PLATEAU = 60  # roll-outs without a better plan that end the search
+VARIATIONS = 8  # neighbours tried in one simulation that varies an elite plan
+ELITE = 6  # best plans kept for variation
+POLISH_SHARE = 0.25  # of the budget, kept for polishing
+PLATEAU = 80  # simulations without a better plan that end the search
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class _Tree:
         self.nodes: dict[Plan, _Node] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.low = self.high = 0.0
+        self.elite: list[tuple[float, Plan]] = []  # best rewards first
 
     def node(self, plan: Plan) -> _Node:
         found = self.nodes.get(plan)
@@ -57,6 +63,9 @@ class _Tree:
         for decision in plan:
             old = self.worth.get(decision, reward)
             self.worth[decision] = max(reward, old + 0.05 * (reward - old))
+        if len(self.elite) < ELITE or reward > self.elite[-1][0]:
+            if all(plan != other for _, other in self.elite):
+                self.elite = sorted([*self.elite, (reward, plan)], key=lambda e: (-e[0], repr(e[1])))[:ELITE]
         return reward
 
     def prior(self, decisions: list[Decision]) -> np.ndarray:
@@ -106,6 +115,31 @@ class _Tree:
             best = max(best, reward)
         return best
 
+    def vary(self) -> None:
+        """Random neighbours of a random elite plan; follows the first that is better."""
+        _, plan = self.elite[int(self.rng.integers(len(self.elite)))]
+        start = self.reward(plan)
+        for _ in range(VARIATIONS):
+            other = self._neighbour(plan)
+            if self.reward(other) > start:
+                plan, start = other, self.reward(other)
+
+    def _neighbour(self, plan: Plan) -> Plan:
+        """`plan` with a decision drawn from the prior put in anywhere, or one moved, exchanged or dropped."""
+        fixed = self.problem.fixed
+        free = list(plan[len(fixed) :])
+        kind = self.rng.random()
+        if free and kind < 0.6:  # drop one, and perhaps put it elsewhere
+            dropped = free.pop(int(self.rng.integers(len(free))))
+            if kind < 0.2:
+                free.insert(int(self.rng.integers(len(free) + 1)), dropped)
+        if kind >= 0.3 or not free:
+            decisions = next_decisions(self.problem, (*fixed, *free))
+            if decisions:
+                chosen = decisions[int(self.rng.choice(len(decisions), p=self.prior(decisions)))]
+                free.insert(int(self.rng.integers(len(free) + 1)), chosen)
+        return canonical((*fixed, *free))
+
     def back_up(self, path: list[_Node], reward: float) -> None:
         for node in path:
             node.visits += 1
@@ -122,15 +156,16 @@ def mcts(
     try:
         for decision in next_decisions(problem, problem.fixed):  # what each decision is worth alone
             tree.reward(incumbent.extend(problem.fixed, decision))
+        stopped = "iterations"
         idle = 0
-        while idle < PLATEAU and tree.node(problem.fixed).decisions:
+        while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).decisions:
             before = incumbent.best
             path = tree.descend()
             tree.back_up(path, tree.roll_out(path[-1].plan))
+            tree.vary()
             idle = 0 if incumbent.best != before else idle + 1
-            if idle == PLATEAU // 2:
-                polish(problem, incumbent)
-                idle = idle if incumbent.best == before else 0
+        if idle >= PLATEAU or not tree.node(problem.fixed).decisions:
+            stopped = "plateau"
         polish(problem, incumbent)
     except OutOfBudget as why:
         stopped = str(why)

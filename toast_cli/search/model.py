@@ -77,6 +77,16 @@ class Incumbent:
     def seconds(self) -> float:
         return time.monotonic() - self._start
 
+    @property
+    def used(self) -> float:
+        """Fraction of the budget spent, 0 to 1."""
+        parts = [0.0]
+        if self._budget.evaluations:
+            parts.append(len(self.seen) / self._budget.evaluations)
+        if self._budget.seconds:
+            parts.append(self.seconds / self._budget.seconds)
+        return min(1.0, max(parts))
+
     def look(self, plan: Plan) -> Cost:
         """Cost of a plan in canonical order; raises OutOfBudget instead of evaluating beyond the budget."""
         cost = self.seen.get(plan)
@@ -114,15 +124,23 @@ class Incumbent:
     def report(self) -> None:
         if self._progress:
             best = self.best_cost.step_seconds if self.fits(self.best_cost) else inf
-            used = [0.0]
-            if self._budget.evaluations:
-                used.append(len(self.seen) / self._budget.evaluations)
-            if self._budget.seconds:
-                used.append(self.seconds / self._budget.seconds)
-            self._progress(best, len(self.seen), self.seconds, min(1.0, max(used)))
+            self._progress(best, len(self.seen), self.seconds, self.used)
+
+    def _simplify(self) -> None:
+        """Drops decisions that change nothing; a handful of evaluations outside the budget."""
+        improved = True
+        while improved:
+            improved = False
+            for k in range(len(self.fixed), len(self.best)):
+                plan = canonical((*self.best[:k], *self.best[k + 1 :]))
+                cost = self.seen.get(plan) or self._evaluate(plan)
+                if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
+                    self.best, self.best_cost, improved = plan, cost, True
+                    break
 
     def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
         self.report()
+        self._simplify()
         return SearchResult(
             self.best, self.best_cost, self.fits(self.best_cost), len(self.seen), self.best_found_at, self.seconds, stopped,
             proven, lower_bound,

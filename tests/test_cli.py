@@ -1,0 +1,581 @@
+"""The command line around a pipeline that is not run: options, outputs, exit codes, errors, help."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from report_sample import PREDICTED, TOO_LARGE, make_report
+from worker_jobs import job
+
+from toast_cli.cli import main, outputs, progress, workers
+from toast_cli.cli import sweep as sweep_module
+from toast_cli.cli.outputs import Target
+from toast_cli.cli.values import Format, parse_fraction, seconds_or_none
+from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.pipeline import Request
+from toast_cli.report.model import Report
+
+ROOT = Path(__file__).parent.parent
+LINE = "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; batch over data; heads over model; "
+
+
+@dataclass
+class Pipeline:
+    """Stands for `toast_cli.pipeline`: gives `report`, or raises `error`; remembers the requests."""
+
+    report: Report = field(default_factory=make_report)
+    error: BaseException | None = None
+    requests: list[Request] = field(default_factory=list)
+    emitted: list[str] = field(default_factory=list)
+
+    def partition(self, request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+        self.requests.append(request)
+        if tell is not None:
+            tell("search", 0.5, 0.0234, 1234, 1.0)
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def emit(self, format: str) -> bytes:
+        self.emitted.append(format)
+        return f"program as {format}\n".encode()
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
+    """A stand-in pipeline, in an empty directory that holds `model.mlir`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("TOAST_DEBUG", raising=False)
+    (tmp_path / "model.mlir").write_text("module {}\n")
+    fake = Pipeline()
+    monkeypatch.setattr("toast_cli.pipeline.partition", fake.partition)
+    return fake
+
+
+def toast(*arguments: str) -> int:
+    return main(arguments)
+
+
+def partition(*arguments: str) -> int:
+    return toast("partition", "model.mlir", "--mesh", "v4-32", *arguments)
+
+
+# Help
+
+
+COMMANDS = ["", "partition", "check", "sweep", "mesh"]
+
+
+def help_text(command: str) -> str:
+    """What `toast COMMAND --help` prints on a terminal of 100 columns."""
+    found = subprocess.run(
+        [sys.executable, "-m", "toast_cli", *command.split(), "--help"],
+        env={**os.environ, "COLUMNS": "102"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return "\n".join(line.rstrip() for line in found.stdout.strip().splitlines())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_shows_the_help(command: str) -> None:
+    """With UPDATE_README=1 in the environment, the README is brought up to date instead."""
+    readme = ROOT / "README.md"
+    name = f"toast {command}".strip()
+    block = re.compile(rf"(<!-- help: {name} -->\n```\n).*?(\n```\n)", re.DOTALL)
+    written, expected = readme.read_text(encoding="utf-8"), help_text(command)
+    if os.environ.get("UPDATE_README"):
+        written = block.sub(lambda found: found[1] + expected + found[2], written)
+        readme.write_text(written, encoding="utf-8")
+    found = block.search(written)
+    assert found is not None
+    assert found.group() == f"{found[1]}{expected}{found[2]}", "UPDATE_README=1 pytest tests/test_cli.py updates it"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = "import sys; from toast_cli.cli import main; main(['--help']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded = set(found.stdout.splitlines()[-1].split())
+    assert loaded & {"jax", "jaxlib", "numpy", "rich", "yaml", "zstandard", "toast_cli.pipeline"} == set()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("--version") == 0
+    assert re.fullmatch(r"toast \d+\.\d+\.\d+\njaxlib \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast() == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    for command in COMMANDS:
+        entries = re.findall(r"^  (-\S.*?)(?:  +|\n +)(\S.*)", help_text(command), re.MULTILINE)
+        assert entries and all(words[0].isupper() for _, words in entries), entries
+
+
+# Partition
+
+
+def test_report_on_stdout(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition() == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("program    tiny_train") and err == ""
+    assert out.endswith("\nnothing written; -o OUT writes the sharded program\n")
+    assert pipeline.emitted == []
+
+
+def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
+    given = (
+        "--mesh-shape data=4,model=4 --search greedy --budget 1.5s --iterations 9 --seed 3 --jobs 2 --memory-limit 28GiB "
+        "--keep-shardings --pin .*/w=data,None --pin b=None"
+    )
+    assert partition(*given.split()) == 0
+    assert pipeline.requests == [
+        Request(
+            program="model.mlir",
+            mesh="v4-32",
+            mesh_shape="data=4,model=4",
+            search="greedy",
+            budget_seconds=1.5,
+            iterations=9,
+            seed=3,
+            jobs=2,
+            memory_limit=28 * 2**30,
+            keep_shardings=True,
+            pins=(".*/w=data,None", "b=None"),
+        )
+    ]
+
+
+def test_quiet_is_one_line(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition("--quiet", "-o", "out.hlo") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(LINE) and out.count("\n") == 1 and err == ""
+
+
+def test_verbose_shows_more(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition("--verbose") == 0
+    assert "\ndimensions: 76 classes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("a.mlir", None, "stablehlo"),
+        ("a.mlirbc", None, "bytecode"),
+        ("a.mlir.zst", None, "stablehlo"),
+        ("a.hlo", None, "hlo"),
+        ("a.json", None, "specs"),
+        ("a.py", None, "python"),
+        ("a.txt", Format.hlo, "hlo"),
+        ("a.mlir", Format.hlo, "hlo"),
+        ("-", None, "stablehlo"),
+        (None, None, "stablehlo"),
+    ],
+)
+def test_output_format(name: str | None, given: Format | None, expected: str) -> None:
+    assert outputs.output_format(name, given).value == expected
+
+
+def test_the_program_is_written(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert partition("-o", "out.hlo", "--json", "report.json") == 0
+    assert Path("out.hlo").read_text() == "program as hlo\n"
+    assert json.loads(Path("report.json").read_text())["schema"] == "toast.report/1"
+    assert capsys.readouterr().out.endswith("\nwrote out.hlo (hlo)\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mlir", "out.hlo", "report.json"]
+
+
+def test_what_does_not_fit_is_not_written(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.report = make_report(TOO_LARGE)
+    Path("out.mlir").write_text("an older one")
+    assert partition("-o", "out.mlir", "--json", "report.json") == 3
+    assert Path("out.mlir").read_text() == "an older one" and pipeline.emitted == []
+    assert json.loads(Path("report.json").read_text())["predicted"]["fits"] is False
+    out = capsys.readouterr().out
+    assert "does not fit: the smallest-memory plan found needs 45.2 GiB" in out and "alive at the peak" in out
+    assert out.endswith("\nout.mlir was not written: the plan does not fit\n")
+
+
+def test_program_on_stdout_report_on_stderr(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition("-o", "-") == 0
+    out, err = capsys.readouterr()
+    assert out == "program as stablehlo\n" and err.startswith("program    tiny_train")
+
+
+def test_quiet_json_on_stdout_is_json_alone(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition("--quiet", "--json", "-") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["program"]["name"] == "tiny_train" and err == ""
+
+
+def test_quiet_still_says_that_it_does_not_fit(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.report = make_report(TOO_LARGE)
+    assert partition("--quiet", "-o", "-") == 3
+    out, err = capsys.readouterr()
+    assert out == "" and "DOES NOT FIT" in err and err.count("\n") == 1
+
+
+# Errors
+
+
+BAD_COMMANDS = [
+    ("partition", "missing argument 'PROGRAM'", "toast partition --help"),
+    ("partition model.mlir", "missing option '--mesh'", "toast partition --help"),
+    ("partition model.mlir --mesh v4-32 --bugdet 3", "no such option: --bugdet", "toast partition --help"),
+    ("partition model.mlir --mesh v4-32 --search best", "invalid value for '--search'", "toast partition --help"),
+    ("partition model.mlir --mesh v4-32 --jobs 0", "invalid value for '--jobs'", "toast partition --help"),
+    ("partition model.mlir --mesh v4-32 --quiet --verbose", "both --quiet and --verbose", "choose one"),
+    ("partition model.mlir --mesh v4-32 --budget soon", '--budget: "soon" is not a time', "0.5 ms"),
+    ("partition model.mlir --mesh v4-32 --budget 0", "--budget: 0 is no time at all", "more than 0 seconds"),
+    ("partition model.mlir --mesh v4-32 --memory-limit 28G", '--memory-limit: "28G" is not', "GiB"),
+    (
+        "partition model.mlir --mesh v4-32 -o out.xyz",
+        'out.xyz: the extension ".xyz" names no output format',
+        "--format",
+    ),
+    ("partition model.mlir --mesh v4-32 -o out", "out: no extension to tell the output format by", "--format"),
+    ("partition model.mlir --mesh v4-32 -o no/out.mlir", "-o: there is no directory", "mkdir -p"),
+    ("partition model.mlir --mesh v4-32 --json .", "--json: is a directory", "give a file"),
+    ("partition model.mlir --mesh v4-32 -o model.mlir", "-o: model.mlir is the input itself", "another file"),
+    (
+        "partition model.mlir --mesh v4-32 --json ./model.mlir",
+        "--json: ./model.mlir is the input itself",
+        "another file",
+    ),
+    (
+        "partition model.mlir --mesh v4-32 -o a.json --json ./a.json",
+        "-o and --json both write to ./a.json",
+        "two files",
+    ),
+    ("partition model.mlir --mesh v4-32 -o - --json -", "-o and --json both write to -", "two files"),
+    ("check model.mlir --mesh v4-32 --tolerance 5%", "--tolerance says how far", "--against FILE"),
+    ("check model.mlir --mesh v4-32 --max-step-time 3h", '--max-step-time: "3h" is not a time', "ms"),
+    ("check model.mlir --mesh v4-32 --max-memory lots", '--max-memory: "lots" is not', "28GiB"),
+    ("check model.mlir --mesh v4-32 --against model.mlir", "model.mlir:1:1: is not JSON", "--json FILE"),
+    ("sweep - --mesh v4-32", "not from stdin", "save it"),
+    ("sweep model.mlir --mesh v4-32 --shapes data=x", '"data=x" is not an axis', "data=8,model=2"),
+    ("mesh show v4-33", 'no mesh specification "v4-33"', "v4-32"),
+    ("repartition", "no such command 'repartition'", "toast --help"),
+]
+
+
+@pytest.mark.parametrize(("command", "what", "hint"), BAD_COMMANDS, ids=[command for command, *_ in BAD_COMMANDS])
+def test_bad_commands(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], command: str, what: str, hint: str
+) -> None:
+    assert toast(*command.split()) == 2
+    out, err = capsys.readouterr()
+    error, hinted = err.splitlines()
+    assert out == "" and error.startswith("error: ") and what in error
+    assert hinted.startswith("hint: ") and hint in hinted
+    assert pipeline.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (
+            InputError("unknown dtype", where="model.mlir:3:4", hint="use f32"),
+            2,
+            "error: model.mlir:3:4: unknown dtype\nhint: use f32\n",
+        ),
+        (UsageError("no"), 2, "error: no\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_from_the_pipeline(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, expected: str
+) -> None:
+    pipeline.error = error
+    assert partition("-o", "out.mlir") == code
+    assert capsys.readouterr().err == expected
+    assert not Path("out.mlir").exists()
+
+
+@pytest.mark.parametrize("debug", [None, "--verbose", "TOAST_DEBUG"])
+def test_internal_errors(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, debug: str | None
+) -> None:
+    pipeline.error = KeyError("x")
+    if debug == "TOAST_DEBUG":
+        monkeypatch.setenv(debug, "1")
+    assert partition(*(["--verbose"] if debug == "--verbose" else [])) == 70
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (debug is not None)
+    assert re.search(r"^error: internal error: KeyError: 'x' at test_cli.py:\d+$", err, re.MULTILINE)
+    assert "please report it" in err.splitlines()[-1]
+
+
+# Outputs
+
+
+def test_a_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real.mlir").write_text("old")
+    (tmp_path / "real.mlir").chmod(0o640)
+    (tmp_path / "link.mlir").symlink_to("real.mlir")
+    outputs.write_target(Target("-o", str(tmp_path / "link.mlir")), b"new")
+    assert (tmp_path / "link.mlir").is_symlink()
+    assert (tmp_path / "real.mlir").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "real.mlir").stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"")
+    outputs.write_target(Target("-o", str(tmp_path / "new")), b"new")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_compressed_outputs(tmp_path: Path) -> None:
+    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.gz")), b"text" * 100)
+    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.zst")), b"text" * 100)
+    assert gzip.decompress((tmp_path / "a.mlir.gz").read_bytes()) == b"text" * 100
+    assert zstandard.ZstdDecompressor().decompress((tmp_path / "a.mlir.zst").read_bytes()) == b"text" * 100
+
+
+def test_devices_are_written_not_replaced() -> None:
+    target = Target("-o", os.devnull)
+    outputs.check_targets([target], [])
+    outputs.write_target(target, b"gone")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)  # noqa: PTH116
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.mlir").write_text("old")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match=r"-o: cannot write .*a.mlir: No space left on device"):
+        outputs.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mlir"]
+    assert (tmp_path / "a.mlir").read_text() == "old"
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("1", 1.0), ("150 %", 1.5), (" 5%", 0.05)]
+)
+def test_parse_fraction(text: str, expected: float) -> None:
+    assert parse_fraction(text, "--tolerance") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "%", "five", "-1%", "5", "nan", "inf%"])
+def test_what_is_no_percentage(text: str) -> None:
+    with pytest.raises(UsageError, match="--tolerance"):
+        parse_fraction(text, "--tolerance")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("120ms", 0.12), ("1.5s", 1.5), ("2", 2.0), ("800 us", 8e-4), (None, None)]
+)
+def test_seconds(text: str | None, expected: float | None) -> None:
+    assert seconds_or_none(text, "--budget") == (None if expected is None else pytest.approx(expected))
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert partition() == 0
+    shown = terminal.getvalue()
+    assert "search" in shown and "best 23.4 ms, 1,234 evaluations" in shown
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_no_progress_elsewhere(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    with progress.progress_line(wanted=not quiet) as tell:
+        assert tell is None
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("best", "evaluations", "expected"),
+    [(0.0234, 1234, "best 23.4 ms, 1,234 evaluations"), (float("inf"), 7, "7 evaluations"), (float("inf"), 0, "")],
+)
+def test_search_facts(best: float, evaluations: int, expected: str) -> None:
+    assert progress.search_facts(best, evaluations) == expected
+
+
+# Check
+
+
+@pytest.fixture
+def stored(pipeline: Pipeline) -> Iterator[str]:
+    """A report stored earlier, 10 % better than now."""
+    faster = make_report(replace(PREDICTED, step_seconds=PREDICTED.step_seconds / 1.1))
+    Path("report.json").write_text(json.dumps(faster.to_json()))
+    yield "report.json"
+
+
+@pytest.mark.parametrize(
+    ("demands", "code"),
+    [
+        ("", 0),
+        ("--max-memory 13GiB --max-step-time 24ms", 0),
+        ("--max-memory 12GiB", 1),
+        ("--max-step-time 23ms", 1),
+        ("--against report.json", 1),
+        ("--against report.json --tolerance 11%", 0),
+        ("--against report.json --tolerance 0.11 --max-step-time 1ms", 1),
+    ],
+)
+def test_check(pipeline: Pipeline, stored: str, demands: str, code: int) -> None:
+    assert toast("check", "model.mlir", "--mesh", "v4-32", *demands.split()) == code
+
+
+def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("check", "model.mlir", "--mesh", "v4-32", "--max-memory", "13GiB", "--against", stored) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[2:] == [
+        "                        predicted  allowed",
+        "ok      fits             12.1 GiB  30.8 GiB usable on each device",
+        "ok      memory           12.1 GiB  13.0 GiB by --max-memory",
+        "ok      memory kept      12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
+        "FAILED  step time kept    23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
+    ]
+
+
+def test_check_is_quiet_when_all_is_well(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_check_fails_what_does_not_fit(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.report = make_report(TOO_LARGE)
+    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 1
+    assert "FAILED  fits" in capsys.readouterr().out
+
+
+# Sweep
+
+
+@pytest.fixture
+def sweep_pipeline(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """A pipeline for sweeps, whose points run here instead of in worker processes."""
+
+    def run_here(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
+        for number, point in enumerate(points):
+            try:
+                yield number, work(point)
+            except ToastError as error:
+                yield number, workers.Failure(str(error))
+
+    def partition(request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+        if request.mesh_shape == "data=16":
+            pipeline.error = InputError("does not divide", where="model.mlir")
+        else:
+            pipeline.error = None
+        axes = dict(part.split("=") for part in (request.mesh_shape or "data=8,model=2").split(","))
+        sizes = {axis: int(size) for axis, size in axes.items()}
+        report = pipeline.report
+        predicted = replace(report.predicted, step_seconds=0.02 + 0.001 * sizes["data"])
+        pipeline.report = replace(report, predicted=predicted, mesh=replace(report.mesh, axes=sizes))
+        return pipeline.partition(request, tell)
+
+    monkeypatch.setattr(sweep_module, "run_all", run_here)
+    monkeypatch.setattr("toast_cli.pipeline.partition", partition)
+    return pipeline
+
+
+def test_sweep_tabulates_all_shapes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all", "--csv", "table.csv") == 0
+    assert [request.mesh_shape for request in sweep_pipeline.requests] == [
+        "data=16",
+        "data=8,model=2",
+        "data=4,model=4",
+        "data=2,model=8",
+    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert "failed: model.mlir: does not divide" in lines[1]
+    assert [line.startswith("★") for line in lines if "data=" in line] == [False, False, False, True]
+    rows = Path("table.csv").read_text().splitlines()
+    assert len(rows) == 5 and rows[4].endswith("true")
+
+
+def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.mlir").write_text("")
+    command = "sweep model.mlir other.mlir --mesh v4-32 --mesh nowhere.yaml --shapes all --json - --quiet"
+    assert toast(*command.split()) == 0
+    out, err = capsys.readouterr()
+    points = json.loads(out)["points"]
+    assert len(points) == 10 and err == ""
+    assert [point["status"] for point in points].count("failed") == 4
+    assert [point["program"] for point in points if point["best"]] == ["model.mlir", "other.mlir"]
+
+
+def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=8,model=2; data=4,model=4", "--quiet") == 0
+    assert capsys.readouterr().out.startswith("model.mlir: v4-32 data=4,model=4, 24.0 ms a step, 12.1 GiB; batch over")
+
+
+def test_sweep_where_nothing_fits(sweep_pipeline: Pipeline) -> None:
+    sweep_pipeline.report = make_report(TOO_LARGE)
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32") == 3
+
+
+def test_sweep_where_everything_fails(sweep_pipeline: Pipeline) -> None:
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=16") == 2
+
+
+def test_an_interrupted_sweep_keeps_what_is_done(
+    sweep_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here = sweep_module.run_all
+
+    def interrupted(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
+        yield from run_here(points[1:3], work, jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_module, "run_all", interrupted)
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all") == 130
+    out, err = capsys.readouterr()
+    assert out.count("data=") == 2
+    assert err == "note: interrupted: 2 of 4 points are done\n"
+
+
+def test_workers_run_in_parallel_and_survive_each_other() -> None:
+    items = ["one", "bad input", "bug", "exit", "killed", "two"]
+    done = dict(workers.run_all(items, job, jobs=3))
+    assert [done[number] for number in range(len(items))] == [
+        "ONE",
+        workers.Failure("model.mlir: no such file"),
+        workers.Failure("internal error: KeyError: 'x'"),
+        workers.Failure("the process died (exit code 7)"),
+        workers.Failure("the process died (SIGKILL)"),
+        "TWO",
+    ]
+
+
+def test_workers_end_when_the_caller_stops() -> None:
+    running = workers.run_all(["one", "slow", "slow"], job, jobs=2)
+    assert next(running) == (0, "ONE")
+    running.close()

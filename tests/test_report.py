@@ -1,0 +1,472 @@
+"""Reports: quantities as text, whole reports at fixed widths, JSON, checks and sweep tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
+
+from toast_cli.errors import InputError, UsageError
+from toast_cli.report import format as text
+from toast_cli.report import model
+from toast_cli.report.checks import judge, plan_change
+from toast_cli.report.json_file import StoredReport, read_report, to_bytes
+from toast_cli.report.model import AnalysisFacts, PlanFacts, Report
+from toast_cli.report.style import make_console, render
+from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_table, to_csv, to_json
+from toast_cli.report.terminal import one_line, print_report
+
+ROOT = Path(__file__).parent.parent
+
+
+def shown(report: Report, width: int, *, verbose: bool = False) -> str:
+    stream = io.StringIO()
+    print_report(report, stream, verbose=verbose, width=width)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (text.format_bytes(0), "0 B"),
+        (text.format_bytes(999), "999 B"),
+        (text.format_bytes(1000), "0.98 KiB"),
+        (text.format_bytes(1536), "1.50 KiB"),
+        (text.format_bytes(30.75 * GIB), "30.8 GiB"),
+        (text.format_bytes(-5 * GIB), "-5.00 GiB"),
+        (text.format_bytes(math.inf), "n/a"),
+        (text.format_seconds(0), "0 s"),
+        (text.format_seconds(0.0234), "23.4 ms"),
+        (text.format_seconds(0.00099999), "1.00 ms"),
+        (text.format_seconds(1.2e-5), "12.0 µs"),
+        (text.format_seconds(125.4), "125 s"),
+        (text.format_seconds(900), "15.0 min"),
+        (text.format_seconds(math.nan), "n/a"),
+        (text.format_flops(3.12e14), "312 TFLOP"),
+        (text.format_flops(12), "12 FLOP"),
+        (text.format_flops(999_600), "1.00 MFLOP"),
+        (text.format_percent(0.512), "51.2%"),
+        (text.format_percent(12.3), "1,230%"),
+        (text.format_ratio(12.91), "12.9×"),
+        (text.format_plural(1, "op"), "1 op"),
+        (text.format_plural(9205, "op"), "9,205 ops"),
+        (text.format_plural(76, "class"), "76 classes"),
+        (text.format_sharding([["data", "model"], []]), "(data+model, None)"),
+        (text.format_sharding([[], []]), "replicated"),
+        (text.format_sharding([]), "replicated"),
+    ],
+)
+def test_quantities(found: str, expected: str) -> None:
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("array_type", "expected"),
+    [("bf16[2048,2048]", 2**23), ("f32[]", 4), ("i4[3]", 2), ("f32[0,7]", 0), ("!token", 0), ("complex<f32>[2]", 16)],
+)
+def test_type_bytes(array_type: str, expected: int) -> None:
+    assert text.type_bytes(array_type) == expected
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (60, "model.py:47 (jit(step)/layer/attention)"),
+        (34, "model.py:47 (…/layer/attention)"),
+        (25, "model.py:47 (…/attention)"),
+        (24, "model.py:47"),
+        (3, "model.py:47"),
+    ],
+)
+def test_shorten_location(room: int, expected: str) -> None:
+    assert text.shorten_location("model.py:47 (jit(step)/layer/attention)", room) == expected
+
+
+REPORT_80 = """\
+program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
+mesh       v4-32: 16 devices (TPU v4), data=8 × model=2, 30.8 GiB usable on each
+strategy   batch over data; heads over model; weights rest split over data
+           (ZeRO-3)
+
+decisions
+     decision         over       size  classes  array.dimension
+  1  shard batch      data     64 → 8       12  batch['tokens'].0
+  2  shard heads      model     8 → 4        2  conflict 0: side 1;
+                                                params['layers'][*]['wq'].1
+  3  shard embed      data   512 → 64        3  {params,mu}['embed'].1, …
+  4  replicate state  data                  14  state rests whole over data
+
+predicted, per device and step
+  step time     23.4 ms  ██████▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
+                                     at least 16.1 ms, if communication hides
+  peak memory  12.1 GiB  ████░░░░░░  39.3% of 30.8 GiB, arguments 3.20 GiB
+  MFU             51.2%  █████░░░░░  of the chips' peak arithmetic rate
+
+compared with
+                 step time         peak memory
+  this plan        23.4 ms  1.00×     12.1 GiB  fits
+  unsharded         301 ms  12.9×     98.0 GiB  does not fit
+  data-parallel    31.2 ms  1.33×     21.0 GiB  fits
+
+collectives, 306 a step
+  kind            axes                 time    result  caused by
+  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47
+  all-gather      data        ×144  2.10 ms  12.0 MiB  model.py:51 (…/layer/ffn)
+  reduce-scatter  data+model   ×90  1.10 ms  1.00 MiB  (unknown)
+
+arguments, 16 in all
+  {params,mu,nu}['embed']              f32[32000,512]  ×3  (data+model, None)
+  {params,mu,nu}['layers'][*]['wq']    f32[512,512]    ×6  (data, model)
+  {params,mu,nu}['layers'][*]['norm']  f32[512]        ×6  replicated
+  batch['tokens']                      i32[64,1024]        (data, None)
+
+notes
+  ·  3 ops that cannot be split, computed whole on every device: chlo.top_k ×2,
+     stablehlo.sort ×1
+  ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
+
+search     mcts, seed 0: 12,345 evaluations in 2.13 s, best at 8,201, stopped:
+           plateau
+time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
+"""
+
+# The same program where it does not fit, down to where the two reports are alike again.
+TOO_LARGE_120 = """\
+program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
+mesh       v4-32: 16 devices (TPU v4), data=8 × model=2, 30.8 GiB usable on each
+strategy   batch over data; heads over model; weights rest split over data (ZeRO-3)
+
+✗ does not fit: the smallest-memory plan found needs 45.2 GiB on each device, 14.4 GiB more than the limit of 30.8 GiB
+
+decisions
+     decision         over       size  classes  array.dimension
+  1  shard batch      data     64 → 8       12  batch['tokens'].0
+  2  shard heads      model     8 → 4        2  conflict 0: side 1; params['layers'][*]['wq'].1
+  3  shard embed      data   512 → 64        3  {params,mu}['embed'].1, params['layers'][0]['wq'].0
+  4  replicate state  data                  14  state rests whole over data
+
+predicted, per device and step
+  step time     23.4 ms  ████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
+                                                                             at least 16.1 ms, if communication hides
+  peak memory  45.2 GiB  ██████████████████████████████████████████████████  147.0% of 30.8 GiB, arguments 3.20 GiB
+  MFU             51.2%  ██████████████████████████░░░░░░░░░░░░░░░░░░░░░░░░  of the chips' peak arithmetic rate
+
+compared with
+                 step time         compute  communication  peak memory
+  this plan        23.4 ms  1.00×  15.2 ms        8.20 ms     45.2 GiB  does not fit
+  unsharded         301 ms  12.9×   301 ms            0 s     98.0 GiB  does not fit
+  data-parallel    31.2 ms  1.33×  15.2 ms        16.0 ms     21.0 GiB  fits
+
+alive at the peak (model.py:88 (jit(train_step)/loss))
+     bytes        role       type                array            from
+   500 MiB  1.1%  temporary  bf16[8,1024,32000]  dot_general      model.py:88 (jit(train_step)/loss/logits)
+  8.00 MiB  0.0%  argument   f32[32000,512]      params['embed']
+
+collectives, 306 a step
+  kind            axes                 time    result  caused by
+  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47 (jit(train_step)/layer/attention/projection)
+"""
+
+VERBOSE_100 = """\
+results, 16 in all
+  {params,mu,nu}['embed']              f32[32000,512]  ×3  (data+model, None)
+  {params,mu,nu}['layers'][*]['wq']    f32[512,512]    ×6  (data, model)
+  {params,mu,nu}['layers'][*]['norm']  f32[512]        ×6  replicated
+  loss                                 f32[]               replicated
+
+dimensions: 76 classes, 8 groups, 648 conflicts, 18 components, 1 resolution group
+  group  classes  size  array.dimension
+  batch       12    64  batch['tokens'].0
+  heads        2     8  params['layers'][*]['wq'].1
+  embed        3   512  {params,mu}['embed'].1, params['layers'][0]['wq'].0
+
+notes
+  ·  3 ops that cannot be split, computed whole on every device: chlo.top_k ×2, stablehlo.sort ×1
+  ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
+
+search     mcts, seed 0: 12,345 evaluations in 2.13 s (5,796/s), best at 8,201, stopped: plateau
+
+time
+  stage         time
+  load        410 ms  ███░░░░░░░░░░░░░░░░░░░░░
+  dimensions  520 ms  ████░░░░░░░░░░░░░░░░░░░░
+  search      2.13 s  ████████████████░░░░░░░░
+  emit        210 ms  ██░░░░░░░░░░░░░░░░░░░░░░
+  in all      3.27 s  ████████████████████████
+"""
+
+
+def test_a_report_80_columns_wide() -> None:
+    assert shown(make_report(), 80) == REPORT_80
+
+
+def test_a_report_of_what_does_not_fit_120_columns_wide() -> None:
+    assert shown(make_report(TOO_LARGE), 120).startswith(TOO_LARGE_120)
+
+
+def test_verbose_shows_every_argument_and_the_analysis() -> None:
+    report = shown(make_report(), 100, verbose=True)
+    assert report.endswith(VERBOSE_100)
+    assert "   2  params['layers'][0]['norm']  f32[512]        donated  replicated\n" in report
+    assert "alive at the peak" in report
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 99, 100, 140, 200])
+@pytest.mark.parametrize("verbose", [False, True])
+def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> None:
+    lines = shown(make_report(TOO_LARGE), width, verbose=verbose).splitlines()
+    assert [line for line in lines if len(line) > width or line != line.rstrip()] == []
+
+
+def test_what_does_not_fit_a_short_report_is_counted() -> None:
+    many = [replace(make_report().arguments[0], index=n, name=f"tree{'abcdefghijklmnopqrst'[n]}") for n in range(20)]
+    notes = [f"note {n}" for n in range(9)]
+    report = replace(make_report(), arguments=many, analysis=replace(make_report().analysis, notes=notes))
+    found = shown(report, 80)
+    assert "and 8 smaller patterns, all with --verbose" in found
+    assert "4 more notes with --verbose" in found
+
+
+def test_an_empty_plan_has_a_report() -> None:
+    report = replace(
+        make_report(),
+        plan=PlanFacts([], ""),
+        collectives=[],
+        baselines={},
+        analysis=AnalysisFacts(0, 0, 0, 0, 0),
+        arguments=[],
+        timings={},
+        predicted=replace(PREDICTED, step_seconds=0.0, compute_seconds=0.0, communication_seconds=0.0, limit_bytes=0),
+    )
+    found = shown(report, 80)
+    assert "none: every device computes the whole program" in found
+    assert "none: the devices never talk to each other" in found
+    assert "notes" not in found
+
+
+def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" not in shown(make_report(), 80)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[36mdata\x1b[0m" in shown(make_report(), 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[36m" not in shown(make_report(), 80)
+
+
+def test_ascii_where_the_stream_holds_no_more() -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding="ascii") as stream:
+        print_report(make_report(TOO_LARGE), stream, verbose=True, width=80)
+        found = raw.getvalue().decode("ascii")
+    assert "data=8 x model=2" in found
+    assert "#######" in found and "64 > 8" in found
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    strange = replace(make_report().arguments[0], name="[bold]x[/bold] :smile: \\[y]")
+    assert "[bold]x[/bold] :smile: \\[y]" in shown(replace(make_report(), arguments=[strange]), 80)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (
+            make_report(),
+            "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; "
+            "batch over data; heads over model; weights rest split over data (ZeRO-3)",
+        ),
+        (
+            replace(make_report(TOO_LARGE), plan=PlanFacts([], "")),
+            "tiny_train on v4-32: DOES NOT FIT, 23.4 ms a step, 45.2 GiB of 30.8 GiB; unsharded",
+        ),
+    ],
+)
+def test_one_line(report: Report, expected: str) -> None:
+    assert one_line(report) == expected
+
+
+# JSON
+
+
+SCHEMA_KEYS = {
+    "program": "path name ops values arguments parameter_bytes flops",
+    "mesh": "name chip devices axes",
+    "plan": "decisions summary",
+    "predicted": "step_seconds compute_seconds communication_seconds peak_bytes argument_bytes limit_bytes fits mfu",
+    "analysis": "classes groups conflicts components resolution_groups",
+    "search": "algorithm seed seconds evaluations best_found_at",
+}
+ENTRY_KEYS = {
+    "collectives": "kind axes bytes count seconds location",
+    "arguments": "index name type donated sharding",
+    "results": "index name type sharding",
+}
+
+
+def test_json_has_the_stable_fields() -> None:
+    facts = json.loads(to_bytes(make_report()))
+    assert next(iter(facts)) == "schema" and facts["schema"] == "toast.report/1"
+    for section, keys in SCHEMA_KEYS.items():
+        assert set(keys.split()) <= set(facts[section])
+    for section, keys in ENTRY_KEYS.items():
+        assert set(keys.split()) <= set(facts[section][0])
+    assert set(facts["baselines"]["unsharded"]) >= {"step_seconds", "peak_bytes", "fits"}
+    assert facts["mesh"]["axes"] == {"data": 8, "model": 2}
+    assert facts["arguments"][0]["sharding"] == [["data", "model"], []]
+    assert facts["timings"]["search"] == 2.13
+
+
+def test_figures_that_are_no_numbers_are_null() -> None:
+    facts = json.loads(to_bytes(make_report(replace(PREDICTED, mfu=math.nan, step_seconds=math.inf))))
+    assert facts["predicted"]["mfu"] is None and facts["predicted"]["step_seconds"] is None
+
+
+def test_every_json_field_is_documented() -> None:
+    documented = (ROOT / "docs" / "json-report.md").read_text()
+    kinds = [kind for kind in vars(model).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
+    columns = {field.name for field in dataclasses.fields(Row)}
+    assert [name for name in sorted(columns) if f"`{name}`" not in documented] == []
+
+
+def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(to_bytes(make_report()))
+    assert read_report(str(path)) == stored(path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "report.json:1:1: is not JSON"),
+        (b'{"schema": \n 1,}', "report.json:2:4: is not JSON"),
+        (b'{"schema": "\xff"}', "is not JSON: not UTF-8 text"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "it has no schema"),
+        (b'{"schema": "toast.report/9"}', 'it has schema "toast.report/9"'),
+        (b'{"schema": "toast.report/1"}', "the report has no program"),
+        (b'{"schema": "toast.report/1", "program": {"name": 3}}', "program.name is 3"),
+    ],
+)
+def test_files_that_are_no_report(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_report(str(path))
+    assert expected in str(caught.value)
+    assert "toast partition --json" in caught.value.hint
+
+
+def test_a_report_that_is_not_there() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.json: cannot be read: No such file"):
+        read_report("nowhere.json")
+
+
+# Checks
+
+
+def stored(**changes: Any) -> StoredReport:
+    facts = StoredReport(
+        path="report.json",
+        program_name="tiny_train",
+        mesh_name="v4-32",
+        chip="TPU v4",
+        devices=16,
+        summary="batch over data; heads over model; weights rest split over data (ZeRO-3)",
+        step_seconds=0.0234,
+        peak_bytes=int(12.1 * GIB),
+    )
+    return replace(facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("demands", "failed"),
+    [
+        ({}, []),
+        ({"max_bytes": int(12.1 * GIB)}, []),
+        ({"max_bytes": 12 * GIB}, ["memory"]),
+        ({"max_step_seconds": 0.0234}, []),
+        ({"max_step_seconds": 0.02}, ["step time"]),
+        ({"stored": stored()}, []),
+        ({"stored": stored(step_seconds=0.0225), "tolerance": 0.05}, []),
+        ({"stored": stored(step_seconds=0.022), "tolerance": 0.05}, ["step time kept"]),
+        ({"stored": stored(peak_bytes=11 * GIB), "max_bytes": GIB}, ["memory", "memory kept"]),
+    ],
+)
+def test_judge(demands: dict[str, Any], failed: list[str]) -> None:
+    assert [check.name for check in judge(make_report(), **demands) if not check.passed] == failed
+
+
+def test_what_does_not_fit_fails_every_check() -> None:
+    assert [check.passed for check in judge(make_report(TOO_LARGE))] == [False]
+
+
+def test_a_stored_report_of_another_mesh_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"report.json: is of 8 devices \(H100\), the plan of 16 \(TPU v4\)"):
+        judge(make_report(), stored=stored(chip="H100", devices=8))
+
+
+def test_plan_change() -> None:
+    assert plan_change(make_report(), stored()) == ""
+    assert plan_change(make_report(), stored(summary="batch over data")).startswith("the plan changed from “batch over")
+
+
+# Sweeps
+
+
+def sweep_rows() -> list[Row]:
+    report = make_report()
+    slower = replace(report, predicted=replace(PREDICTED, step_seconds=0.03))
+    other = replace(report, mesh=replace(report.mesh, axes={"data": 16}))
+    return mark_best(
+        [
+            row_of("tiny.mlir", "v4-32", slower, 1.5),
+            row_of("tiny.mlir", "v4-32", replace(other, plan=PlanFacts([], "batch over data")), 1.25),
+            row_of("tiny.mlir", "v4-32", make_report(TOO_LARGE), 1.0),
+            Row("tiny.mlir", "v4-33", "", "failed", "no mesh specification"),
+        ]
+    )
+
+
+SWEEP_72 = """\
+   mesh   shape           step time  peak memory
+   v4-32  data=8,model=2    30.0 ms     12.1 GiB  batch over data; heads
+                                                  over model; weights
+                                                  rest split over data
+                                                  (ZeRO-3)
+★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
+   v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8
+                                                  GiB
+   v4-33  -                                       failed: no mesh
+                                                  specification
+"""
+
+
+def test_sweep_table() -> None:
+    console = make_console(io.StringIO(), 72)
+    assert render([sweep_table(sweep_rows(), 72)], console) == SWEEP_72
+
+
+def test_sweep_csv() -> None:
+    head, first, second, *_, failed = to_csv(sweep_rows()).decode().splitlines()
+    assert head.startswith("program,mesh,mesh_shape,status,error,step_seconds,")
+    assert first.startswith('tiny.mlir,v4-32,"data=8,model=2",fits,,0.03,') and first.endswith(",1.5,false")
+    assert second.endswith(",1.25,true")
+    assert failed == "tiny.mlir,v4-33,,failed,no mesh specification,,,,,,,,,,false"
+
+
+def test_sweep_json() -> None:
+    facts = json.loads(to_json(sweep_rows()))
+    assert facts["schema"] == "toast.sweep/1"
+    assert [point["best"] for point in facts["points"]] == [False, True, False, False]
+    assert facts["points"][3]["step_seconds"] is None

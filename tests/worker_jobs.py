@@ -1,0 +1,24 @@
+"""Functions that worker processes import by name in tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from toast_cli.errors import InputError
+
+
+def job(what: str) -> str:
+    """Does what its name says."""
+    if what == "bad input":
+        raise InputError("no such file", where="model.mlir")
+    if what == "bug":
+        raise KeyError("x")
+    if what == "exit":
+        os._exit(7)
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "slow":
+        time.sleep(60)
+    return what.upper()

@@ -1,0 +1,143 @@
+"""Prices single items once the layouts around them are known: seconds, collectives, bytes.
+
+Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier plans; the
+evaluator adds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.cost.collectives import collective_seconds
+from toast_cli.cost.compute import op_seconds
+from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
+from toast_cli.cost.model import CollectiveUse
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.layout import Layout, shards
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import reshard_steps
+from toast_cli.program.model import ARGUMENT, CARRY
+
+Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
+
+# Rows of neighbours a split stencil needs from both sides together (a 3-wide window), and the ops whose neighbours are that near.
+HALO_ROWS = 2.0
+STENCILS = frozenset({"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"})
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A resharded copy of the arrays of one item: in `layout`, for the readers at `places`; the reshard communicates."""
+
+    layout: Layout
+    places: tuple[int, ...]
+
+
+class Pricer:
+    """Prices items of one problem."""
+
+    def __init__(self, problem: Problem, items: Items) -> None:
+        self._problem = problem
+        self._items = items
+        self._sizes = problem.mesh.sizes
+        self._seconds: dict[tuple[str, float, tuple[int, ...]], float] = {}
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def work_seconds(self, work: WorkItem, iteration: Iteration) -> float:
+        """Compute time of all ops of the item."""
+        ways = prod(self._sizes[axis] for axes in iteration.slot_axes for axis in axes)
+        traffic = sum(self.local(b, at) for b, at in zip(work.operand_bytes, iteration.operands, strict=True) if b)
+        traffic += sum(self.local(b, at) for b, at in zip(work.result_bytes, iteration.computed, strict=True) if b)
+        return work.runs * op_seconds(self._problem.mesh.chip, work.name, work.dtype, work.flops / ways, traffic)
+
+    def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
+        """All-reduces and reduce-scatters of partial results, halo exchanges of split neighbourhoods."""
+        results = self._problem.program.ops[work.op].results
+        if iteration.reduced or any(iteration.scattered):
+            for k, whole in enumerate(work.whole_bytes):
+                size = self.local(whole, iteration.computed[k])
+                if iteration.scattered[k]:
+                    size /= prod(self._sizes[axis] for axis in iteration.scattered[k])
+                    yield self._use("reduce-scatter", iteration.scattered[k], size, work.runs, work.op, results[k])
+                over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
+                if over:
+                    yield self._use("all-reduce", over, size, work.runs, work.op, results[k])
+        form = self._problem.patterns[work.pattern].form
+        for slot, axes in enumerate(iteration.slot_axes):
+            if axes and form.kinds[slot] is SlotKind.PERMUTATION:
+                rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
+                part = min(1.0, HALO_ROWS / rows) if work.name in STENCILS else 1.0
+                size = self.local(work.whole_bytes[0], iteration.computed[0]) * part
+                yield self._use("collective-permute", axes, size, work.runs, work.op, results[0])
+
+    # -- arrays --------------------------------------------------------------------------------------------------
+
+    def made(self, item: ArrayItem, lowered: Lowered) -> Layout:
+        """The layout in which the item's arrays are made."""
+        return lowered[item.pattern].layouts[item.result]
+
+    def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
+        """Layouts other than its own in which readers need the array, where getting there communicates."""
+        if item.free:
+            return []
+        made = self.made(item, lowered)
+        wanted: dict[Layout, list[int]] = {}
+        for place, reader in enumerate(item.readers):
+            layout = lowered[reader.pattern].operands[reader.position]
+            if layout != made:
+                wanted.setdefault(layout, []).append(place)
+        return [Copy(at, tuple(places)) for at, places in wanted.items() if reshard_steps(made, at, self._sizes)]
+
+    def array_collectives(self, item: ArrayItem, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """Reshards between where an array is made and where it is read; equal ones are shared."""
+        made = self.made(item, lowered)
+        for copy in self.copies(item, lowered):
+            runs = max(item.readers[p].runs for p in copy.places) * len(item.values)
+            for step in reshard_steps(made, copy.layout, self._sizes):
+                op = self._reader_op(item, item.readers[copy.places[0]])
+                yield self._use(step.kind, step.axes, item.bytes * step.fraction, runs, op, item.values[0])
+
+    def intervals(self, item: ArrayItem) -> list[tuple[int, int]]:
+        """Half steps at which the item's arrays themselves are alive."""
+        return [interval for value in item.values for interval in self._items.lives.intervals[value]]
+
+    def copy_intervals(self, item: ArrayItem, places: tuple[int, ...]) -> list[tuple[int, int]]:
+        """From the first to the last read of a resharded copy, per array."""
+        return [interval for value in item.values for interval in self.copy_interval(item, places, value)]
+
+    def copy_interval(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[tuple[int, int]]:
+        """The same for one array of the item; empty where only loops take the copy over."""
+        program, patterns = self._problem.program, self._problem.op_pattern
+        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
+        reads = [
+            (op, position) for op, position in program.users[value]
+            if (patterns[op], position) in wanted and program.ops[op].name != CARRY
+        ]  # fmt: skip
+        return [(2 * reads[0][0], max(self._items.lives.read_at[read] for read in reads))] if reads else []
+
+    def is_argument(self, item: ArrayItem) -> bool:
+        program = self._problem.program
+        return program.ops[program.producer[item.values[0]]].name == ARGUMENT
+
+    def local(self, size: float, layout: Layout) -> float:
+        """Bytes on one device of an array of `size` bytes."""
+        return size / shards(layout, self._sizes)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _reader_op(self, item: ArrayItem, reader: Reader) -> int:
+        for op, position in self._problem.program.users[item.values[0]]:
+            if position == reader.position and self._problem.op_pattern[op] == reader.pattern:
+                return op
+        return self._problem.program.producer[item.values[0]]
+
+    def _use(self, kind: str, axes: tuple[int, ...], size: float, count: float, op: int, value: int) -> CollectiveUse:
+        key = (kind, size, axes)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes)
+        return CollectiveUse(kind, axes, size, count, count * seconds, op, value)

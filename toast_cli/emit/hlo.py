@@ -1,0 +1,154 @@
+"""HLO text with GSPMD's shardings, for XLA without Shardy.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of an HLO text file, reparsed and counted: every distinct sharding, every
+parameter and every constraint has arrived.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.emit.annotate import Undo, annotated
+from toast_cli.emit.marks import Marks, operation_marks
+from toast_cli.emit.remade import remade_values
+from toast_cli.emit.tiling import gspmd_string
+from toast_cli.errors import ToastError, UsageError
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.xla import ir
+
+CONSTRAINT_TARGET = "Sharding"
+
+
+def emit_hlo(source: Source, lowered: LoweredPlan) -> bytes:
+    """The program as HLO text in which every instruction says how it is split.
+
+    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
+    """
+    refuse_shardy_operations(source)
+    marks = operation_marks(source, lowered)
+    devices = prod(lowered.axis_sizes)
+    notation = GspmdNotation(source, lowered.axis_sizes)
+    with annotated(source.module, marks, notation, devices):
+        text = xla.stablehlo_to_hlo_text(bare_bytecode(source.module))
+    text = with_partitions(text, devices)
+    check_arrival(text, marks, notation)
+    xla.hlo_text_to_proto(text)
+    return text.encode()
+
+
+def refuse_shardy_operations(source: Source) -> None:
+    """Manual regions have no place in HLO without Shardy."""
+    for number, op in enumerate(source.program.ops):
+        if op.name == "sdy.manual_computation":
+            raise UsageError(
+                "a program with manual regions (shard_map) cannot be written as HLO text without Shardy",
+                where=source.location(number),
+                hint="write it with --format stablehlo or specs",
+            )
+
+
+def bare_bytecode(module: Any) -> bytes:
+    """The module without its `sdy.mesh` declarations, which would turn up in the HLO as attributes."""
+    if not any(op.operation.name == "sdy.mesh" for op in module.body.operations):
+        return xla.write_bytecode(module)
+    clone = module.operation.clone()
+    for op in list(clone.regions[0].blocks[0].operations):
+        if op.operation.name == "sdy.mesh":
+            op.operation.erase()
+    return xla.write_bytecode(clone)
+
+
+def with_partitions(text: str, devices: int) -> str:
+    """Says in the header how many devices the program is for, as XLA prints it for more than one."""
+    return re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text) if devices > 1 else text
+
+
+def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
+    """A sharding that XLA cannot read is dropped without a word on the way to HLO; this says so instead."""
+    entry = text[text.index("\nENTRY ") :]
+    parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
+    constraints = text.count(f'custom_call_target="{CONSTRAINT_TARGET}"')
+    missing = [sharding for sharding in notation.written if sharding not in text]
+    if parameters != len(marks.arguments) or constraints != notation.constraints or missing:
+        raise ToastError(
+            f"shardings were lost on the way to HLO: {parameters} of {len(marks.arguments)} parameters and {constraints} of "
+            f"{notation.constraints} constraints have one" + (f", {missing[0]} is nowhere" if missing else ""),
+            hint="write the program with --format stablehlo, and report this as a bug",
+        )
+
+
+class GspmdNotation:
+    """Shardings as strings. `written` are the different ones that were used, `constraints` how many were made."""
+
+    attribute = "mhlo.sharding"
+
+    def __init__(self, source: Source, axis_sizes: tuple[int, ...]) -> None:
+        self._context = source.module.context
+        self._axis_sizes = axis_sizes
+        remade = remade_values(source.program)
+        self._remade = {handle for value, handle in enumerate(source.definitions) if remade[value]}
+        self._strings: dict[Layout, str] = {}
+        self.written: set[str] = set()
+        self.constraints = 0
+
+    def prepare(self, module: Any, undo: Undo) -> None:
+        """There is nothing to declare: the strings speak of device numbers. The device count goes into the header."""
+
+    def _text(self, layout: Layout) -> str:
+        if layout not in self._strings:
+            self._strings[layout] = gspmd_string(layout, self._axis_sizes)
+        return self._strings[layout]
+
+    def of_value(self, layout: Layout) -> Any:
+        self.written.add(self._text(layout))
+        return ir.StringAttr.get(self._text(layout), self._context)
+
+    def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
+        if len(layouts) == 1:
+            return ir.StringAttr.get(self._text(layouts[0]), self._context)
+        return ir.StringAttr.get("{" + ", ".join(map(self._text, layouts)) + "}", self._context)
+
+    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
+        """A `Sharding` custom call; a value made from constants is made again in the layout instead."""
+        if value in self._remade:
+            return self._made_again(value, layout, where)
+        self.constraints += 1
+        return [
+            ir.Operation.create(
+                "stablehlo.custom_call",
+                results=[value.type],
+                operands=[value],
+                attributes={
+                    "call_target_name": ir.StringAttr.get(CONSTRAINT_TARGET, self._context),
+                    self.attribute: self.of_value(layout),
+                },
+                loc=location,
+                ip=where,
+            )
+        ]
+
+    def _made_again(self, value: Any, layout: Layout, where: Any) -> list[Any]:
+        copies: dict[Any, Any] = {}
+        added: list[Any] = []
+
+        def copy(handle: Any) -> Any:
+            if handle not in self._remade or not handle.type.rank:
+                return handle
+            if handle not in copies:
+                operation = handle.owner.operation
+                operands = [copy(operand) for operand in operation.operands]
+                clone = operation.clone(ip=where)
+                for k, operand in enumerate(operands):
+                    clone.operands[k] = operand
+                added.append(clone.operation)
+                copies[handle] = clone.results[0]
+            return copies[handle]
+
+        copy(value)
+        added[-1].attributes[self.attribute] = ir.StringAttr.get(self._text(layout), self._context)
+        return added

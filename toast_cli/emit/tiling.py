@@ -1,0 +1,52 @@
+"""Layouts in GSPMD's notation.
+
+`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, two copies of each part; devices
+0 to 7 dealt out in that order. `<=[4,2]T(1,0)` counts them through a 4 x 2 grid column by column. Notation:
+xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.plan.layout import Layout
+
+REPLICATED = "{replicated}"
+
+
+def gspmd_string(layout: Layout, axis_sizes: tuple[int, ...]) -> str:
+    """How GSPMD writes `layout` on a mesh with these axis sizes, devices in row-major order; as XLA itself would print it."""
+    tiles = [prod(axis_sizes[axis] for axis in axes) for axes in layout]
+    if prod(tiles) == 1:
+        return REPLICATED
+    used = [axis for axes in layout for axis in axes]
+    unused = [axis for axis in range(len(axis_sizes)) if axis not in used]
+    copies = prod(axis_sizes[axis] for axis in unused)
+    if copies > 1:
+        tiles.append(copies)
+    dimensions, order = merged([axis for axis in used + unused if axis_sizes[axis] > 1], axis_sizes)
+    grid = f"[{commas(dimensions)}]"
+    if len(dimensions) > 1:
+        grid += f"T({commas(order)})"
+    return "{" + f"devices=[{commas(tiles)}]<={grid}" + (" last_tile_dim_replicate" if copies > 1 else "") + "}"
+
+
+def merged(order: list[int], axis_sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Grid and transposition that list the devices with mesh axes in `order`, in the fewest dimensions.
+
+    Axes that follow one another both on the mesh and in `order` count as one; axes of size 1 are nothing.
+    """
+    present = sorted(order)
+    runs: list[list[int]] = []
+    for axis in order:
+        if runs and present.index(axis) == present.index(runs[-1][-1]) + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    by_mesh = sorted(range(len(runs)), key=lambda k: runs[k][0])
+    dimensions = [prod(axis_sizes[axis] for axis in runs[k]) for k in by_mesh]
+    return dimensions, [by_mesh.index(k) for k in range(len(runs))]
+
+
+def commas(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))

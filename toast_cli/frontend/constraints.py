@@ -1,0 +1,111 @@
+"""Shardings a program states, as constraints on a mesh the user chose.
+
+Enters: `Kept` records and the axes of a mesh. Leaves: the same records in names of that mesh. Also checks that the program's manual
+regions, which were written for a certain mesh and hold device numbers inside, fit the mesh at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.gspmd import mesh_axes, read_tiling
+from toast_cli.frontend.shardings import MANUAL_REGION, Kept, Use
+from toast_cli.frontend.statements import Axes, MeshAxes, Sharding, meshes_of, value_shardings
+from toast_cli.xla import ir, walk_ops
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`value` (or, where `uses` is not empty, these uses of it) must lie as `axes` says: per dimension, axis names or None for open."""
+
+    value: Any  # ir.Value
+    axes: Axes
+    uses: tuple[Use, ...]
+    origin: str
+
+
+def constraints_on(
+    records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
+) -> tuple[list[Constraint], list[str]]:
+    """The records in axes of a mesh, and a notice about those that do not lie along its axes.
+
+    Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
+    """
+    found: list[Constraint] = []
+    left_out: list[Kept] = []
+    for record in records:
+        check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
+        axes = record.sharding.axes
+        if axes is None:
+            axes = translated(record.sharding, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
+        if axes is None:
+            left_out.append(record)
+        else:
+            found.append(Constraint(record.value, axes, record.uses, record.origin))
+    if not left_out:
+        return found, []
+    first = left_out[0]
+    notice = (
+        f"{len(left_out)} of the program's shardings do not lie along the axes of this mesh and are left out "
+        f"(the first is {first.sharding.gspmd}, {first.origin})"
+    )
+    return found, [notice]
+
+
+def translated(sharding: Sharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
+    """A sharding in XLA's notation by mesh axes; None when it does not lie along them."""
+    tiling = read_tiling(sharding.gspmd)
+    axes = mesh_axes(tiling, rank, names, sizes) if tiling else None
+    if axes is None:
+        return None
+    return tuple(None if d in sharding.open_dims and not split else split for d, split in enumerate(axes))
+
+
+def check_axes(record: Kept, target: dict[str, int]) -> None:
+    """Raises `InputError` when a record uses an axis that `target` (name -> size) does not have with the same size."""
+    sizes = dict(record.sharding.mesh)
+    for name in dict.fromkeys(name for axes in record.sharding.axes or () for name in axes or ()):
+        if target.get(name) != sizes[name]:
+            has = f"has it with size {target[name]}" if name in target else f"has only {', '.join(target)}"
+            raise InputError(
+                f"the sharding of {record.origin} uses mesh axis {name!r} (size {sizes[name]}); the target mesh {has}",
+                where="--keep-shardings",
+                hint=f"try --mesh-shape {mesh_shape(record.sharding.mesh)}, or drop the program's shardings",
+            )
+
+
+def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], path: str = "") -> None:
+    """Raises `InputError` unless every manual region was written for a mesh with these axes, in this order.
+
+    Axes of size 1 do not matter. The order does: collectives inside the region count devices.
+    """
+    target = significant(zip(axis_names, axis_sizes, strict=True))
+    meshes = meshes_of(module)
+    with module.context:
+        for region in walk_ops(module, MANUAL_REGION):
+            shardings = [
+                s
+                for name in ("in_shardings", "out_shardings")
+                for s in value_shardings(region.attributes[name], meshes)
+            ]
+            for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
+                if significant(mesh) != target:
+                    raise InputError(
+                        f"a manual region was written for the mesh {mesh_shape(mesh)}, the target mesh is {mesh_shape(target)}",
+                        where=place_of(region, path),
+                        hint=f"try --mesh-shape {mesh_shape(mesh)}, or write the program without shard_map",
+                    )
+
+
+def significant(mesh: Iterable[tuple[str, int]]) -> MeshAxes:
+    """The axes that have more than one device."""
+    return tuple((name, size) for name, size in mesh if size > 1)
+
+
+def mesh_shape(mesh: MeshAxes) -> str:
+    """As `--mesh-shape` takes it: `data=4,model=2`."""
+    return ",".join(f"{name}={size}" for name, size in mesh)

@@ -1,0 +1,97 @@
+"""Manual regions (`shard_map`) in HLO, put back into one operation.
+
+HLO has no operation for them. Shardy writes a region as a custom call `xla.sdy.GlobalToLocalShape`, a call of the body, and a custom
+call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Leaves: `sdy.manual_computation`
+around a call of the same body, and `sdy.mesh`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.shardings import kind_of
+from toast_cli.frontend.statements import FRONTEND, frontend_texts
+from toast_cli.xla import ir, walk_ops
+
+BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
+ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
+MESHES = "xla.sdy.meshes"
+OLD_BOUNDARIES = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+
+
+def restore_manual_regions(module: Any, path: str) -> None:
+    """Rebuilds every manual region; tuples must be gone, calls still be there.
+
+    Raises `InputError` for regions in GSPMD's older form, which does not name mesh axes.
+    """
+    with module.context, ir.Location.unknown():
+        declare_meshes(module)
+        for call in walk_ops(module, "func.call"):
+            if str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value).startswith(BODY_PREFIXES):
+                restore_region(call, path)
+    for call in walk_ops(module, "stablehlo.custom_call"):
+        if kind_of(call) in OLD_BOUNDARIES:
+            raise InputError(
+                f"a manual region in GSPMD's form ({kind_of(call)}), which names no mesh axes",
+                where=place_of(call, path),
+                hint="lower the program with the Shardy partitioner (jax_use_shardy_partitioner, the default since jax 0.7)",
+            )
+
+
+def declare_meshes(module: Any) -> None:
+    """`sdy.mesh` operations for the meshes that a converted HLO module has as text."""
+    attributes = {name: module.operation.attributes[name] for name in module.operation.attributes}
+    texts = frontend_texts(attributes)
+    if MESHES not in texts:
+        return
+    start = ir.InsertionPoint.at_block_begin(module.body)
+    for item in ir.DictAttr(ir.Attribute.parse(texts[MESHES])):
+        named = {"sym_name": ir.StringAttr.get(item.name), "mesh": item.attr}
+        ir.Operation.create("sdy.mesh", attributes=named, ip=start)
+
+
+def restore_region(call: Any, path: str) -> None:
+    """One region: the call of its body, with the custom calls around it."""
+    entrance = call.operands[0].owner.operation if len(call.operands) else None
+    leaving = [use.owner.operation for result in call.results for use in result.uses]
+    way_out = leaving[0] if leaving else None
+    boundary = [(entrance, ENTRANCE), (way_out, EXIT)]
+    if any(custom is not None and kind_of(custom) != kind for custom, kind in boundary):
+        hint = "write it out again with this version of jax"
+        raise InputError("a manual region without its boundary", where=place_of(call, path), hint=hint)
+    texts: dict[str, str] = {}
+    for part in (call, entrance, way_out):
+        if part is not None and FRONTEND in part.attributes:
+            texts |= frontend_texts({FRONTEND: part.attributes[FRONTEND]})
+    outside = list(entrance.operands) if entrance is not None else []
+    results = list(way_out.results) if way_out is not None else []
+    region = ir.Operation.create(
+        "sdy.manual_computation",
+        results=[result.type for result in results],
+        operands=outside,
+        attributes={
+            "in_shardings": ir.Attribute.parse(texts.get("xla.sdy.in_shardings", "#sdy.sharding_per_value<[]>")),
+            "out_shardings": ir.Attribute.parse(texts.get("xla.sdy.out_shardings", "#sdy.sharding_per_value<[]>")),
+            "manual_axes": ir.Attribute.parse(texts.get("xla.sdy.manual_axes", "#sdy<manual_axes{}>")),
+        },
+        regions=1,
+        loc=call.location,
+        ip=ir.InsertionPoint(call),
+    )
+    inside = ir.Block.create_at_start(region.regions[0], [operand.type for operand in call.operands])
+    with ir.InsertionPoint(inside), call.location:
+        types = [result.type for result in call.results]
+        body = ir.Operation.create(
+            "func.call",
+            results=types,
+            operands=list(inside.arguments),
+            attributes={"callee": call.attributes["callee"]},
+        )
+        ir.Operation.create("sdy.return", operands=list(body.results))
+    for old, new in zip(results, region.results, strict=True):
+        old.replace_all_uses_with(new)
+    for part in (way_out, call, entrance):
+        if part is not None:
+            part.erase()

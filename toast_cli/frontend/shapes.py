@@ -1,0 +1,85 @@
+"""Static shapes: every array's size must be known, because a plan divides sizes.
+
+Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, where all arguments are static, one whose
+inner shapes have been worked out from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.convert import convert
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.xla import ir, make_context, parse_module, write_bytecode
+
+HINT = (
+    "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete shapes "
+    "instead of symbolic_shape(…), or lower with concrete arguments"
+)
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Something without a fixed shape: `what` it is, and the operation (or function) it belongs to."""
+
+    what: str
+    operation: Any
+
+
+def with_static_shapes(module: Any, function: Any, path: str) -> Any:
+    """The module, or a refined copy of it. Raises `InputError` naming the first value whose shape is not fixed.
+
+    Args:
+        function: the entry function of `module`.
+    """
+    found = dynamic_argument(function) or first_dynamic(module)
+    if found is None:
+        return module
+    if found.operation.name != "func.func" and dynamic_argument(function) is None:
+        try:
+            refined = convert("refine", write_bytecode(module), path, HINT)
+        except InputError:
+            raise refusal(found, path) from None
+        return parse_module(make_context(), refined)
+    raise refusal(found, path)
+
+
+def refusal(found: Dynamic, path: str) -> InputError:
+    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=HINT)
+
+
+def dynamic_argument(function: Any) -> Dynamic | None:
+    """The first argument of the entry function without a fixed shape."""
+    for k, argument in enumerate(function.arguments):
+        if not is_static(argument.type):
+            return Dynamic(f"argument {k} ({argument.type})", function.operation)
+    return None
+
+
+def first_dynamic(module: Any) -> Dynamic | None:
+    """The first operation, in program order, that gives a value without a fixed shape."""
+    known: dict[Any, bool] = {}
+    found: list[Dynamic] = []
+
+    def visit(operation: Any) -> Any:
+        for result in operation.results:
+            kind = result.type
+            static = known.get(kind)
+            if static is None:
+                static = known[kind] = is_static(kind)
+            if not static:
+                found.append(Dynamic(f"the result of {operation.name} ({kind})", operation))
+                return ir.WalkResult.INTERRUPT
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found[0] if found else None
+
+
+def is_static(kind: Any) -> bool:
+    """Whether a type (also each type in a tuple) has a fixed size."""
+    if isinstance(kind, ir.TupleType):
+        return all(is_static(kind.get_type(k)) for k in range(kind.num_types))
+    return not isinstance(kind, ir.ShapedType) or (kind.has_rank and kind.has_static_shape)

@@ -1,0 +1,121 @@
+"""What a program's attributes say about shardings, as plain data.
+
+Three notations occur: Shardy's (`sdy.sharding`), XLA's (`mhlo.sharding`), and Shardy's inside HLO's frontend attributes
+(`xla.sdy.sharding`, beside an `mhlo.sharding` that says the same with less). Shardy's is preferred where several are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toast_cli.frontend.gspmd import MAXIMAL, split_shardings
+from toast_cli.xla import ir, sdy
+
+SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes"
+FRONTEND_PREFIX, FRONTEND_SDY = "xla.sdy.", "xla.sdy.sharding"
+
+# Per dimension: the axes that split it, major to minor; () for "whole", None for "open".
+Axes = tuple[tuple[str, ...] | None, ...]
+MeshAxes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """One array's sharding as a program states it.
+
+    Attributes:
+        axes: per dimension, by name; None when `gspmd` says it.
+        mesh: axes of the program's mesh with their sizes, in order.
+        gspmd: XLA's notation, which names no axes.
+        open_dims: dimensions that the XLA notation leaves open.
+        single_device: the array lives on one device alone.
+    """
+
+    axes: Axes | None = None
+    mesh: MeshAxes = ()
+    gspmd: str = ""
+    open_dims: frozenset[int] = frozenset()
+    single_device: bool = False
+
+
+Meshes = dict[str, MeshAxes]
+
+
+def meshes_of(module: Any) -> Meshes:
+    """Symbol -> axes of every mesh that the module declares; a mesh of one single device has no axes."""
+    operations = (view.operation for view in module.body.operations)
+    return {
+        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_axes_of(op.attributes["mesh"])
+        for op in operations
+        if op.name == "sdy.mesh"
+    }
+
+
+def mesh_axes_of(attribute: Any) -> MeshAxes:
+    """Names and sizes of an `#sdy.mesh`."""
+    return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(attribute).axes))
+
+
+def tensor_sharding(attribute: Any, meshes: Meshes) -> Sharding:
+    """One `#sdy.sharding`. A dimension split by a part of an axis counts as open: parts have no name."""
+    sharding = sdy.TensorShardingAttr(attribute)
+    reference = sharding.mesh_or_ref
+    if sdy.MeshAttr.isinstance(reference):
+        mesh = mesh_axes_of(reference)
+    else:
+        mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value), ())
+    axes = tuple(_dimension(sdy.DimensionShardingAttr(d)) for d in sharding.dimension_shardings)
+    return Sharding(axes, mesh, single_device=not mesh)
+
+
+def _dimension(dimension: Any) -> tuple[str, ...] | None:
+    axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
+    if any(axis.sub_axis_info is not None for axis in axes):
+        return None
+    return tuple(str(axis.name) for axis in axes) if axes or dimension.is_closed else None
+
+
+def value_shardings(attribute: Any, meshes: Meshes) -> list[Sharding]:
+    """The shardings in an `#sdy.sharding` (one) or an `#sdy.sharding_per_value` (one per result)."""
+    if sdy.TensorShardingPerValueAttr.isinstance(attribute):
+        return [tensor_sharding(entry, meshes) for entry in sdy.TensorShardingPerValueAttr(attribute).shardings]
+    return [tensor_sharding(attribute, meshes)]
+
+
+def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[Sharding]:
+    """The shardings in an `mhlo.sharding`."""
+    return [
+        Sharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
+        for part in split_shardings(text)
+    ]
+
+
+def stated_shardings(attributes: dict[str, Any], meshes: Meshes) -> list[Sharding]:
+    """What the attributes of an operation, argument or result say, one entry per array; empty when nothing."""
+    readers: tuple[Callable[[], list[Sharding]], ...] = (
+        lambda: value_shardings(attributes[SDY], meshes),
+        lambda: value_shardings(ir.Attribute.parse(frontend_texts(attributes)[FRONTEND_SDY]), meshes),
+        lambda: gspmd_shardings(str(ir.StringAttr(attributes[GSPMD]).value)),
+    )
+    present = (SDY in attributes, FRONTEND_SDY in frontend_texts(attributes), GSPMD in attributes)
+    return next((read() for read, there in zip(readers, present, strict=True) if there), [])
+
+
+def frontend_texts(attributes: dict[str, Any]) -> dict[str, str]:
+    """HLO's frontend attributes that belong to Shardy: name -> text."""
+    if FRONTEND not in attributes:
+        return {}
+    entries = ir.DictAttr(attributes[FRONTEND])
+    return {item.name: str(ir.StringAttr(item.attr).value) for item in entries if item.name.startswith(FRONTEND_PREFIX)}
+
+
+def without_shardings(attributes: dict[str, Any], keep_placement: bool = False) -> dict[str, Any]:
+    """The attributes without what `stated_shardings` reads; a placement on one device may stay."""
+    cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}
+    if FRONTEND in cleaned:
+        entries = {item.name: item.attr for item in cleaned.pop(FRONTEND) if not item.name.startswith(FRONTEND_PREFIX)}
+        if entries:
+            cleaned[FRONTEND] = ir.DictAttr.get(entries)
+    return cleaned

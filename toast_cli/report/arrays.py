@@ -1,0 +1,70 @@
+"""The sections of a terminal report about arrays at rest: shardings of arguments and results, folded by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.report.folding import Entry, fold
+from toast_cli.report.format import format_count, format_plural, format_sharding, type_bytes
+from toast_cli.report.model import ArgumentFacts, Report, ResultFacts
+
+# What a report shows without --verbose.
+SHORT_ARGUMENTS = 12
+
+
+def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
+    """Shardings of the arguments at rest: folded by pattern and the largest of them, or each one with `verbose`."""
+    if verbose:
+        rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
+        for one in report.arguments:
+            donated = "donated" if one.donated else ""
+            rows.add_row(str(one.index), one.name, one.type, donated, _sharding(one, report))
+        return style.section("arguments", rows)
+    return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, width)
+
+
+def results(report: Report, width: int) -> RenderableType:
+    return _folded("results", report.results, len(report.results), report, width)
+
+
+def _folded(
+    title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, width: int
+) -> RenderableType:
+    """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
+    folded = fold([Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries])
+    sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
+    largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
+    facts = [
+        (folded[number].pattern, len(folded[number].members), entries[folded[number].members[0]]) for number in largest
+    ]
+    rows = [
+        (one.type, f"×{format_count(count)}" if count > 1 else "", format_sharding(one.sharding))
+        for _, count, one in facts
+    ]
+    room = style.room(width, rows)
+    drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "left")])
+    stacked: list[RenderableType] = []
+    for (pattern, _, one), (type_, times, _) in zip(facts, rows, strict=True):
+        sharding = _sharding(one, report)
+        drawn.add_row(_broken(pattern, room), type_, times, sharding)
+        stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
+    hidden = len(folded) - len(largest)
+    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}, all with --verbose", style.LABEL)] if hidden else []
+    body = [drawn] if width >= style.NARROW else stacked
+    return style.section(f"{title}, {format_count(len(entries))} in all", *body, *more)
+
+
+def _broken(pattern: str, room: int) -> str:
+    """A pattern too long for its column goes on after its braces on a second line."""
+    head, brace, tail = pattern.partition("}")
+    return pattern if len(pattern) <= room or not tail else f"{head}{brace}\n  {tail}"
+
+
+def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:
+    if not any(one.sharding):
+        return Text(format_sharding(one.sharding), style.LABEL)
+    return style.with_axes(format_sharding(one.sharding), list(report.mesh.axes))

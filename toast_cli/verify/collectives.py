@@ -1,0 +1,88 @@
+"""The collectives of a compiled module.
+
+Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined collectives
+count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, and repeats an asynchronous
+collective in each computation that overlaps with it, with one channel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from toast_cli.verify.hlo_text import Instruction, instructions
+from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
+OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion"))
+
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: float
+    name: str = ""
+
+
+def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
+    """All collectives of a compiled module, in the order of its text."""
+    found: list[Collective] = []
+    devices = 1
+    for size in axis_sizes:
+        devices *= size
+    seen: set[tuple[str, str, tuple[int, ...], tuple[str, ...]]] = set()
+    for instruction in instructions(text, OPCODES):
+        kind = kind_of(instruction)
+        if kind is None:
+            continue
+        axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
+        channel = _CHANNEL.search(instruction.attributes)
+        key = (kind, channel[1] if channel else "", instruction.sizes, axes)
+        if channel and key in seen:
+            continue
+        seen.add(key)
+        name = _OP_NAME.search(instruction.attributes)
+        for size in result_sizes(kind, instruction):
+            found.append(Collective(kind, axes, size, instruction.runs, name[1] if name else ""))
+    return found
+
+
+def kind_of(instruction: Instruction) -> str | None:
+    """The kind of collective this is; None for other fusions and for what a hidden reduce-scatter is made of."""
+    if instruction.computation.startswith(HIDDEN_REDUCE_SCATTER):
+        return None
+    if instruction.opcode == "fusion":
+        return "reduce-scatter" if f"calls=%{HIDDEN_REDUCE_SCATTER}" in instruction.attributes else None
+    return instruction.opcode.removeprefix("ragged-").removesuffix("-start")
+
+
+def mesh_axes(
+    instruction: Instruction, text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], devices: int
+) -> tuple[str, ...]:
+    """The mesh axes it runs over."""
+    if instruction.opcode.startswith("collective-permute"):
+        return permuted_axes(instruction.attributes, axis_names, axis_sizes)
+    attributes = instruction.attributes
+    if instruction.opcode == "fusion":
+        callee = re.search(r"calls=%([^\s,]+)", attributes)
+        start = text.index(f"\n%{callee[1]} ") if callee else 0
+        attributes = text[start : text.index("\n}", start)]
+    groups = groups_in(attributes, devices)
+    return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
+
+
+def result_sizes(kind: str, instruction: Instruction) -> tuple[int, ...]:
+    """Bytes of each array communicated; an asynchronous start lists its operands first, an all-to-all its pieces."""
+    sizes = instruction.sizes
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":
+        data = [size for size in sizes if size > 4] or list(sizes)
+        return tuple(data[len(data) // 2 :])
+    return (sum(sizes),) if kind == "all-to-all" else sizes

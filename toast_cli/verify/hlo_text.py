@@ -1,0 +1,147 @@
+"""Just enough of compiled HLO text: computations, the instructions of interest in them, and how often each runs.
+
+Enters: what `HloModule.to_string()` gives. Leaves: `Instruction` records with run counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.program.model import DTYPE_BITS
+
+_HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$|^(ENTRY )?%?([^\s(]+) \{$")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONSTANT = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
+
+# The other names HLO and MLIR have for one element type.
+HLO_DTYPES = {
+    "s2": "i2",
+    "s4": "i4",
+    "s8": "i8",
+    "s16": "i16",
+    "s32": "i32",
+    "s64": "i64",
+    "c64": "complex<f32>",
+    "c128": "complex<f64>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the program."""
+
+    opcode: str
+    sizes: tuple[int, ...]
+    attributes: str
+    computation: str
+    runs: float
+
+
+def instructions(text: str, opcodes: frozenset[str]) -> Iterator[Instruction]:
+    """Instructions with one of `opcodes`, in every computation that runs."""
+    bodies, entry = computations(text)
+    runs = run_counts(bodies, entry)
+    for name, lines in bodies.items():
+        if name not in runs:
+            continue
+        for line in lines:
+            parsed = parse_line(line)
+            if parsed and parsed[1] in opcodes:
+                kind, opcode, rest = parsed
+                yield Instruction(opcode, array_bytes(kind), rest, name, runs[name])
+
+
+def computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """Lines of each computation, and the name of the entry."""
+    bodies: dict[str, list[str]] = {}
+    entry = ""
+    current: list[str] = []
+    for line in text.splitlines():
+        if line[:1] not in (" ", "}", "") and line.endswith("{"):
+            header = _HEADER.match(line)
+            if header:
+                name = header[2] or header[4]
+                current = bodies.setdefault(name, [])
+                entry = name if header[1] or header[3] else entry
+        elif line.startswith("  "):
+            current.append(line)
+    return bodies, entry
+
+
+def run_counts(bodies: dict[str, list[str]], entry: str) -> dict[str, float]:
+    """How often each computation runs in one run of the program; a branch out of n counts 1/n, an unknown loop once."""
+    runs: dict[str, float] = defaultdict(float)
+
+    def visit(name: str, count: float) -> None:
+        runs[name] += count
+        for line in bodies.get(name, ()):
+            for callee, times in called(line, bodies):
+                visit(callee, count * times)
+
+    visit(entry, 1.0)
+    return dict(runs)
+
+
+def called(line: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
+    """Computations that one instruction runs, and how often."""
+    if " = " not in line:
+        return
+    times = 1.0
+    if " while(" in line:
+        times = float(trip_count(line, bodies))
+    for name in _CALLED.findall(line):
+        yield name, times
+    branches = _BRANCHES.search(line)
+    if branches:
+        names = [n.strip().lstrip("%") for n in branches[1].split(",")] if branches[1] else [branches[2], branches[3]]
+        for name in names:
+            yield name, 1.0 / len(names)
+
+
+def trip_count(line: str, bodies: dict[str, list[str]]) -> int:
+    """Trips of a `while`: what the compiler says, else the one constant its condition compares with, else 1."""
+    known = _TRIPS.search(line)
+    if known:
+        return int(known[1])
+    condition = re.search(r"condition=%?([^\s,]+)", line)
+    constants = _CONSTANT.findall("\n".join(bodies.get(condition[1], ()))) if condition else []
+    return int(constants[0]) if len(constants) == 1 else 1
+
+
+def parse_line(line: str) -> tuple[str, str, str] | None:
+    """Result type, opcode and the rest of `  %name = type opcode(operands), attributes`."""
+    _, sign, right = line.partition(" = ")
+    if not sign:
+        return None
+    if right.startswith("("):
+        end = closing(right)
+    else:
+        end = right.find(" ")
+    opcode, bracket, rest = right[end + 1 :].partition("(")
+    return (right[:end], opcode.strip(), rest) if bracket else None
+
+
+def closing(text: str) -> int:
+    """Where the bracket that `text` starts with ends."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return at + 1
+    return len(text)
+
+
+def array_bytes(kind: str) -> tuple[int, ...]:
+    """Bytes of each array in a type, `f32[8,16]{1,0}` or a tuple of such."""
+    sizes = []
+    for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", kind)):
+        bits = DTYPE_BITS.get(HLO_DTYPES.get(dtype, {"u": "ui" + dtype[1:]}.get(dtype[0], dtype)), 32)
+        sizes.append((prod(int(d) for d in dims.split(",") if d) * bits + 7) // 8)
+    return tuple(sizes)

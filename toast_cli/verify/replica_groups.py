@@ -1,0 +1,88 @@
+"""Which mesh axes a collective runs over, told from the device groups in its HLO text.
+
+Enters: the attributes of one instruction as text. Leaves: groups of device numbers, and the mesh axes that make the same groups.
+Groups come as `{{0,1},{2,3}}`, as `[2,4]<=[4,2]T(1,0)`, or as `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}` with an optional
+`device_ids=([4,2]T(1,0))`.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Groups = tuple[tuple[int, ...], ...]
+UNKNOWN = ("?",)
+
+_LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}")
+_MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+_BRACED = re.compile(r"\{([\d,]+)\}")
+
+
+def groups_in(attributes: str, devices: int) -> Groups | None:
+    """Groups of device numbers that exchange data; no groups at all means everyone. None when there are none to read."""
+    listed = _LISTS.search(attributes)
+    if listed:
+        groups = tuple(tuple(numbers(group)) for group in _BRACED.findall(listed[1]))
+        return groups or (tuple(range(devices)),)
+    iota = _IOTA.search(attributes)
+    if iota:
+        return as_groups(dealt(iota[2], iota[3]).reshape(numbers(iota[1])))
+    mesh = _MESH.search(attributes)
+    if mesh:
+        axes = _MESH_AXIS.findall(mesh[1])
+        sizes = [int(size) for _, size in axes]
+        order = dealt(mesh[2], mesh[3]) if mesh[2] else np.arange(prod(sizes))
+        chosen = [k for k, (name, _) in enumerate(axes) if f"'{name}'" in mesh[4]]
+        return along(order.reshape(sizes), chosen)
+    return None
+
+
+def axes_of(groups: Groups, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """The fewest mesh axes that make these groups, in mesh order; `UNKNOWN` when no set of axes does."""
+    mesh = np.arange(prod(axis_sizes)).reshape(axis_sizes)
+    wanted = {frozenset(group) for group in groups}
+    real = [axis for axis, size in enumerate(axis_sizes) if size > 1]
+    for count in range(len(real) + 1):
+        for chosen in combinations(real, count):
+            if {frozenset(group) for group in along(mesh, list(chosen))} == wanted:
+                return tuple(axis_names[axis] for axis in chosen)
+    return UNKNOWN
+
+
+def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """The mesh axes along which a collective-permute moves anything."""
+    found = _PAIRS.search(attributes)
+    moved: set[int] = set()
+    for pair in _BRACED.findall(found[1]) if found else ():
+        source, target = (np.unravel_index(device, axis_sizes) for device in numbers(pair))
+        moved.update(axis for axis in range(len(axis_sizes)) if source[axis] != target[axis])
+    return tuple(axis_names[axis] for axis in sorted(moved))
+
+
+def along(mesh: NDArray[np.int64], axes: list[int]) -> Groups:
+    """Devices that differ in nothing but their place on `axes`."""
+    rest = [axis for axis in range(mesh.ndim) if axis not in axes]
+    size = prod(mesh.shape[axis] for axis in axes)
+    return as_groups(mesh.transpose([*rest, *axes]).reshape(-1, size))
+
+
+def as_groups(rows: NDArray[np.int64]) -> Groups:
+    return tuple(tuple(int(device) for device in row) for row in rows)
+
+
+def dealt(dimensions: str, order: str | None) -> NDArray[np.int64]:
+    """`[4,2]T(1,0)`: devices 0 to 7 counted through a 4 x 2 grid column by column."""
+    shape = numbers(dimensions)
+    grid = np.arange(prod(shape)).reshape(shape)
+    return (grid.transpose(numbers(order)) if order else grid).reshape(-1)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
