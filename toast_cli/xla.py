@@ -51,11 +51,6 @@ def write_bytecode(module: Any) -> bytes:
     return buffer.getvalue()
 
 
-def check_text(module: Any) -> None:
-    """Raises UnicodeDecodeError when a name, location or string in the module is not text; the bindings choke on those."""
-    module.operation.get_asm(binary=True, enable_debug_info=True, large_elements_limit=8).decode("utf-8")
-
-
 def hlo_text_to_proto(text: str) -> bytes:
     """A serialized HloModuleProto. Raises RuntimeError (`was parsing 3:19: error: …`); hostile text may abort the process."""
     return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toast_cli.dimensions.classes import classify
 from toast_cli.dimensions.conflicts import find_conflicts
-from toast_cli.dimensions.groups import mirrored_groups
+from toast_cli.dimensions.groups import families, mirrored_groups
 from toast_cli.dimensions.model import Dimensions, Group
 from toast_cli.dimensions.naming import name_groups
 from toast_cli.program.model import Program
@@ -22,9 +22,10 @@ def analyse(program: Program) -> Dimensions:
     owned: list[list[int]] = [[] for _ in members]
     for number, resolution in enumerate(conflicts.resolutions):
         owned[resolution.group].append(number)
+    family = families(program, classes, members)
     named = name_groups(program, classes, class_group, len(members))
     groups = tuple(
-        Group(name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), where)
+        Group(name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), where, family[k])
         for k, (group, (name, where)) in enumerate(zip(members, named, strict=True))
     )
     return Dimensions(

@@ -45,6 +45,25 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
     return [frozenset((h or l).items()) for h, l in zip(heavy, light, strict=True)]
 
 
+def families(program: Program, classes: Classes, groups: list[list[int]]) -> list[int]:
+    """[groups] number of the family of each: groups that play the same roles in heavy ops, whatever their sizes and how often.
+
+    The widths of a convolutional network are one family though no two of them are mirror images.
+    """
+    roles: list[set[object]] = [set() for _ in classes.sizes]
+    for number, op in enumerate(program.ops):
+        if op.name in HEAVY:
+            form = classes.forms[number]
+            for slot, member in enumerate(classes.slot_classes[number]):
+                roles[member].add((op.name, form.kinds[slot], tuple(slot in s for d in form.operands for s in d)))
+    numbers: dict[object, int] = {}
+    found: list[int] = []
+    for k, members in enumerate(groups):
+        key = frozenset().union(*(roles[m] for m in members))
+        found.append(numbers.setdefault(key or ("alone", k), len(numbers)))
+    return found
+
+
 def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, int]:
     """A colour per class such that classes of one bucket that meet in an op differ; greedy, in class order."""
     bucket_of = {c: k for k, members in enumerate(buckets.values()) if len(members) > 1 for c in members}

@@ -51,7 +51,8 @@ class Group:
     """Classes that are decided together: mirror images of each other (every layer's d_ff), or one stencil apart.
 
     `name` is what they seem to be ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
-    groups it owns; `members` a few argument dimensions that have it ("params['w'].0").
+    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` the number it shares with groups
+    that play the same roles at other sizes.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Group:
     size: int
     resolutions: tuple[int, ...]
     members: tuple[str, ...]
+    family: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ def first_error(error: Exception) -> tuple[str, str]:
         # The parser reports its attempts; one that ends in a colon only introduces the next.
         line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
         return f"{line}:{column}", message.split(", error: ")[-1]
+    if "conversion error" in text:  # how the bindings put it
+        return "", "a name in it is not text"
     return "", _one_line(_STATUS.sub("", text))
 
 

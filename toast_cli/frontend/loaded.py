@@ -44,6 +44,6 @@ def load_module(path: str, *, keep_shardings: bool = False) -> LoadedModule:
 
     try:
         outcome = normalise(module, source_name(path), keep_shardings)
-    except ir.MLIRError as error:  # an attribute that only looks right
+    except (ir.MLIRError, RuntimeError) as error:  # a string that only looks like an attribute
         raise InputError(first_error(error)[1], where=source_name(path), hint="is the file intact?") from None
     return LoadedModule(path, kind, outcome.module, outcome.kept, outcome.pins, outcome.notices)

@@ -1,7 +1,7 @@
-"""Just enough of two binary encodings to recognise a file and read a few fields: protocol buffers and FlatBuffers.
+"""Just enough of three binary encodings to recognise a file and read a few fields: protocol buffers, FlatBuffers, MLIR bytecode.
 
-Both formats are stable by design, so a field number is all one needs to know; neither library has to be installed.
-Encodings: protobuf.dev/programming-guides/encoding, flatbuffers.dev/internals.
+The first two are stable by design, so a field number is all one needs to know; neither library has to be installed.
+Encodings: protobuf.dev/programming-guides/encoding, flatbuffers.dev/internals, mlir.llvm.org/docs/BytecodeFormat.
 """
 
 from __future__ import annotations
@@ -97,3 +97,41 @@ def flatbuffer_bytes(data: bytes | memoryview, slot: int) -> memoryview | None:
         return None
     start = vector + 4
     return view[start : start + size] if start + size <= len(view) else None
+
+
+def strings_are_text(bytecode: bytes) -> bool:
+    """Whether every string in MLIR bytecode is UTF-8; False also when the string section cannot be found."""
+    try:
+        at = bytecode.index(b"\0", 4) + 1  # magic, version, and the producer's name
+        while True:
+            section, at = bytecode[at], at + 1
+            size, at = _mlir_varint(bytecode, at)
+            if section & 0x80:
+                alignment, at = _mlir_varint(bytecode, at)
+                at += -at % alignment
+            if section & 0x7F == 0:
+                return _string_data(bytecode, at, at + size)
+            at += size
+    except (IndexError, ValueError, ZeroDivisionError):
+        return False
+
+
+def _string_data(bytecode: bytes, at: int, end: int) -> bool:
+    """Whether the strings of the string section at [at, end) are UTF-8: their number, their lengths, then the strings."""
+    count, at = _mlir_varint(bytecode, at)
+    for _ in range(min(count, end - at)):
+        _, at = _mlir_varint(bytecode, at)
+    try:
+        bytecode[at:end].decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mlir_varint(data: bytes, at: int) -> tuple[int, int]:
+    """MLIR's variable-width integer: the zeros at the low end of the first byte say how many bytes follow it."""
+    first = data[at]
+    if first == 0:
+        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+    width = (first & -first).bit_length()
+    return int.from_bytes(data[at : at + width], "little") >> width, at + width

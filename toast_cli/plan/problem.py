@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
-from toast_cli.plan.roles import INPUTS, argument_roles, views
+from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Pin, Program
 
 
@@ -76,6 +77,35 @@ class Problem:
                 if name != INPUTS and role in self.argument_role:
                     found.append(Replicate(role, axis))
         return tuple(found)
+
+    @cached_property
+    def macros(self) -> tuple[tuple[Shard, ...], ...]:
+        """Decisions that often pay only together: one group over all axes; a family of groups, or every group of the weights,
+        over one axis (the largest first)."""
+        shards = [d for d in self.choices if isinstance(d, Shard) and not any(d.sides)]
+        by_group: dict[int, list[Shard]] = defaultdict(list)
+        by_family: dict[tuple[int, int], list[Shard]] = defaultdict(list)
+        at_rest: dict[int, list[Shard]] = defaultdict(list)
+        weights = self.weight_bytes
+        for shard in shards:
+            by_group[shard.group].append(shard)
+            by_family[self.dimensions.groups[shard.group].family, shard.axis].append(shard)
+            if shard.group in weights:
+                at_rest[shard.axis].append(shard)
+        found = [tuple(members) for members in by_group.values()]
+        for members in (*by_family.values(), *at_rest.values()):
+            found.append(tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))))
+        return tuple(dict.fromkeys(move for move in found if len(move) > 1))
+
+    @cached_property
+    def weight_bytes(self) -> dict[int, int]:
+        """Group -> bytes of the weights that have it."""
+        covered: dict[int, int] = defaultdict(int)
+        for number, argument in enumerate(self.program.arguments):
+            if self.roles[self.argument_role[number]] == WEIGHTS:
+                for group in set(self.patterns[self.op_pattern[number]].groups):
+                    covered[group] += self.program.values[argument.value].bytes
+        return covered
 
     def _useful_groups(self) -> set[int]:
         """Groups that some op which does real work can be split along."""

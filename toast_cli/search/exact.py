@@ -33,13 +33,13 @@ def exact(
                 continue
             children = []
             for decision in next_decisions(problem, plan):
-                child = incumbent.extend(plan, decision)
+                child = incumbent.extend(plan, (decision,))
                 if child in visited:
                     continue
                 visited.add(child)
                 cost = incumbent.look(child)
                 if bound.moved(plan, child):
-                    children.append((incumbent.reward(cost), repr(child), child))
+                    children.append((incumbent.reward(child, cost), repr(child), child))
             stack.extend(child for _, _, child in sorted(children))
     except OutOfBudget as why:
         stopped = str(why)

@@ -6,7 +6,7 @@ import numpy as np
 
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import next_decisions
+from toast_cli.search.moves import next_moves
 
 BEAM_WIDTH = 8
 
@@ -32,10 +32,10 @@ def _beam(problem: Problem, evaluate: Evaluate, budget: Budget, progress: Search
     try:
         while frontier and idle < 2:
             before = incumbent.best
-            children = {incumbent.extend(plan, d) for plan in frontier for d in next_decisions(problem, plan)}
+            children = {incumbent.extend(plan, move) for plan in frontier for move in next_moves(problem, plan)}
             fresh = [plan for plan in children if plan not in incumbent.seen]
             fresh.sort(key=repr)
-            scored = [(-incumbent.reward(incumbent.look(plan)), repr(plan), plan) for plan in fresh]
+            scored = [(-incumbent.reward(plan, incumbent.look(plan)), repr(plan), plan) for plan in fresh]
             frontier = [plan for _, _, plan in sorted(scored)[:width]]
             idle = 0 if incumbent.best != before else idle + 1
     except OutOfBudget as why:

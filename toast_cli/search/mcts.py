@@ -22,7 +22,7 @@ import numpy as np
 from toast_cli.plan.decisions import Decision, Plan, canonical
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import neighbours, next_decisions
+from toast_cli.search.moves import Move, neighbours, next_moves
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
@@ -37,10 +37,10 @@ PLATEAU = 80  # simulations without a better plan that end the search
 @dataclass(slots=True)
 class _Node:
     plan: Plan
-    decisions: list[Decision]
+    moves: list[Move]
     visits: int = 0
     best: float = float("-inf")  # best reward at or below this node
-    children: dict[int, Plan] = field(default_factory=dict)  # place in `decisions` -> child state
+    children: dict[int, Plan] = field(default_factory=dict)  # place in `moves` -> child state
 
 
 class _Tree:
@@ -54,11 +54,11 @@ class _Tree:
     def node(self, plan: Plan) -> _Node:
         found = self.nodes.get(plan)
         if found is None:
-            found = self.nodes[plan] = _Node(plan, next_decisions(self.problem, plan))
+            found = self.nodes[plan] = _Node(plan, next_moves(self.problem, plan))
         return found
 
     def reward(self, plan: Plan) -> float:
-        reward = self.incumbent.reward(self.incumbent.look(plan))
+        reward = self.incumbent.reward(plan, self.incumbent.look(plan))
         self.low, self.high = min(self.low, reward), max(self.high, reward)
         for decision in plan:
             old = self.worth.get(decision, reward)
@@ -68,20 +68,20 @@ class _Tree:
                 self.elite = sorted([*self.elite, (reward, plan)], key=lambda e: (-e[0], repr(e[1])))[:ELITE]
         return reward
 
-    def prior(self, decisions: list[Decision]) -> np.ndarray:
-        worth = np.array([self.worth.get(d, self.low) for d in decisions])
+    def prior(self, moves: list[Move]) -> np.ndarray:
+        worth = np.array([max(self.worth.get(d, self.low) for d in move) for move in moves])
         weight = np.exp((worth - worth.max(initial=-np.inf)) / TEMPERATURE) + 0.02
         return np.asarray(weight / weight.sum())
 
     def descend(self) -> list[_Node]:
         """From the root to a node with an untried decision, which it takes."""
         path = [self.node(self.problem.fixed)]
-        while path[-1].decisions and len(path) < 32:
+        while path[-1].moves and len(path) < 32:
             node = path[-1]
             choice = self._select(node)
             fresh = choice not in node.children
             if fresh:
-                node.children[choice] = self.incumbent.extend(node.plan, node.decisions[choice])
+                node.children[choice] = self.incumbent.extend(node.plan, node.moves[choice])
             child = self.node(node.children[choice])
             path.append(child)
             if fresh or not child.visits:
@@ -90,9 +90,9 @@ class _Tree:
 
     def _select(self, node: _Node) -> int:
         span = max(self.high - self.low, 1e-9)
-        prior = self.prior(node.decisions)
+        prior = self.prior(node.moves)
         scores = EXPLORATION * prior * sqrt(node.visits + 1)
-        for choice in range(len(node.decisions)):
+        for choice in range(len(node.moves)):
             child = self.nodes.get(node.children[choice]) if choice in node.children else None
             if child and child.visits:
                 scores[choice] = (child.best - self.low) / span + scores[choice] / (1 + child.visits)
@@ -104,13 +104,12 @@ class _Tree:
         best = self.reward(plan)
         idle = 0
         for _ in range(ROLLOUT_DEPTH):
-            decisions = next_decisions(self.problem, plan)
-            if not decisions or idle > 1:
+            moves = next_moves(self.problem, plan)
+            if not moves or idle > 1:
                 break
-            draws = self.rng.choice(len(decisions), size=min(ROLLOUT_DRAWS, len(decisions)), replace=False, p=self.prior(decisions))
-            tried = [(self.reward(child), k) for k in draws for child in [self.incumbent.extend(plan, decisions[k])]]
-            reward, k = max(tried)
-            plan = self.incumbent.extend(plan, decisions[k])
+            draws = self.rng.choice(len(moves), size=min(ROLLOUT_DRAWS, len(moves)), replace=False, p=self.prior(moves))
+            reward, k = max((self.reward(self.incumbent.extend(plan, moves[k])), k) for k in draws)
+            plan = self.incumbent.extend(plan, moves[k])
             idle = 0 if reward > best else idle + 1
             best = max(best, reward)
         return best
@@ -134,10 +133,10 @@ class _Tree:
             if kind < 0.2:
                 free.insert(int(self.rng.integers(len(free) + 1)), dropped)
         if kind >= 0.3 or not free:
-            decisions = next_decisions(self.problem, (*fixed, *free))
-            if decisions:
-                chosen = decisions[int(self.rng.choice(len(decisions), p=self.prior(decisions)))]
-                free.insert(int(self.rng.integers(len(free) + 1)), chosen)
+            moves = next_moves(self.problem, (*fixed, *free))
+            if moves:
+                place = int(self.rng.integers(len(free) + 1))
+                free[place:place] = moves[int(self.rng.choice(len(moves), p=self.prior(moves)))]
         return canonical((*fixed, *free))
 
     def back_up(self, path: list[_Node], reward: float) -> None:
@@ -154,17 +153,17 @@ def mcts(
     tree = _Tree(problem, incumbent, rng)
     stopped = "plateau"
     try:
-        for decision in next_decisions(problem, problem.fixed):  # what each decision is worth alone
-            tree.reward(incumbent.extend(problem.fixed, decision))
+        for move in next_moves(problem, problem.fixed):  # what each move is worth alone
+            tree.reward(incumbent.extend(problem.fixed, move))
         stopped = "iterations"
         idle = 0
-        while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).decisions:
+        while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).moves:
             before = incumbent.best
             path = tree.descend()
             tree.back_up(path, tree.roll_out(path[-1].plan))
             tree.vary()
             idle = 0 if incumbent.best != before else idle + 1
-        if idle >= PLATEAU or not tree.node(problem.fixed).decisions:
+        if idle >= PLATEAU or not tree.node(problem.fixed).moves:
             stopped = "plateau"
         polish(problem, incumbent)
     except OutOfBudget as why:

@@ -18,6 +18,19 @@ def next_decisions(problem: Problem, plan: Plan) -> list[Decision]:
     ]  # fmt: skip
 
 
+Move = tuple[Decision, ...]  # decisions taken together, in order
+
+
+def next_moves(problem: Problem, plan: Plan) -> list[Move]:
+    """Single decisions, and those that only pay together: a group over all axes, a family or all weights over one axis."""
+    singles = next_decisions(problem, plan)
+    open_shards = [d for d in singles if isinstance(d, Shard)]
+    allowed = set(open_shards)
+    moves: list[Move] = [(d,) for d in singles]
+    moves += [move for move in problem.macros if allowed.issuperset(move)]
+    return moves
+
+
 def neighbours(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Plans that differ by one decision removed, exchanged, moved or added, in canonical order; `problem.fixed` stays in front."""
     fixed = len(problem.fixed)

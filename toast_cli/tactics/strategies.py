@@ -8,7 +8,6 @@ from math import prod
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.decisions import Plan, Shard, canonical
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.roles import WEIGHTS
 
 
 def strategies(problem: Problem) -> dict[str, Plan]:
@@ -70,15 +69,7 @@ def batch_group(problem: Problem, axes: list[int]) -> int | None:
 
 def weight_groups(problem: Problem) -> list[tuple[int, int]]:
     """(group, bytes of weights that have it), the most widespread first."""
-    program = problem.program
-    covered: dict[int, int] = defaultdict(int)
-    for number, argument in enumerate(program.arguments):
-        if problem.roles[problem.argument_role[number]] != WEIGHTS:
-            continue
-        pattern = problem.patterns[problem.op_pattern[number]]
-        for group in set(pattern.groups):
-            covered[group] += program.values[argument.value].bytes
-    return sorted(covered.items(), key=lambda item: (-item[1], item[0]))
+    return sorted(problem.weight_bytes.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _shard(problem: Problem, group: int, axis: int) -> Shard:
