@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
@@ -153,6 +154,11 @@ def location_name(location: Any) -> str:
     return text[5:-2].replace('\\"', '"') if text.startswith('loc("') and text.endswith('")') else ""
 
 
+def main_function(module: Any) -> Any:
+    """The entry function."""
+    return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
+
+
 def module_name(module: Any) -> str:
     """The module's symbol name without jit's prefix; "main" where it has none."""
     attributes = module.operation.attributes
@@ -169,3 +175,65 @@ def remove_sharding_rules(module: Any) -> None:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
+
+
+# -- compiling and running --------------------------------------------------------------------------------------------
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """So many virtual CPU devices of a fresh client. A compiler that finds a fault in itself aborts the process."""
+    return list(_jax.get_tfrt_cpu_client(num_devices=count).devices())
+
+
+def compile_program(program: bytes, devices: list[Any], *, shardy: bool) -> Any:
+    """A loaded executable of StableHLO (text or bytecode) over `devices`, one partition each. Raises RuntimeError."""
+    options = _jax.CompileOptions()
+    assignment = _jax.DeviceAssignment.create(np.array([[device.id for device in devices]]))
+    build = options.executable_build_options
+    for target in (options, build):
+        target.num_replicas = 1
+        target.num_partitions = len(devices)
+        target.device_assignment = assignment
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = shardy
+    return devices[0].client.compile_and_load(program, _jax.DeviceList(tuple(devices)), options)
+
+
+def compiled_text(executable: Any) -> str:
+    """The HLO text of the compiled modules: one device's program."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def run_program(
+    program: bytes, inputs: list[Any], shapes: list[tuple[int, ...]], devices: int, *, shardy: bool
+) -> list[Any]:
+    """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are split as the program says.
+
+    `shapes` [results] are of the whole arrays. Imports jax, which must find enough virtual CPU devices: set XLA_FLAGS before.
+    Raises RuntimeError.
+    """
+    import jax
+    from jax._src.sharding_impls import GSPMDSharding
+
+    jax.config.update("jax_enable_x64", True)
+    chosen = jax.devices("cpu")[:devices]
+    executable = compile_program(program, chosen, shardy=shardy)
+
+    def shardings(found: Any, count: int) -> list[Any]:
+        return [GSPMDSharding(chosen, s) for s in found] if found else [GSPMDSharding.get_replicated(chosen)] * count
+
+    ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
+    placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
+    pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+    ways_out = shardings(executable.get_output_shardings(), len(shapes))
+    return [
+        np.asarray(jax.make_array_from_single_device_arrays(shape, sharding, parts))
+        for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
+    ]
+
+
+def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:
+    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, whether the last dimension is copies."""
+    sharding = _hlo.HloSharding.from_string(text)
+    dimensions = list(sharding.tile_assignment_dimensions())
+    return dimensions, list(sharding.tile_assignment_devices()), bool(sharding.replicate_on_last_tile_dim())

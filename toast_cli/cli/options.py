@@ -27,10 +27,13 @@ MeshShape = Annotated[
 SearchName = Annotated[Search, typer.Option("--search", help="How to look for a plan.")]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="SECONDS", help="Longest search time, e.g. 10 or 500ms (default: by program size)."),
+    typer.Option(
+        metavar="SECONDS", help="Stop the search after this time, e.g. 10 or 500ms (default: by --iterations)."
+    ),
 ]
 Iterations = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Most search iterations; the same plan on any machine.")
+    int | None,
+    typer.Option(metavar="N", min=1, help="Stop the search after N plans; gives the same plan on any machine."),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the search.")]
 MemoryLimit = Annotated[
@@ -43,7 +46,9 @@ KeepShardings = Annotated[
 Pins = Annotated[
     list[str] | None,
     typer.Option(
-        "--pin", metavar="PATTERN=AXES", help="Fix arguments' sharding, e.g. '.*/kernel=data,None'; repeatable."
+        "--pin",
+        metavar="PATTERN=AXES",
+        help="Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
     ),
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Search processes.")]

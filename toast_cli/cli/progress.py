@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,10 +36,12 @@ def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
     ]
     with Line(*columns, console=console, transient=True) as line:
         task = line.add_task("load", total=1.0, facts="")
-        stage, shown_at = "", -math.inf
+        stage, shown_at, owner = "", -math.inf, os.getpid()
 
         def update(name: str, fraction: float, best_seconds: float, evaluations: int, elapsed_seconds: float) -> None:
             nonlocal stage, shown_at
+            if os.getpid() != owner:  # a search process forked from this one: the line is not its to draw
+                return
             now = time.monotonic()
             if name == stage and now - shown_at < _SECONDS_BETWEEN_UPDATES:
                 return

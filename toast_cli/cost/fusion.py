@@ -21,8 +21,16 @@ ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _ELEMENTWISE)
 FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
 # A view of something in memory is read in place by whoever needs it.
 VIEWS = frozenset(f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice"))
-# Worth computing twice rather than storing.
-CHEAP = VIEWS | {f"stablehlo.{name}" for name in ("compare", "negate", "not", "and", "or", "iota", "constant", "broadcast")}
+# Not worth computing twice: what takes a polynomial or an iteration an element. Everything else that is fusible is fused into
+# each of its readers, up to a few ops deep.
+EXPENSIVE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "exponential exponential_minus_one log log_plus_one logistic tanh cosine sine tan atan2 power sqrt rsqrt cbrt divide "
+        "remainder dynamic_slice concatenate"
+    ).split()
+)
+RECOMPUTED_DEPTH = 4
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 
 
@@ -38,9 +46,12 @@ def materialised(program: Program, free: tuple[bool, ...]) -> list[bool]:
     """[values] whether each value is written to memory."""
     ops, users = program.ops, program.users
     stored = [False] * len(program.values)
+    depth = [0] * len(program.values)  # ops between a value and what it is computed from that is stored
     for op in ops:
+        below = 1 + max((depth[v] for v in op.operands), default=0)
         for value in op.results:
-            stored[value] = _stored(program, users[value], op.name, value, op.operands, free, stored)
+            stored[value] = _stored(program, users[value], op.name, value, below, free, stored)
+            depth[value] = 0 if stored[value] or free[value] else below - (op.name in VIEWS)
     return stored
 
 
@@ -49,7 +60,7 @@ def _stored(
     uses: list[tuple[int, int]],
     producer: str,
     value: int,
-    operands: tuple[int, ...],
+    depth: int,
     free: tuple[bool, ...],
     stored: list[bool],
 ) -> bool:
@@ -67,12 +78,11 @@ def _stored(
         return True
     if kept:
         return True
-    rooted = all(stored[v] or free[v] for v in operands)
-    if producer in VIEWS and rooted:
+    if producer in VIEWS and depth <= 1:
         return False
     if any(not is_fusible(ops[u].name) and ops[u].name != "stablehlo.reduce" for u in readers):
         return True
-    return len(readers) > 1 and not (producer in CHEAP and rooted)
+    return len(readers) > 1 and (producer in EXPENSIVE or producer.startswith("chlo.") or depth > RECOMPUTED_DEPTH)
 
 
 def _same_size(program: Program, value: int, reader: int) -> bool:

@@ -68,7 +68,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     inline_calls(module, ENTRY, path)
     findings = take_shardings(module, function, path)
     notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
-    settle_attributes(module)
+    notices += settle_attributes(module)
     drop_unused_symbols(module)
     kept = tuple(findings.kept) if keep_shardings else ()
     return Normalised(module, kept, tuple(findings.pins), tuple(notices))
@@ -119,14 +119,18 @@ def collective_notices(function: Any) -> list[str]:
     return [f"{what} between devices outside manual regions, left as found: was this program partitioned before?"]
 
 
-def settle_attributes(module: Any) -> None:
-    """A program for one device: what it ran on before is not what it will run on."""
+def settle_attributes(module: Any) -> list[str]:
+    """A program for one device: what it ran on before is not what it will run on. Returns notices."""
     attributes = module.operation.attributes
     for name in HLO_SETTINGS:
         if name in attributes:
             del attributes[name]
+    replicas = ir.IntegerAttr(attributes["mhlo.num_replicas"]).value if "mhlo.num_replicas" in attributes else 1
     with module.context:
-        attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+        one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+    for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
+        attributes[name] = one
+    return [f"the program was written for {replicas} replicas (pmap) and is read as one of them"] if replicas > 1 else []
 
 
 def drop_unused_symbols(module: Any) -> None:

@@ -49,9 +49,9 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         if channel and key in seen:
             continue
         seen.add(key)
-        name = _OP_NAME.search(instruction.attributes)
-        for size in result_sizes(kind, instruction):
-            found.append(Collective(kind, axes, size, instruction.runs, name[1] if name else ""))
+        match = _OP_NAME.search(instruction.attributes)
+        name = match[1] if match else ""
+        found += [Collective(kind, axes, size, instruction.runs, name) for size in result_sizes(kind, instruction)]
     return found
 
 

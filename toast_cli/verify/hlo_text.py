@@ -120,10 +120,7 @@ def parse_line(line: str) -> tuple[str, str, str] | None:
     _, sign, right = line.partition(" = ")
     if not sign:
         return None
-    if right.startswith("("):
-        end = closing(right)
-    else:
-        end = right.find(" ")
+    end = closing(right) if right.startswith("(") else right.find(" ")
     opcode, bracket, rest = right[end + 1 :].partition("(")
     return (right[:end], opcode.strip(), rest) if bracket else None
 

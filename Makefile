@@ -1,0 +1,56 @@
+# Everything runs in .venv, made on first use from PYTHON (3.11 or newer) with pip alone.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_MODEL ?= sample_models/t2b_train.mlirbc.zst
+DEMO_MESH ?= v4-32
+
+# No accelerator is needed, and none of this machine's is to be claimed.
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: help demo test lint types format format-check check readme clean
+
+help:
+	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
+	@echo "make test     run the tests"
+	@echo "make check    format-check, lint, types, test"
+	@echo "make format   format the code"
+	@echo "make readme   bring the README's help texts and first run up to date"
+	@echo "make clean    remove what was made"
+
+# Made again when the dependencies change.
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "toast needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	mkdir -p build/demo
+	$(BIN)/toast partition $(DEMO_MODEL) --mesh $(DEMO_MESH) -o build/demo/sharded.mlir
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+
+format-check: $(READY)
+	$(BIN)/ruff format --check .
+
+check: format-check lint types test
+
+readme: $(READY)
+	$(BIN)/python docs/make_readme.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

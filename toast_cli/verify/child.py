@@ -1,0 +1,110 @@
+"""Work that may abort the process, done in a child of its own.
+
+`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.child TASK FOLDER` with so many virtual CPU
+devices, and reads the answer back. A child that reports an error, dies or does not end comes back as a `Failure`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FAILED = 3
+REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
+_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} .*\] (.*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer. `aborted`: the compiler ended the process, or did not end in time."""
+
+    reason: str
+    aborted: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a child found: plain data, and the folder's files by name."""
+
+    facts: dict[str, Any]
+    files: dict[str, bytes]
+
+
+def ask(
+    task: str, request: dict[str, Any], files: dict[str, bytes], *, devices: int = 1, timeout_seconds: float = 600.0
+) -> Answer | Failure:
+    """Runs one task of `TASKS` in a child process."""
+    with tempfile.TemporaryDirectory(prefix="toast-") as name:
+        folder = Path(name)
+        (folder / REQUEST).write_text(json.dumps(request))
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        command = [sys.executable, "-P", "-m", "toast_cli.verify.child", task, name]
+        try:
+            child = subprocess.run(
+                command, env=environment(devices), capture_output=True, timeout=timeout_seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Failure(f"no answer within {timeout_seconds:.0f} seconds", aborted=True)
+        if child.returncode == FAILED:
+            return Failure((folder / ERROR).read_text())
+        if child.returncode != 0:
+            return Failure(abort_reason(child.returncode, child.stderr.decode("utf-8", "replace")), aborted=True)
+        written = {
+            path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (REQUEST, ANSWER, *files)
+        }
+        return Answer(json.loads((folder / ANSWER).read_text()), written)
+
+
+def environment(devices: int) -> dict[str, str]:
+    """The parent's, with virtual CPU devices and no accelerator."""
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
+    }
+
+
+def abort_reason(code: int, stderr: str) -> str:
+    """What a child that died had to say."""
+    found = _ABORT_REASON.search(stderr)
+    if found:
+        return next(text for text in found.groups() if text).strip()
+    lines = stderr.strip().splitlines()
+    return lines[-1] if lines else f"the compiler ended with signal {-code}"
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """TASK FOLDER."""
+    from toast_cli.verify.compile import compile_task
+    from toast_cli.verify.numbers import numbers_task
+
+    tasks: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
+        "compile": compile_task,
+        "numbers": numbers_task,
+    }
+    folder = Path(arguments[1])
+    try:
+        facts = tasks[arguments[0]](json.loads((folder / REQUEST).read_text()), folder)
+    except Exception as error:  # whatever the compiler's bindings raise is the verdict
+        (folder / ERROR).write_text(str(error))
+        return FAILED
+    (folder / ANSWER).write_text(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Random inputs for a program: the same for the same seed.
+
+Enters: a parsed module and a seed. Leaves: one numpy array per argument. Floating-point numbers are normal with deviation 0.1, without
+their sign where a square root or logarithm is taken of them; integers lie in the range of what they index, else in [0, 8).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli import xla
+from toast_cli.xla import ir
+
+FREE_RANGE = 8
+# Operations through which a number goes element by element.
+_ELEMENTWISE = (
+    "reshape broadcast_in_dim transpose slice concatenate convert select clamp add multiply divide maximum minimum"
+)
+ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _ELEMENTWISE.split())
+POSITIVE = frozenset({"stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.log", "stablehlo.power"})
+FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def random_inputs(module: Any, seed: int) -> list[NDArray[Any]]:
+    """Arguments of `main`, in order."""
+    rng = np.random.default_rng(seed)
+    return [random_array(argument, rng) for argument in xla.main_function(module).arguments]
+
+
+def random_array(argument: Any, rng: np.random.Generator) -> NDArray[Any]:
+    """One argument."""
+    import ml_dtypes
+
+    shape, element = xla.shape_and_element_type(argument.type) or ((), "i1")
+    if element == "i1":
+        return rng.integers(0, 2, shape).astype(bool)
+    if element.startswith(("i", "ui")):
+        name = element.replace("i", "int", 1)
+        return rng.integers(0, index_range(argument), shape).astype(np.dtype(getattr(ml_dtypes, name, name)))
+    if element.startswith("complex"):
+        values = rng.normal(0, 0.1, shape) + 1j * rng.normal(0, 0.1, shape)
+        return values.astype(np.complex64 if "f32" in element else np.complex128)
+    numbers = rng.normal(0, 0.1, shape)
+    if any(user.name in POSITIVE for user, _ in readers(argument)):
+        numbers = np.abs(numbers)
+    name = FLOAT_NAMES.get(element) or f"float{element[1]}_{element[2:].lower()}"
+    return numbers.astype(np.dtype(getattr(ml_dtypes, name, name)))
+
+
+def index_range(argument: Any) -> int:
+    """The smallest dimension that numbers of this argument index into."""
+    return min((extent for user, operand in readers(argument) for extent in indexed(user, operand)), default=FREE_RANGE)
+
+
+def indexed(user: Any, operand: int) -> Iterator[int]:
+    """Extents that operand number `operand` indexes into, for gathers, scatters and dynamic slices."""
+    shape = ir.ShapedType(user.operands[0].type).shape
+    if user.name == "stablehlo.gather" and operand == 1:
+        yield from (shape[d] for d in listed(user.attributes["dimension_numbers"], "start_index_map"))
+    elif user.name == "stablehlo.scatter" and operand == len(user.operands) // 2:
+        yield from (
+            shape[d] for d in listed(user.attributes["scatter_dimension_numbers"], "scatter_dims_to_operand_dims")
+        )
+    elif user.name == "stablehlo.dynamic_slice" and operand >= 1:
+        yield shape[operand - 1]
+    elif user.name == "stablehlo.dynamic_update_slice" and operand >= 2:
+        yield shape[operand - 2]
+
+
+def listed(dimension_numbers: Any, name: str) -> list[int]:
+    """The dimensions in one field of a dimension-numbers attribute, which is left out where empty."""
+    found = re.search(rf"\b{name} = \[([\d, ]+)\]", str(dimension_numbers))
+    return [int(part) for part in found[1].split(",")] if found else []
+
+
+def readers(value: Any) -> Iterator[tuple[Any, int]]:
+    """(operation, operand number) of everything that reads numbers of `value`, also after elementwise operations."""
+    seen: set[Any] = set()
+    waiting = [value]
+    while waiting:
+        for use in waiting.pop().uses:
+            user = use.owner.operation
+            yield user, use.operand_number
+            if user.name in ELEMENTWISE and user not in seen:
+                seen.add(user)
+                waiting += user.results
