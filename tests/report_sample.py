@@ -49,7 +49,7 @@ def make_report(predicted: PredictedFacts = PREDICTED) -> Report:
     arguments = _arguments()
     return Report(
         program=ProgramFacts("tiny.mlirbc.zst", "tiny_train", 9205, 11873, len(arguments), 4 * GIB, 3.12e14),
-        mesh=MeshFacts("v4-32", "TPU v4", 16, {"data": 8, "model": 2}),
+        mesh=MeshFacts("v4-32", "v4", 16, {"data": 8, "model": 2}),
         plan=PlanFacts(
             [
                 DecisionFacts("shard", "batch", "data", {}, 12, 64, "batch over data"),

@@ -16,11 +16,11 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import format as text
 from toast_cli.report import model
-from toast_cli.report.checks import judge, plan_change
+from toast_cli.report.checks import judge, plan_change, refuse_other_mesh
 from toast_cli.report.json_file import StoredReport, read_report, to_bytes
 from toast_cli.report.model import AnalysisFacts, PlanFacts, Report
 from toast_cli.report.style import make_console, render
-from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_table, to_csv, to_json
+from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_tables, to_csv, to_json
 from toast_cli.report.terminal import one_line, print_report
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +91,7 @@ def test_shorten_location(room: int, expected: str) -> None:
 
 REPORT_80 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
-mesh       v4-32: 16 devices (TPU v4), data=8 × model=2, 30.8 GiB usable on each
+mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable on each
 strategy   batch over data; heads over model; weights rest split over data
            (ZeRO-3)
 
@@ -140,7 +140,7 @@ time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 # The same program where it does not fit, down to where the two reports are alike again.
 TOO_LARGE_120 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
-mesh       v4-32: 16 devices (TPU v4), data=8 × model=2, 30.8 GiB usable on each
+mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable on each
 strategy   batch over data; heads over model; weights rest split over data (ZeRO-3)
 
 ✗ does not fit: the smallest-memory plan found needs 45.2 GiB on each device, 14.4 GiB more than the limit of 30.8 GiB
@@ -380,7 +380,7 @@ def stored(**changes: Any) -> StoredReport:
         path="report.json",
         program_name="tiny_train",
         mesh_name="v4-32",
-        chip="TPU v4",
+        chip="v4",
         devices=16,
         summary="batch over data; heads over model; weights rest split over data (ZeRO-3)",
         step_seconds=0.0234,
@@ -412,8 +412,9 @@ def test_what_does_not_fit_fails_every_check() -> None:
 
 
 def test_a_stored_report_of_another_mesh_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"report.json: is of 8 devices \(H100\), the plan of 16 \(TPU v4\)"):
-        judge(make_report(), stored=stored(chip="H100", devices=8))
+    refuse_other_mesh(stored(), "v4", 16)
+    with pytest.raises(UsageError, match=r"report.json: is of 8 devices \(H100\), the mesh of 16 \(v4\)"):
+        refuse_other_mesh(stored(chip="H100", devices=8), "v4", 16)
 
 
 def test_plan_change() -> None:
@@ -454,7 +455,14 @@ SWEEP_72 = """\
 
 def test_sweep_table() -> None:
     console = make_console(io.StringIO(), 72)
-    assert render([sweep_table(sweep_rows(), 72)], console) == SWEEP_72
+    assert render(sweep_tables(sweep_rows(), 72), console) == SWEEP_72
+
+
+def test_sweep_tables_of_two_programs() -> None:
+    rows = [*sweep_rows(), Row("other.mlir", "v4-32", "data=16", "failed", "no such file")]
+    found = render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
+    assert found.startswith("tiny.mlir\n") and "\nother.mlir\n" in found
+    assert "23.4 ms  15.2 ms        8.20 ms  51.2%" in found
 
 
 def test_sweep_csv() -> None:

@@ -45,6 +45,8 @@ def check(
 
     The plan is the one `toast partition` finds with the same options. With --quiet only failures are printed.
     """
+    from toast_cli.hardware import load_spec
+    from toast_cli.report import checks
     from toast_cli.report.json_file import read_report
 
     options.refuse_both(quiet, verbose)
@@ -54,6 +56,9 @@ def check(
     max_step_seconds = seconds_or_none(max_step_time, "--max-step-time")
     allowed_change = parse_fraction(tolerance or "5%", "--tolerance")
     stored = read_report(against) if against is not None else None
+    if stored is not None:
+        spec = load_spec(mesh)
+        checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
     request = options.make_request(
         program,
         mesh,
@@ -69,7 +74,6 @@ def check(
     )
 
     from toast_cli import pipeline
-    from toast_cli.report import checks
     from toast_cli.report.style import make_console, render
     from toast_cli.report.terminal import one_line, print_report
 

@@ -173,12 +173,12 @@ def _counted(total: int, *, wanted: bool) -> Iterator[Callable[[], object]]:
 def _show(rows: Sequence[Row], *, to_stderr: bool, quiet: bool) -> None:
     """The table, or with --quiet a line for the best of each program; to_stderr: stdout holds the CSV or JSON."""
     from toast_cli.report.style import make_console, plain_text, render
-    from toast_cli.report.sweep_table import best_line, sweep_table
+    from toast_cli.report.sweep_table import best_line, sweep_tables
 
     stream = sys.stderr if to_stderr else sys.stdout
     if not quiet:
         console = make_console(stream)
-        stream.write(render([sweep_table(rows, console.width)], console))
+        stream.write(render(sweep_tables(rows, console.width), console))
     elif not to_stderr:
         for row in rows:
             if row.best:

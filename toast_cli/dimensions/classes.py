@@ -124,6 +124,8 @@ class _Cutter:
         self._leaves: dict[int, tuple[int, ...]] = {NO_NAME: ()}  # name -> classes, major to minor
         self._forms: dict[tuple[object, ...], Form] = {}
         self._links: set[tuple[int, int]] = set()
+        self._arrays: list[tuple[tuple[int, ...], ...] | None] = [None] * len(value_names)
+        self._ops: dict[tuple[object, ...], tuple[Form, tuple[int, ...], bool]] = {}
 
     def cut(self, program: Program, misaligned: set[int]) -> Classes:
         forms: list[Form] = []
@@ -152,7 +154,21 @@ class _Cutter:
 
     def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
         """The op's form, the class of each of its slots, and whether every dimension lined up."""
-        arrays = [tuple(map(self._classes, self._value_names[v])) for v in op.operands + op.results]
+        arrays = tuple(self._array(v) for v in op.operands + op.results)
+        key = (id(op.rule), arrays)
+        found = self._ops.get(key)
+        if found is None:
+            found = self._ops[key] = self._cut_op(op, arrays)
+        return found
+
+    def _array(self, value: int) -> tuple[tuple[int, ...], ...]:
+        """Classes of each dimension of a value."""
+        found = self._arrays[value]
+        if found is None:
+            found = self._arrays[value] = tuple(map(self._classes, self._value_names[value]))
+        return found
+
+    def _cut_op(self, op: Op, arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Form, tuple[int, ...], bool]:
         plan = self._plans[id(op.rule)]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
@@ -182,7 +198,7 @@ class _Cutter:
             if not self._cut_product(arrays[array][dim], factors, op.rule, pieces):
                 blocked.update(factors)
                 aligned = False
-        return (*self._form(op, arrays, pieces, extents, blocked), aligned)
+        return (*self._form(op.rule, pieces, extents, blocked), aligned)
 
     def _link(self, found: list[tuple[int, ...]]) -> None:
         """Dimensions of different sizes under one factor (a stencil, a slice): decided together, split separately."""
@@ -206,13 +222,11 @@ class _Cutter:
 
     def _form(
         self,
-        op: Op,
-        arrays: list[tuple[tuple[int, ...], ...]],
+        rule: Rule,
         pieces: dict[int, list[int]],
         extents: dict[int, list[int]],
         blocked: set[int],
     ) -> tuple[Form, tuple[int, ...]]:
-        rule = op.rule
         classes = tuple(c for f in sorted(pieces) for c in pieces[f])
         key = (
             id(rule),

@@ -35,7 +35,7 @@ def judge(
 ) -> list[Check]:
     """Every demand in order: the plan fits, then each limit that is given, then the stored report's figures.
 
-    A figure may exceed the stored one by the fraction `tolerance`. Raises UsageError for a stored report of another mesh.
+    A figure may exceed the stored one by the fraction `tolerance`.
     """
     predicted = report.predicted
     peak, step = format_bytes(predicted.peak_bytes), format_seconds(predicted.step_seconds)
@@ -48,7 +48,6 @@ def judge(
         allowed = f"{format_seconds(max_step_seconds)} by --max-step-time"
         checks.append(Check("step time", predicted.step_seconds <= max_step_seconds, step, allowed))
     if stored is not None:
-        _refuse_other_mesh(report, stored)
         checks.append(
             _against(
                 "memory", predicted.peak_bytes, stored.peak_bytes, tolerance, format_bytes(stored.peak_bytes), peak
@@ -75,18 +74,17 @@ def plan_change(report: Report, stored: StoredReport) -> str:
     return f"the plan changed from “{stored.summary}” to “{report.plan.summary}”"
 
 
+def refuse_other_mesh(stored: StoredReport, chip: str, devices: int) -> None:
+    """Raise UsageError when the stored report is of other chips, or of another number of them."""
+    if (stored.chip, stored.devices) != (chip, devices):
+        raise UsageError(
+            f"is of {stored.devices} devices ({stored.chip}), the mesh of {devices} ({chip})",
+            where=stored.path,
+            hint=f"it was made with --mesh {stored.mesh_name}",
+        )
+
+
 def _against(name: str, now: float, before: float, tolerance: float, before_text: str, now_text: str) -> Check:
     change = f"{'+' if now >= before else '-'}{format_percent(abs(now / before - 1))}" if before else "was 0"
     allowed = f"{before_text} in the stored report ({change}, tolerance {format_percent(tolerance)})"
     return Check(f"{name} kept", now <= before * (1 + tolerance), now_text, allowed)
-
-
-def _refuse_other_mesh(report: Report, stored: StoredReport) -> None:
-    ours = (report.mesh.chip, report.mesh.devices)
-    theirs = (stored.chip, stored.devices)
-    if ours != theirs:
-        raise UsageError(
-            f"is of {theirs[1]} devices ({theirs[0]}), the plan of {ours[1]} ({ours[0]})",
-            where=stored.path,
-            hint=f"compare with a report made for --mesh {report.mesh.name}",
-        )

@@ -17,6 +17,8 @@ from toast_cli.report.json_file import write_json
 from toast_cli.report.model import Report
 
 SCHEMA = "toast.sweep/1"
+# From this width on, the table shows what the step time is made of.
+WIDE = 120
 
 FITS: Literal["fits"] = "fits"
 DOES_NOT_FIT: Literal["does-not-fit"] = "does-not-fit"
@@ -91,26 +93,34 @@ def to_json(rows: Sequence[Row]) -> bytes:
     return write_json({"schema": SCHEMA, "points": [asdict(row) for row in rows]})
 
 
-def sweep_table(rows: Sequence[Row], width: int) -> RenderableType:
-    """One row a point, the best of each program marked; narrower screens show fewer figures."""
-    wide = width >= 110
-    programs = len({row.program for row in rows}) > 1
-    heads = [
-        ("", "left"),
-        *([("program", "fold")] if programs else []),
-        ("mesh", "left"),
-        ("shape", "left"),
-        ("step time", "right"),
-        *([("compute", "right"), ("communication", "right"), ("MFU", "right")] if wide else []),
-        ("peak memory", "right"),
-        ("", "fold"),
+def sweep_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """A table for each program, one row a point, the best marked; narrower screens show fewer figures."""
+    programs = list(dict.fromkeys(row.program for row in rows))
+    if len(programs) == 1:
+        return [_table(rows, width)]
+    return [
+        style.section(program, _table([row for row in rows if row.program == program], width)) for program in programs
     ]
-    drawn = style.table(heads)
+
+
+def _table(rows: Sequence[Row], width: int) -> RenderableType:
+    wide = width >= WIDE
+    more = [("compute", "right"), ("communication", "right"), ("MFU", "right")] if wide else []
+    drawn = style.table(
+        [
+            ("", "left"),
+            ("mesh", "left"),
+            ("shape", "left"),
+            ("step time", "right"),
+            *more,
+            ("peak memory", "right"),
+            ("", "fold"),
+        ]
+    )
     for row in rows:
         axes = [part.partition("=")[0] for part in row.mesh_shape.split(",")]
         drawn.add_row(
             Text("★" if row.best else "", style.GOOD),
-            *([row.program] if programs else []),
             row.mesh,
             style.with_axes(row.mesh_shape or "-", axes),
             Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
