@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import io
 import json
-import os
 import re
-import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zstandard
-from report_sample import PREDICTED, TOO_LARGE, make_report
-from worker_jobs import job
+from fake_pipeline import Pipeline, install
+from report_sample import TOO_LARGE, make_report
 
-from toast_cli.cli import main, outputs, progress, workers
-from toast_cli.cli import sweep as sweep_module
-from toast_cli.cli.outputs import Target
-from toast_cli.cli.values import Format, parse_fraction, seconds_or_none
-from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.cli import main, progress
+from toast_cli.cli.values import parse_fraction, seconds_or_none
+from toast_cli.errors import InputError, UsageError
 from toast_cli.pipeline import Request
-from toast_cli.report.model import Report
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -35,38 +25,9 @@ make_readme = importlib.import_module("make_readme")
 LINE = "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; batch over data; heads over model; "
 
 
-@dataclass
-class Pipeline:
-    """Stands for `toast_cli.pipeline`: gives `report`, or raises `error`; remembers the requests."""
-
-    report: Report = field(default_factory=make_report)
-    error: BaseException | None = None
-    requests: list[Request] = field(default_factory=list)
-    emitted: list[str] = field(default_factory=list)
-
-    def partition(self, request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
-        self.requests.append(request)
-        if tell is not None:
-            tell("search", 0.5, 0.0234, 1234, 1.0)
-        if self.error is not None:
-            raise self.error
-        return self
-
-    def emit(self, format: str) -> bytes:
-        self.emitted.append(format)
-        return f"program as {format}\n".encode()
-
-
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
-    """A stand-in pipeline, in an empty directory that holds `model.mlir`."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("TOAST_DEBUG", raising=False)
-    (tmp_path / "model.mlir").write_text("module {}\n")
-    fake = Pipeline()
-    monkeypatch.setattr("toast_cli.pipeline.partition", fake.partition)
-    return fake
+    return install(monkeypatch, tmp_path)
 
 
 def toast(*arguments: str) -> int:
@@ -157,25 +118,6 @@ def test_quiet_is_one_line(pipeline: Pipeline, capsys: pytest.CaptureFixture[str
 def test_verbose_shows_more(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert partition("--verbose") == 0
     assert "\ndimensions: 76 classes" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "expected"),
-    [
-        ("a.mlir", None, "stablehlo"),
-        ("a.mlirbc", None, "bytecode"),
-        ("a.mlir.zst", None, "stablehlo"),
-        ("a.hlo", None, "hlo"),
-        ("a.json", None, "specs"),
-        ("a.py", None, "python"),
-        ("a.txt", Format.hlo, "hlo"),
-        ("a.mlir", Format.hlo, "hlo"),
-        ("-", None, "stablehlo"),
-        (None, None, "stablehlo"),
-    ],
-)
-def test_output_format(name: str | None, given: Format | None, expected: str) -> None:
-    assert outputs.output_format(name, given).value == expected
 
 
 def test_the_program_is_written(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -303,54 +245,8 @@ def test_internal_errors(
     assert partition(*(["--verbose"] if debug == "--verbose" else [])) == 70
     err = capsys.readouterr().err
     assert ("Traceback" in err) == (debug is not None)
-    assert re.search(r"^error: internal error: KeyError: 'x' at test_cli.py:\d+$", err, re.MULTILINE)
+    assert re.search(r"^error: internal error: KeyError: 'x' at fake_pipeline.py:\d+$", err, re.MULTILINE)
     assert "please report it" in err.splitlines()[-1]
-
-
-# Outputs
-
-
-def test_a_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "real.mlir").write_text("old")
-    (tmp_path / "real.mlir").chmod(0o640)
-    (tmp_path / "link.mlir").symlink_to("real.mlir")
-    outputs.write_target(Target("-o", str(tmp_path / "link.mlir")), b"new")
-    assert (tmp_path / "link.mlir").is_symlink()
-    assert (tmp_path / "real.mlir").read_bytes() == b"new"
-    assert stat.S_IMODE((tmp_path / "real.mlir").stat().st_mode) == 0o640
-
-
-def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"")
-    outputs.write_target(Target("-o", str(tmp_path / "new")), b"new")
-    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_compressed_outputs(tmp_path: Path) -> None:
-    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.gz")), b"text" * 100)
-    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.zst")), b"text" * 100)
-    assert gzip.decompress((tmp_path / "a.mlir.gz").read_bytes()) == b"text" * 100
-    assert zstandard.ZstdDecompressor().decompress((tmp_path / "a.mlir.zst").read_bytes()) == b"text" * 100
-
-
-def test_devices_are_written_not_replaced() -> None:
-    target = Target("-o", os.devnull)
-    outputs.check_targets([target], [])
-    outputs.write_target(target, b"gone")
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)  # noqa: PTH116
-
-
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.mlir").write_text("old")
-
-    def full(path: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UsageError, match=r"-o: cannot write .*a.mlir: No space left on device"):
-        outputs.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.mlir"]
-    assert (tmp_path / "a.mlir").read_text() == "old"
 
 
 # Values
@@ -407,159 +303,3 @@ def test_no_progress_elsewhere(pipeline: Pipeline, capsys: pytest.CaptureFixture
 )
 def test_search_facts(best: float, evaluations: int, expected: str) -> None:
     assert progress.search_facts(best, evaluations) == expected
-
-
-# Check
-
-
-@pytest.fixture
-def stored(pipeline: Pipeline) -> Iterator[str]:
-    """A report stored earlier, 10 % better than now."""
-    faster = make_report(replace(PREDICTED, step_seconds=PREDICTED.step_seconds / 1.1))
-    Path("report.json").write_text(json.dumps(faster.to_json()))
-    yield "report.json"
-
-
-@pytest.mark.parametrize(
-    ("demands", "code"),
-    [
-        ("", 0),
-        ("--max-memory 13GiB --max-step-time 24ms", 0),
-        ("--max-memory 12GiB", 1),
-        ("--max-step-time 23ms", 1),
-        ("--against report.json", 1),
-        ("--against report.json --tolerance 11%", 0),
-        ("--against report.json --tolerance 0.11 --max-step-time 1ms", 1),
-    ],
-)
-def test_check(pipeline: Pipeline, stored: str, demands: str, code: int) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", *demands.split()) == code
-
-
-def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--max-memory", "13GiB", "--against", stored) == 1
-    out = capsys.readouterr().out
-    assert out.splitlines()[2:] == [
-        "                        predicted  allowed",
-        "ok      fits             12.1 GiB  30.8 GiB usable on each device",
-        "ok      memory           12.1 GiB  13.0 GiB by --max-memory",
-        "ok      memory kept      12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
-        "FAILED  step time kept    23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
-    ]
-
-
-def test_check_is_quiet_when_all_is_well(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_check_fails_what_does_not_fit(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline.report = make_report(TOO_LARGE)
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 1
-    assert "FAILED  fits" in capsys.readouterr().out
-
-
-# Sweep
-
-
-@pytest.fixture
-def sweep_pipeline(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    """A pipeline for sweeps, whose points run here instead of in worker processes."""
-
-    def run_here(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
-        for number, point in enumerate(points):
-            try:
-                yield number, work(point)
-            except ToastError as error:
-                yield number, workers.Failure(str(error))
-
-    def partition(request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
-        if request.mesh_shape == "data=16":
-            pipeline.error = InputError("does not divide", where="model.mlir")
-        else:
-            pipeline.error = None
-        axes = dict(part.split("=") for part in (request.mesh_shape or "data=8,model=2").split(","))
-        sizes = {axis: int(size) for axis, size in axes.items()}
-        report = pipeline.report
-        predicted = replace(report.predicted, step_seconds=0.02 + 0.001 * sizes["data"])
-        pipeline.report = replace(report, predicted=predicted, mesh=replace(report.mesh, axes=sizes))
-        return pipeline.partition(request, tell)
-
-    monkeypatch.setattr(sweep_module, "run_all", run_here)
-    monkeypatch.setattr("toast_cli.pipeline.partition", partition)
-    return pipeline
-
-
-def test_sweep_tabulates_all_shapes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all", "--csv", "table.csv") == 0
-    assert [request.mesh_shape for request in sweep_pipeline.requests] == [
-        "data=16",
-        "data=8,model=2",
-        "data=4,model=4",
-        "data=2,model=8",
-    ]
-    lines = capsys.readouterr().out.splitlines()
-    assert "failed: model.mlir: does not divide" in lines[1]
-    assert [line.startswith("★") for line in lines if "data=" in line] == [False, False, False, True]
-    rows = Path("table.csv").read_text().splitlines()
-    assert len(rows) == 5 and rows[4].endswith("true")
-
-
-def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("other.mlir").write_text("")
-    command = "sweep model.mlir other.mlir --mesh v4-32 --mesh nowhere.yaml --shapes all --json - --quiet"
-    assert toast(*command.split()) == 0
-    out, err = capsys.readouterr()
-    points = json.loads(out)["points"]
-    assert len(points) == 10 and err == ""
-    assert [point["status"] for point in points].count("failed") == 4
-    assert [point["program"] for point in points if point["best"]] == ["model.mlir", "other.mlir"]
-
-
-def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=8,model=2; data=4,model=4", "--quiet") == 0
-    assert capsys.readouterr().out.startswith("model.mlir: v4-32 data=4,model=4, 24.0 ms a step, 12.1 GiB; batch over")
-
-
-def test_sweep_where_nothing_fits(sweep_pipeline: Pipeline) -> None:
-    sweep_pipeline.report = make_report(TOO_LARGE)
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32") == 3
-
-
-def test_sweep_where_everything_fails(sweep_pipeline: Pipeline) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=16") == 2
-
-
-def test_an_interrupted_sweep_keeps_what_is_done(
-    sweep_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here = sweep_module.run_all
-
-    def interrupted(points: Sequence[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[int, Any]]:
-        yield from run_here(points[1:3], work, jobs)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweep_module, "run_all", interrupted)
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all") == 130
-    out, err = capsys.readouterr()
-    assert out.count("data=") == 2
-    assert err == "note: interrupted: 2 of 4 points are done\n"
-
-
-def test_workers_run_in_parallel_and_survive_each_other() -> None:
-    items = ["one", "bad input", "bug", "exit", "killed", "two"]
-    done = dict(workers.run_all(items, job, jobs=3))
-    assert [done[number] for number in range(len(items))] == [
-        "ONE",
-        workers.Failure("model.mlir: no such file"),
-        workers.Failure("internal error: KeyError: 'x'"),
-        workers.Failure("the process died (exit code 7)"),
-        workers.Failure("the process died (SIGKILL)"),
-        "TWO",
-    ]
-
-
-def test_workers_end_when_the_caller_stops() -> None:
-    running = workers.run_all(["one", "slow", "slow"], job, jobs=2)
-    assert next(running) == (0, "ONE")
-    running.close()

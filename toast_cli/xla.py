@@ -167,11 +167,12 @@ def module_name(module: Any) -> str:
 
 
 def remove_sharding_rules(module: Any) -> None:
-    """Takes every populated `sdy.sharding_rule` off again."""
+    """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's) stays."""
 
     def visit(operation: Any) -> Any:
-        if "sdy.sharding_rule" in operation.attributes:
-            del operation.attributes["sdy.sharding_rule"]
+        attributes = operation.attributes
+        if "sdy.sharding_rule" in attributes and not _sdy.OpShardingRuleAttr(attributes["sdy.sharding_rule"]).is_custom:
+            del attributes["sdy.sharding_rule"]
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

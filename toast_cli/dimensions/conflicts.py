@@ -203,20 +203,33 @@ def _resolve(
                     looks[component].add((op.name, classes.forms[number].sizes, slot, side))
                 touched[component].update(v for v, _ in slot_ends[number, slot] if v >= 0)
                 placed.append((number, slot, component, side))
-    resolution_of: dict[object, int] = {}
-    number_of: dict[End, int] = {}
-    for component in order:
-        key = (group_of[component], side_count[component], frozenset(looks[component]))
-        number_of[component] = resolution_of.setdefault(key, len(resolution_of))
+    number_of, kinds = _gather_alike(order, group_of, side_count, looks)
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for component in order:
         counts[number_of[component]][0] += 1
         counts[number_of[component]][1] += len(touched[component])
-    resolutions = tuple(
-        Resolution(key[0], counts[k][0], counts[k][1], key[1]) for key, k in resolution_of.items()  # type: ignore[index]
-    )
+    resolutions = tuple(Resolution(group, counts[k][0], counts[k][1], sides) for k, (group, sides) in enumerate(kinds))
     strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n in ops}
     for number, slot, component, side in placed:
         strands[number][slot] = Strand(number_of[component], side)
     conflicts = len(set().union(*touched.values())) if touched else 0
     return Conflicts(resolutions, {n: tuple(s) for n, s in strands.items()}, conflicts, len(order))
+
+
+def _gather_alike(
+    order: list[End], group_of: dict[End, int], side_count: dict[End, int], looks: dict[End, set[object]]
+) -> tuple[dict[End, int], list[tuple[int, int]]]:
+    """Component -> resolution group, and (class group, sides) of each. A component whose working ops are a part of another's
+    looks like it: attention in a forward pass does what the backward pass does and less."""
+    models: list[tuple[int, int, set[object]]] = []
+    number_of: dict[End, int] = {}
+    for component in sorted(order, key=lambda c: -len(looks[c])):
+        kind = (group_of[component], side_count[component])
+        for number, (group, sides, seen) in enumerate(models):
+            if (group, sides) == kind and looks[component] <= seen and bool(looks[component]) == bool(seen):
+                number_of[component] = number
+                break
+        else:
+            number_of[component] = len(models)
+            models.append((*kind, looks[component]))
+    return number_of, [(group, sides) for group, sides, _ in models]

@@ -1,5 +1,35 @@
 """The plan leaves the tool: what enters is a `Source` and a `LoweredPlan`, what leaves is the bytes of a file.
 
 `shardy` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
-Python. The first two mark the module through `annotate`, which takes its marks off again; `constraints` picks the places to mark.
+Python. The first two mark the module through `annotate`, which takes its marks off again; `marks` says where they stand.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from toast_cli.emit.hlo import emit_hlo
+from toast_cli.emit.shardy import emit_shardy
+from toast_cli.emit.snippet import emit_python
+from toast_cli.emit.specs import emit_specs
+from toast_cli.errors import UsageError
+from toast_cli.frontend.source import Source
+from toast_cli.plan.lowered import LoweredPlan
+
+__all__ = ["FORMATS", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs"]
+
+FORMATS: dict[str, Callable[[Source, LoweredPlan], bytes]] = {
+    "stablehlo": emit_shardy,
+    "bytecode": partial(emit_shardy, binary=True),
+    "hlo": emit_hlo,
+    "specs": emit_specs,
+    "python": emit_python,
+}
+
+
+def emit(source: Source, lowered: LoweredPlan, format: str) -> bytes:
+    """The program in one of `FORMATS`. Raises `UsageError` for another, and for programs a format cannot hold."""
+    if format not in FORMATS:
+        raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
+    return FORMATS[format](source, lowered)

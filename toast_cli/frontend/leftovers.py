@@ -7,7 +7,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * bitcasts between layouts by the reshape and transposes they stand for,
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
-What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the element type, …) stays, for the reader to report.
+What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the reader to report.
 """
 
 from __future__ import annotations
@@ -112,21 +112,29 @@ def chlo_composite(operation: Any) -> Values | None:
 
 
 def plain_bitcast(operation: Any) -> Values | None:
-    """Transpose into memory order, reshape, transpose out of memory order; None where the element type changes.
+    """Transpose into memory order, reshape, transpose out of memory order; None where elements change their width.
 
     Layouts list dimensions from minor to major, as XLA writes them; without any, both sides are row-major.
     """
-    operand, result = operation.operands[0], operation.results[0]
-    source, target = ir.RankedTensorType(operand.type), ir.RankedTensorType(result.type)
+    value, result = operation.operands[0], operation.results[0]
+    source, target = ir.RankedTensorType(value.type), ir.RankedTensorType(result.type)
     if source.element_type != target.element_type:
-        return None
-    memory = layout_of(operation, "source_layout", source.rank)[::-1]
-    value = transpose(operand, memory, operation)
+        if element_bits(source) != element_bits(target):
+            return None
+        same_shape = ir.RankedTensorType.get(source.shape, target.element_type)
+        (value,) = create("stablehlo.bitcast_convert", [value], [same_shape], {}, operation)
+    value = transpose(value, layout_of(operation, "source_layout", source.rank)[::-1], operation)
     order = layout_of(operation, "result_layout", target.rank)[::-1]
     flat = ir.RankedTensorType.get([target.shape[d] for d in order], target.element_type)
     if value.type != flat:
         (value,) = create("stablehlo.reshape", [value], [flat], {}, operation)
     return [transpose(value, [order.index(d) for d in range(target.rank)], operation)]
+
+
+def element_bits(kind: Any) -> int:
+    """Width of a tensor type's elements; 0 for those that are neither integers nor floats."""
+    element = kind.element_type
+    return int(element.width) if isinstance(element, ir.IntegerType | ir.FloatType) else 0
 
 
 def layout_of(operation: Any, name: str, rank: int) -> list[int]:

@@ -15,6 +15,7 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.statements import (
     FRONTEND,
     GSPMD,
+    RULE,
     SDY,
     Meshes,
     Sharding,
@@ -147,7 +148,7 @@ class _Taker:
             for result, sharding in zip(operation.results, shardings, strict=False):
                 self._record(result, sharding, (), place_of(operation, self._path))
         cleaned = without_shardings(attributes, keep_placement=placed)
-        for name in (SDY, GSPMD, FRONTEND):
+        for name in (SDY, GSPMD, FRONTEND, RULE):
             if name in cleaned:
                 operation.attributes[name] = cleaned[name]
             elif name in attributes:

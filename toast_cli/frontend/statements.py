@@ -14,7 +14,8 @@ from toast_cli.frontend.gspmd import MAXIMAL, split_shardings
 from toast_cli.xla import ir, sdy
 
 SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes"
-FRONTEND_PREFIX, FRONTEND_SDY = "xla.sdy.", "xla.sdy.sharding"
+FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"
+RULE = "sdy.sharding_rule"
 
 # Per dimension: the axes that split it, major to minor; () for "whole", None for "open".
 Axes = tuple[tuple[str, ...] | None, ...]
@@ -112,10 +113,17 @@ def frontend_texts(attributes: dict[str, Any]) -> dict[str, str]:
 
 
 def without_shardings(attributes: dict[str, Any], keep_placement: bool = False) -> dict[str, Any]:
-    """The attributes without what `stated_shardings` reads; a placement on one device may stay."""
+    """The attributes without what `stated_shardings` reads; a placement on one device may stay.
+
+    How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend attributes it
+    turns into the attribute that Shardy reads.
+    """
+    texts = frontend_texts(attributes)
     cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}
     if FRONTEND in cleaned:
         entries = {item.name: item.attr for item in cleaned.pop(FRONTEND) if not item.name.startswith(FRONTEND_PREFIX)}
         if entries:
             cleaned[FRONTEND] = ir.DictAttr.get(entries)
+    if FRONTEND_RULE in texts:
+        cleaned[RULE] = ir.Attribute.parse(texts[FRONTEND_RULE])
     return cleaned

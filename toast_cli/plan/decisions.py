@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+NOWHERE = -1
+
+
 class Shard(NamedTuple):
-    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict."""
+    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict.
+
+    `unless` restricts the decision to ops that do not have that group. Expert parallelism is such a decision: the experts get
+    the axis ahead of the batch, but not where tokens are still in sequence (routing, dispatch, combine): there the batch has
+    it, and tokens travel between the two in an all-to-all.
+    """
 
     group: int
     axis: int
     sides: tuple[int, ...] = ()
+    unless: int = NOWHERE
 
 
 class Replicate(NamedTuple):

@@ -109,6 +109,8 @@ def _spend_axes(
     for decision in plan:
         if isinstance(decision, Replicate) or decision.axis in used or decision.group not in groups:
             continue
+        if decision.unless in groups:
+            continue
         size = sizes[decision.axis]
         for slot in _candidates(pattern, decision, resolutions):
             if form.kinds[slot] is SlotKind.BLOCKED:
@@ -153,7 +155,7 @@ def _wants(
     """The slot of a result on which the first interested decision wants `axis`, which the result is partial over."""
     form = pattern.form
     for decision in plan:
-        if isinstance(decision, Replicate) or decision.axis != axis:
+        if isinstance(decision, Replicate) or decision.axis != axis or decision.unless in pattern.groups:
             continue
         for slot in _candidates(pattern, decision, resolutions):
             if slot in own and _room(form, slot, own, dims, sizes, sizes[axis]):

@@ -15,7 +15,7 @@ from functools import cached_property
 from toast_cli.dimensions.model import Dimensions, Strand
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
 from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Pin, Program
@@ -66,13 +66,14 @@ class Problem:
     def choices(self) -> tuple[Decision, ...]:
         """Every decision that could do something on this mesh, in canonical order."""
         found: list[Decision] = []
-        useful = self._useful_groups()
+        useful, meets = self._useful_groups(), self._met_elsewhere()
         for axis, size in enumerate(self.mesh.sizes):
             if size == 1:
                 continue
             for number, group in enumerate(self.dimensions.groups):
                 if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):
                     found.extend(Shard(number, axis, sides) for sides in self._sides(number))
+                    found.extend(Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ()))
             for role, name in enumerate(self.roles):
                 if name != INPUTS and role in self.argument_role:
                     found.append(Replicate(role, axis))
@@ -82,7 +83,7 @@ class Problem:
     def macros(self) -> tuple[tuple[Shard, ...], ...]:
         """Decisions that often pay only together: one group over all axes; a family of groups, or every group of the weights,
         over one axis (the largest first)."""
-        shards = [d for d in self.choices if isinstance(d, Shard) and not any(d.sides)]
+        shards = [d for d in self.choices if isinstance(d, Shard) and not any(d.sides) and d.unless == NOWHERE]
         by_group: dict[int, list[Shard]] = defaultdict(list)
         by_family: dict[tuple[int, int], list[Shard]] = defaultdict(list)
         at_rest: dict[int, list[Shard]] = defaultdict(list)
@@ -115,6 +116,26 @@ class Problem:
                 form = self.patterns[pattern].form
                 found.update(g for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True) if kind != 3)
         return found
+
+    def _met_elsewhere(self) -> dict[int, list[int]]:
+        """For groups that are a batch dimension of products with weights (experts): groups that other products have together
+        with them, but none of those does."""
+        origin = views(self.program)
+        roles = {value for value, k in origin.items() if self.roles[self.argument_role[k]] == WEIGHTS}
+        with_weights: dict[int, set[int]] = defaultdict(set)
+        elsewhere: dict[int, set[int]] = defaultdict(set)
+        for op, number in zip(self.program.ops, self.op_pattern, strict=True):
+            if op.name != "stablehlo.dot_general":
+                continue
+            form, groups = self.patterns[number].form, self.patterns[number].groups
+            left, right, out = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
+            batching = {groups[s] for s in left & right & out}
+            for group in {groups[s] for s in left | right}:
+                if group in batching and any(v in roles for v in op.operands):
+                    with_weights[group].update(groups)
+                else:
+                    elsewhere[group].update(groups)
+        return {g: sorted(elsewhere[g] - met) for g, met in with_weights.items()}
 
     def _sides(self, group: int) -> list[tuple[int, ...]]:
         """Choices of sides for a group: all its resolution groups on side k, then each of the first few alone elsewhere."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.roles import STATE, WEIGHTS
 from toast_cli.tactics.strategies import weight_groups
@@ -60,7 +60,8 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         return f"keep {problem.roles[decision.role]} whole over {axis} at rest"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
-    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}"
+    where = f", except in ops that have {problem.dimensions.groups[decision.unless].name}" if decision.unless != NOWHERE else ""
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}"
 
 
 def _join(names: list[str]) -> str:

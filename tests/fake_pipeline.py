@@ -1,0 +1,46 @@
+"""A pipeline that runs nothing, for tests of the command line around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from report_sample import make_report
+
+from toast_cli.pipeline import Request
+from toast_cli.report.model import Report
+
+
+@dataclass
+class Pipeline:
+    """Stands for `toast_cli.pipeline`: gives `report`, or raises `error`; remembers the requests."""
+
+    report: Report = field(default_factory=make_report)
+    error: BaseException | None = None
+    requests: list[Request] = field(default_factory=list)
+    emitted: list[str] = field(default_factory=list)
+
+    def partition(self, request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+        self.requests.append(request)
+        if tell is not None:
+            tell("search", 0.5, 0.0234, 1234, 1.0)
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def emit(self, format: str) -> bytes:
+        self.emitted.append(format)
+        return f"program as {format}\n".encode()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Pipeline:
+    """A stand-in for the pipeline, in an otherwise empty working directory that holds `model.mlir`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("TOAST_DEBUG", raising=False)
+    (folder / "model.mlir").write_text("module {}\n")
+    fake = Pipeline()
+    monkeypatch.setattr("toast_cli.pipeline.partition", fake.partition)
+    return fake

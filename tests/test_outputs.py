@@ -1,0 +1,78 @@
+"""Output files: their format, and that they are written whole, in place, or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from toast_cli.cli import outputs
+from toast_cli.cli.outputs import Target
+from toast_cli.cli.values import Format
+from toast_cli.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("a.mlir", None, "stablehlo"),
+        ("a.mlirbc", None, "bytecode"),
+        ("a.mlir.zst", None, "stablehlo"),
+        ("a.hlo", None, "hlo"),
+        ("a.json", None, "specs"),
+        ("a.py", None, "python"),
+        ("a.txt", Format.hlo, "hlo"),
+        ("a.mlir", Format.hlo, "hlo"),
+        ("-", None, "stablehlo"),
+        (None, None, "stablehlo"),
+    ],
+)
+def test_output_format(name: str | None, given: Format | None, expected: str) -> None:
+    assert outputs.output_format(name, given).value == expected
+
+
+def test_a_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real.mlir").write_text("old")
+    (tmp_path / "real.mlir").chmod(0o640)
+    (tmp_path / "link.mlir").symlink_to("real.mlir")
+    outputs.write_target(Target("-o", str(tmp_path / "link.mlir")), b"new")
+    assert (tmp_path / "link.mlir").is_symlink()
+    assert (tmp_path / "real.mlir").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "real.mlir").stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"")
+    outputs.write_target(Target("-o", str(tmp_path / "new")), b"new")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_compressed_outputs(tmp_path: Path) -> None:
+    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.gz")), b"text" * 100)
+    outputs.write_target(Target("-o", str(tmp_path / "a.mlir.zst")), b"text" * 100)
+    assert gzip.decompress((tmp_path / "a.mlir.gz").read_bytes()) == b"text" * 100
+    assert zstandard.ZstdDecompressor().decompress((tmp_path / "a.mlir.zst").read_bytes()) == b"text" * 100
+
+
+def test_devices_are_written_not_replaced() -> None:
+    target = Target("-o", os.devnull)
+    outputs.check_targets([target], [])
+    outputs.write_target(target, b"gone")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)  # noqa: PTH116
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.mlir").write_text("old")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match=r"-o: cannot write .*a.mlir: No space left on device"):
+        outputs.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mlir"]
+    assert (tmp_path / "a.mlir").read_text() == "old"

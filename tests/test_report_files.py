@@ -1,0 +1,210 @@
+"""Facts of reports outside the terminal: JSON, stored reports and the checks against them, sweep tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
+
+from toast_cli.errors import InputError, UsageError
+from toast_cli.report import model
+from toast_cli.report.checks import judge, plan_change, refuse_other_mesh
+from toast_cli.report.json_file import StoredReport, read_report, to_bytes
+from toast_cli.report.model import PlanFacts
+from toast_cli.report.style import make_console, render
+from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_tables, to_csv, to_json
+
+ROOT = Path(__file__).parent.parent
+
+
+# JSON
+
+
+SCHEMA_KEYS = {
+    "program": "path name ops values arguments parameter_bytes flops",
+    "mesh": "name chip devices axes",
+    "plan": "decisions summary",
+    "predicted": "step_seconds compute_seconds communication_seconds peak_bytes argument_bytes limit_bytes fits mfu",
+    "analysis": "classes groups conflicts components resolution_groups",
+    "search": "algorithm seed seconds evaluations best_found_at",
+}
+ENTRY_KEYS = {
+    "collectives": "kind axes bytes count seconds location",
+    "arguments": "index name type donated sharding",
+    "results": "index name type sharding",
+}
+
+
+def test_json_has_the_stable_fields() -> None:
+    facts = json.loads(to_bytes(make_report()))
+    assert next(iter(facts)) == "schema" and facts["schema"] == "toast.report/1"
+    for section, keys in SCHEMA_KEYS.items():
+        assert set(keys.split()) <= set(facts[section])
+    for section, keys in ENTRY_KEYS.items():
+        assert set(keys.split()) <= set(facts[section][0])
+    assert set(facts["baselines"]["unsharded"]) >= {"step_seconds", "peak_bytes", "fits"}
+    assert facts["mesh"]["axes"] == {"data": 8, "model": 2}
+    assert facts["arguments"][0]["sharding"] == [["data", "model"], []]
+    assert facts["timings"]["search"] == 2.13
+
+
+def test_figures_that_are_no_numbers_are_null() -> None:
+    facts = json.loads(to_bytes(make_report(replace(PREDICTED, mfu=math.nan, step_seconds=math.inf))))
+    assert facts["predicted"]["mfu"] is None and facts["predicted"]["step_seconds"] is None
+
+
+def test_every_json_field_is_documented() -> None:
+    documented = (ROOT / "docs" / "json-report.md").read_text()
+    kinds = [kind for kind in vars(model).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
+    columns = {field.name for field in dataclasses.fields(Row)}
+    assert [name for name in sorted(columns) if f"`{name}`" not in documented] == []
+
+
+def test_a_stored_report_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(to_bytes(make_report()))
+    assert read_report(str(path)) == stored(path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "report.json:1:1: is not JSON"),
+        (b'{"schema": \n 1,}', "report.json:2:4: is not JSON"),
+        (b'{"schema": "\xff"}', "is not JSON: not UTF-8 text"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "it has no schema"),
+        (b'{"schema": "toast.report/9"}', 'it has schema "toast.report/9"'),
+        (b'{"schema": "toast.report/1"}', "the report has no program"),
+        (b'{"schema": "toast.report/1", "program": {"name": 3}}', "program.name is 3"),
+    ],
+)
+def test_files_that_are_no_report(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_report(str(path))
+    assert expected in str(caught.value)
+    assert "toast partition --json" in caught.value.hint
+
+
+def test_a_report_that_is_not_there() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.json: cannot be read: No such file"):
+        read_report("nowhere.json")
+
+
+# Checks
+
+
+def stored(**changes: Any) -> StoredReport:
+    facts = StoredReport(
+        path="report.json",
+        program_name="tiny_train",
+        mesh_name="v4-32",
+        chip="v4",
+        devices=16,
+        summary="batch over data; heads over model; weights rest split over data (ZeRO-3)",
+        step_seconds=0.0234,
+        peak_bytes=int(12.1 * GIB),
+    )
+    return replace(facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("demands", "failed"),
+    [
+        ({}, []),
+        ({"max_bytes": int(12.1 * GIB)}, []),
+        ({"max_bytes": 12 * GIB}, ["memory"]),
+        ({"max_step_seconds": 0.0234}, []),
+        ({"max_step_seconds": 0.02}, ["step time"]),
+        ({"stored": stored()}, []),
+        ({"stored": stored(step_seconds=0.0225), "tolerance": 0.05}, []),
+        ({"stored": stored(step_seconds=0.022), "tolerance": 0.05}, ["step time kept"]),
+        ({"stored": stored(peak_bytes=11 * GIB), "max_bytes": GIB}, ["memory", "memory kept"]),
+    ],
+)
+def test_judge(demands: dict[str, Any], failed: list[str]) -> None:
+    assert [check.name for check in judge(make_report(), **demands) if not check.passed] == failed
+
+
+def test_what_does_not_fit_fails_every_check() -> None:
+    assert [check.passed for check in judge(make_report(TOO_LARGE))] == [False]
+
+
+def test_a_stored_report_of_another_mesh_is_refused() -> None:
+    refuse_other_mesh(stored(), "v4", 16)
+    with pytest.raises(UsageError, match=r"report.json: is of 8 devices \(H100\), the mesh of 16 \(v4\)"):
+        refuse_other_mesh(stored(chip="H100", devices=8), "v4", 16)
+
+
+def test_plan_change() -> None:
+    assert plan_change(make_report(), stored()) == ""
+    assert plan_change(make_report(), stored(summary="batch over data")).startswith("the plan changed from “batch over")
+
+
+# Sweeps
+
+
+def sweep_rows() -> list[Row]:
+    report = make_report()
+    slower = replace(report, predicted=replace(PREDICTED, step_seconds=0.03))
+    other = replace(report, mesh=replace(report.mesh, axes={"data": 16}))
+    return mark_best(
+        [
+            row_of("tiny.mlir", "v4-32", slower, 1.5),
+            row_of("tiny.mlir", "v4-32", replace(other, plan=PlanFacts([], "batch over data")), 1.25),
+            row_of("tiny.mlir", "v4-32", make_report(TOO_LARGE), 1.0),
+            Row("tiny.mlir", "v4-33", "", "failed", "no mesh specification"),
+        ]
+    )
+
+
+SWEEP_72 = """\
+   mesh   shape           step time  peak memory
+   v4-32  data=8,model=2    30.0 ms     12.1 GiB  batch over data; heads
+                                                  over model; weights
+                                                  rest split over data
+                                                  (ZeRO-3)
+★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
+   v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8
+                                                  GiB
+   v4-33  -                                       failed: no mesh
+                                                  specification
+"""
+
+
+def test_sweep_table() -> None:
+    console = make_console(io.StringIO(), 72)
+    assert render(sweep_tables(sweep_rows(), 72), console) == SWEEP_72
+
+
+def test_sweep_tables_of_two_programs() -> None:
+    rows = [*sweep_rows(), Row("other.mlir", "v4-32", "data=16", "failed", "no such file")]
+    found = render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
+    assert found.startswith("tiny.mlir\n") and "\nother.mlir\n" in found
+    assert "23.4 ms  15.2 ms        8.20 ms  51.2%" in found
+
+
+def test_sweep_csv() -> None:
+    head, first, second, *_, failed = to_csv(sweep_rows()).decode().splitlines()
+    assert head.startswith("program,mesh,mesh_shape,status,error,step_seconds,")
+    assert first.startswith('tiny.mlir,v4-32,"data=8,model=2",fits,,0.03,') and first.endswith(",1.5,false")
+    assert second.endswith(",1.25,true")
+    assert failed == "tiny.mlir,v4-33,,failed,no mesh specification,,,,,,,,,,false"
+
+
+def test_sweep_json() -> None:
+    facts = json.loads(to_json(sweep_rows()))
+    assert facts["schema"] == "toast.sweep/1"
+    assert [point["best"] for point in facts["points"]] == [False, True, False, False]
+    assert facts["points"][3]["step_seconds"] is None

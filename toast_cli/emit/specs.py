@@ -1,0 +1,75 @@
+"""PartitionSpecs of arguments and results as plain data, and as JSON.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: `BoundarySpecs`; its JSON has schema "toast.specs/1".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from toast_cli.emit.marks import result_layouts
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+
+SCHEMA = "toast.specs/1"
+
+# Per dimension the mesh axes that split it, major to minor, or None.
+Spec = tuple[tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class NamedSpec:
+    """How one argument or result is split. `name` is its path in the user's tree (`params['w']`), empty where unknown."""
+
+    name: str
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class BoundarySpecs:
+    """All arguments and results of a program in order, on a mesh of these axes."""
+
+    program: str
+    axes: dict[str, int]
+    arguments: tuple[NamedSpec, ...]
+    results: tuple[NamedSpec, ...]
+
+
+def emit_specs(source: Source, lowered: LoweredPlan) -> bytes:
+    """The specs as JSON."""
+    specs = boundary_specs(source, lowered)
+    facts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "program": specs.program,
+        "mesh": {"axes": specs.axes},
+        "arguments": [entry(k, spec) for k, spec in enumerate(specs.arguments)],
+        "results": [entry(k, spec) for k, spec in enumerate(specs.results)],
+    }
+    return (json.dumps(facts, indent=1) + "\n").encode()
+
+
+def entry(index: int, named: NamedSpec) -> dict[str, Any]:
+    """One argument or result in JSON."""
+    spec = [None if axes is None else list(axes) for axes in named.spec]
+    return {"index": index, "name": named.name, "spec": spec}
+
+
+def boundary_specs(source: Source, lowered: LoweredPlan) -> BoundarySpecs:
+    """The specs of a lowered plan."""
+    program = source.program
+
+    def spec(layout: Layout) -> Spec:
+        return tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in layout)
+
+    return BoundarySpecs(
+        program.name,
+        dict(zip(lowered.axis_names, lowered.axis_sizes, strict=True)),
+        tuple(NamedSpec(argument.path, spec(lowered.layouts[argument.value])) for argument in program.arguments),
+        tuple(
+            NamedSpec(result.path, spec(layout))
+            for result, layout in zip(program.results, result_layouts(source, lowered), strict=True)
+        ),
+    )
