@@ -168,7 +168,7 @@ def test_missing_files_name_their_neighbour(tmp_path: Path) -> None:
 UNPARSABLE = [
     # content, line and column, what, hint
     (b"   \n ", "", "the program is empty", "completely"),
-    (b"module {\n  func.func @main() {\n    return %x\n", "3:12", "expected", "complete"),
+    (b"module {\n  func.func @main() {\n    return %x\n", "3:14", "expected", "complete"),
     (b"module {\n  func.func @main() {\n    foo.bar\n", "3:5", "foo", "StableHLO"),
     (b"mesh: v4-32\naxes: {data: 8}\n", "", "not a program", "toast reads"),
     (b"PK\x03\x04 and \xff so on", "", "it is a zip archive", "toast reads"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from toast_cli.cost.fusion import materialised
 from toast_cli.cost.liveness import Lives, find_lives
@@ -72,8 +73,8 @@ def make_items(problem: Problem) -> Items:
 def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
     program, values = problem.program, problem.program.values
     sizes = [value.bytes for value in values]
-    runs: dict[tuple[object, ...], float] = defaultdict(float)
-    example: dict[tuple[object, ...], int] = {}
+    runs: dict[tuple[Any, ...], float] = defaultdict(float)
+    example: dict[tuple[Any, ...], int] = {}
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
@@ -88,7 +89,7 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
         key = (problem.op_pattern[number], op.name, dtype, op.flops, reads, writes, tuple(sizes[v] for v in op.results))
         runs[key] += op.trips
         example.setdefault(key, number)
-    return tuple(WorkItem(*key, runs[key], example[key]) for key in runs)  # type: ignore[arg-type]
+    return tuple(WorkItem(*key, runs=runs[key], op=example[key]) for key in runs)
 
 
 def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
@@ -98,7 +99,7 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]
         if maker < 0:
@@ -107,6 +108,6 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
         key = (problem.op_pattern[maker], place[value], program.values[value].bytes, problem.free[value], stored[value], readers)
         found[key].append(value)
     return tuple(
-        ArrayItem(*key[:5], tuple(Reader(*r) for r in sorted(key[5])), tuple(values))  # type: ignore[arg-type, call-overload, misc]
-        for key, values in found.items()
+        ArrayItem(pattern, k, size, free, kept, tuple(Reader(*r) for r in sorted(readers)), tuple(values))
+        for (pattern, k, size, free, kept, readers), values in found.items()
     )

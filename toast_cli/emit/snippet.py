@@ -6,8 +6,10 @@ arguments are called, their specs are looked up by path, folded by pattern; othe
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from math import prod
 
 from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec, boundary_specs
@@ -16,7 +18,11 @@ from toast_cli.plan.lowered import LoweredPlan
 
 HEAD = '''"""Shardings of `{program}` on {devices} devices ({axes}), chosen by toast.
 
-    step = jax.jit({program}, in_shardings=in_shardings({usage}), out_shardings=out_shardings({program}, {usage}))
+    step = jax.jit(
+        {program},
+        in_shardings=in_shardings({usage}),
+        out_shardings=out_shardings({program}, {usage}),
+    )
 """
 
 import re
@@ -101,7 +107,7 @@ def snippet(specs: BoundarySpecs) -> str:
         axes=", ".join(f"{name}={size}" for name, size in specs.axes.items()),
         usage=", ".join(f"{name}={name}" for name in roots) if roots else "*arguments",
         sizes=tuple(specs.axes.values()),
-        names=tuple(specs.axes),
+        names=tuple_text(specs.axes),
     )
     flat = FLAT.format(arguments=flat_lines(specs.arguments), results=flat_lines(specs.results))
     if not roots:
@@ -126,8 +132,8 @@ def folded_lines(named: tuple[NamedSpec, ...] | list[NamedSpec]) -> str:
     lines = []
     for pattern, members in families.items():
         common = Counter(member.spec for member in members).most_common(1)[0][0]
-        lines.append(f"    {pattern!r}: {spec_text(common)},\n")
-        lines += [f"    {m.name!r}: {spec_text(m.spec)},\n" for m in members if m.spec != common]
+        lines.append(f"    {json.dumps(pattern)}: {spec_text(common)},\n")
+        lines += [f"    {json.dumps(m.name)}: {spec_text(m.spec)},\n" for m in members if m.spec != common]
     return "".join(lines)
 
 
@@ -141,4 +147,17 @@ def spec_text(spec: Spec) -> str:
     entries = list(spec)
     while entries and entries[-1] is None:
         entries.pop()
-    return f"P({', '.join(repr(axes[0] if axes and len(axes) == 1 else axes) for axes in entries)})"
+    return f"P({', '.join(entry_text(axes) for axes in entries)})"
+
+
+def entry_text(axes: tuple[str, ...] | None) -> str:
+    """`None`, `"data"` or `("data", "model")`."""
+    if axes is None:
+        return "None"
+    return json.dumps(axes[0]) if len(axes) == 1 else tuple_text(axes)
+
+
+def tuple_text(names: Iterable[str]) -> str:
+    """`("data", "model")`, `("data",)`."""
+    quoted = [json.dumps(name) for name in names]
+    return f"({', '.join(quoted)}{',' if len(quoted) == 1 else ''})"

@@ -39,16 +39,15 @@ class BoundarySpecs:
 
 
 def emit_specs(source: Source, lowered: LoweredPlan) -> bytes:
-    """The specs as JSON."""
+    """The specs as JSON, one array a line."""
     specs = boundary_specs(source, lowered)
-    facts: dict[str, Any] = {
-        "schema": SCHEMA,
-        "program": specs.program,
-        "mesh": {"axes": specs.axes},
-        "arguments": [entry(k, spec) for k, spec in enumerate(specs.arguments)],
-        "results": [entry(k, spec) for k, spec in enumerate(specs.results)],
-    }
-    return (json.dumps(facts, indent=1) + "\n").encode()
+    head = {"schema": SCHEMA, "program": specs.program, "mesh": {"axes": specs.axes}}
+    lists = {"arguments": specs.arguments, "results": specs.results}
+    fields = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for key, named in lists.items():
+        lines = ",\n  ".join(json.dumps(entry(k, one)) for k, one in enumerate(named))
+        fields.append(f"{json.dumps(key)}: [\n  {lines}\n ]" if named else f"{json.dumps(key)}: []")
+    return ("{\n " + ",\n ".join(fields) + "\n}\n").encode()
 
 
 def entry(index: int, named: NamedSpec) -> dict[str, Any]:

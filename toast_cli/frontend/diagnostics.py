@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 # `"-":3:12` in an MLIR location; `was parsing 3:19: error: expects opcode` in XLA's HLO parser.
-_MLIR_PLACE = re.compile(r'"-":(\d+):(\d+)')
+_MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
 _HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: ")
 _FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')

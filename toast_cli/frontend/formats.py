@@ -44,6 +44,7 @@ _FOREIGN = (
     (b"\x7fELF", "an executable"), (b"%PDF", "a PDF"),
 )  # fmt: skip
 _HLO_START = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*(?:HloModule\b|ENTRY\b)", re.DOTALL)
+_MLIR_WORD = re.compile(r"\bfunc\.func\b|\bmodule\b")
 _TEXT_PROTO_START = re.compile(r"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computations\s*\{)")
 
 
@@ -215,9 +216,10 @@ def _parse_text(data: bytes, where: str) -> Any:
     try:
         return xla.parse_module(xla.make_context(), text)
     except xla.ir.MLIRError as error:
+        if not _MLIR_WORD.search(text):
+            raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
         place, message = first_error(error)
-        looks_like_mlir = re.search(r"\bfunc\.func\b|\bmodule\b", text) is not None
-        hint = "is the file complete, and StableHLO as this jaxlib knows it?" if looks_like_mlir else FORMATS_HINT
+        hint = "is the file complete, and StableHLO as this jaxlib knows it?"
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
 
 

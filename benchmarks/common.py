@@ -1,0 +1,64 @@
+"""What the benchmarks share: the stored sample programs, and one list of rows shown as a table and written as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FOLDER = Path(__file__).resolve().parents[1] / "sample_models"
+ENDINGS = (".mlirbc.zst", ".stablehlo.zst", ".mlir")
+
+Row = dict[str, Any]
+
+
+def stored_programs() -> dict[str, Path]:
+    """Name -> file of every stored sample model, by name."""
+    files = [path for path in sorted(FOLDER.iterdir()) if path.name.endswith(ENDINGS)]
+    return {path.name.split(".")[0]: path for path in files}
+
+
+def is_tiny(name: str) -> bool:
+    return name.endswith("_tiny")
+
+
+def choose(names: Sequence[str], *, tiny: bool = True) -> dict[str, Path]:
+    """The stored programs of these names; without names all of them, the tiny twins only if `tiny`."""
+    known = stored_programs()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"no sample {', '.join(unknown)}; there are {', '.join(known)}")
+    return {name: path for name, path in known.items() if (name in names if names else tiny or not is_tiny(name))}
+
+
+def note(text: str) -> None:
+    """A line on stderr about where a long benchmark is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(title: str, columns: dict[str, str], rows: Sequence[Row], styles: dict[str, str] | None = None) -> None:
+    """Prints rows as a table. `columns`: heading -> format with the row's fields, as in `"{seconds:.2f}"`."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for place, heading in enumerate(columns):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        cells = [form.format_map(row) for form in columns.values()]
+        table.add_row(*cells, style=(styles or {}).get(str(row.get("verdict", ""))))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table, soft_wrap=True)
+
+
+def write_json(path: str | None, content: Any) -> None:
+    """Writes the facts behind the tables; `-` is stdout, None nowhere."""
+    text = json.dumps(content, indent=1)
+    if path == "-":
+        print(text)
+    elif path is not None:
+        Path(path).write_text(text + "\n")

@@ -1,0 +1,109 @@
+"""How good the plans are that the search finds: against the best expert strategy, over several seeds.
+
+One row for each program and mesh: the fastest expert strategy that fits (`toast_cli.tactics`) and the search with its default
+budget for each seed. `speed-up` is the expert's step time over the worst seed's, `spread` how much slower the worst seed's plan is
+than the best's. Exits with 1 when a seed found worse than the expert, or nothing that fits where an expert fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import Row, choose, note, show, write_json
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.frontend import load
+from toast_cli.hardware import load_spec, parse_shape
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.program.model import Program
+from toast_cli.search.run import run_search
+from toast_cli.tactics import strategies
+
+MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
+SLACK = 1.0000001  # figures that differ by rounding are equal
+
+COLUMNS = {
+    "program": "{program}", "mesh": "{mesh}", "best expert": "{expert}", "its step ms": "{expert_ms:.2f}",
+    "search ms": "{best_ms:.2f}", "worst seed": "{worst_ms:.2f}", "speed-up": "{speed_up:.3f}", "spread %": "{spread:.2f}",
+    "peak %": "{peak:.0f}", "evaluations": "{evaluations}", "seconds": "{seconds:.1f}", "": "{verdict}",
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    rows: list[Row] = []
+    for name, path in choose(options.programs, tiny=options.tiny).items():
+        program = load(str(path)).program
+        dimensions = analyse(program)
+        for mesh in options.mesh:
+            rows.append(measure(name, program, dimensions, mesh, options))
+            note("{program} {mesh}: {expert_ms:.2f} -> {times} ms, {evaluations} evaluations, {seconds:.1f} s {verdict}".format_map(rows[-1]))
+    show("search against the best expert strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
+    write_json(options.json, rows)
+    return 1 if any(row["verdict"] in ("worse", "does not fit") for row in rows) else 0
+
+
+def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, options: argparse.Namespace) -> Row:
+    """One row; times in milliseconds (inf: does not fit), the search's seconds are those of one seed on average."""
+    spec, _, shape = mesh.partition(":")
+    problem = make_problem(program, dimensions, load_spec(spec).mesh(parse_shape(shape) if shape else None))
+    expert, expert_ms = best_expert(problem)
+    start = time.monotonic()
+    results = []
+    for seed in range(options.seeds):
+        evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
+        results.append(run_search(evaluator, options.search, seed, options.iterations, None, 1, options.jobs))
+    seconds = time.monotonic() - start
+    times = [1e3 * r.cost.step_seconds if r.fits else float("inf") for r in results]
+    best, worst = min(times), max(times)
+    verdict = "" if worst <= expert_ms * SLACK else "worse" if worst < float("inf") else "does not fit"
+    return {
+        "program": name, "mesh": mesh, "expert": expert, "expert_ms": expert_ms, "best_ms": best, "worst_ms": worst,
+        "speed_up": expert_ms / worst if worst < float("inf") else float("nan"), "spread": 100 * (worst / best - 1) if best < float("inf") else 0.0,
+        "peak": max(100 * r.cost.peak_bytes / problem.mesh.limit_bytes for r in results),
+        "evaluations": sum(r.evaluations for r in results) // len(results), "seconds": seconds / len(results),
+        "verdict": verdict, "times": [round(t, 3) for t in times], "plans": [words(problem, r.plan) for r in results],
+    }  # fmt: skip
+
+
+def best_expert(problem: Problem) -> tuple[str, float]:
+    """Name and milliseconds of the fastest expert strategy that fits; ("none fits", inf) where none does."""
+    evaluator = Evaluator(problem)
+    costs = {name: evaluator.exact_cost(plan) for name, plan in {"unsharded": (), **strategies(problem)}.items()}
+    fitting = {name: c.step_seconds * 1e3 for name, c in costs.items() if c.peak_bytes <= problem.mesh.limit_bytes}
+    best = min(fitting, key=lambda name: fitting[name], default=None)
+    return ("none fits", float("inf")) if best is None else (best, fitting[best])
+
+
+def words(problem: Problem, plan: Plan) -> str:
+    """A plan in a line: `batch>data embed>model!1`."""
+    names, groups = problem.mesh.names, problem.dimensions.groups
+    return " ".join(
+        f"{groups[d.group].name}>{names[d.axis]}" + (f"!{''.join(map(str, d.sides))}" if any(d.sides) else "")
+        if isinstance(d, Shard) else f"{problem.roles[d.role]}<{names[d.axis]}"
+        for d in plan
+    )  # fmt: skip
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", help="sample models by name (default: all but the tiny twins)")
+    parser.add_argument("--mesh", nargs="+", default=MESHES, help="specifications, NAME or NAME:axis=size,...")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--search", default="mcts")
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true", help="the tiny twins too")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
