@@ -69,13 +69,17 @@ def check_axes(record: Kept, target: dict[str, int]) -> None:
     """Raises `InputError` when a record uses an axis that `target` (name -> size) does not have with the same size."""
     sizes = dict(record.sharding.mesh)
     for name in dict.fromkeys(name for axes in record.sharding.axes or () for name in axes or ()):
-        if target.get(name) != sizes[name]:
-            has = f"has it with size {target[name]}" if name in target else f"has only {', '.join(target)}"
-            raise InputError(
-                f"the sharding of {record.origin} uses mesh axis {name!r} (size {sizes[name]}); the target mesh {has}",
-                where="--keep-shardings",
-                hint=f"try --mesh-shape {mesh_shape(record.sharding.mesh)}, or drop the program's shardings",
-            )
+        size = sizes.get(name)
+        if name in target and size in (None, target[name]):
+            continue
+        has = f"has it with size {target[name]}" if name in target else f"has only {', '.join(target)}"
+        uses = f"uses mesh axis {name!r}" + (f" (size {size})" if size else "")
+        shape = f"try --mesh-shape {mesh_shape(record.sharding.mesh)}, or " if sizes else ""
+        raise InputError(
+            f"the sharding of {record.origin} {uses}; the target mesh {has}",
+            where="--keep-shardings",
+            hint=f"{shape}drop the program's shardings",
+        )
 
 
 def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], path: str = "") -> None:

@@ -15,7 +15,7 @@ from toast_cli.xla import hlo_boundary_leaves, ir
 # Field numbers of HloModuleProto and, inside the entries, of its alias and donor messages (xla/service/hlo.proto).
 INPUT_OUTPUT_ALIAS, BUFFER_DONOR = 8, 18
 OUTPUT_INDEX, ALIAS_PARAMETER, ALIAS_INDEX = 1, 2, 3
-DONOR_INDEX, DONOR_PARAMETER = 1, 2
+DONOR_PARAMETER, DONOR_INDEX = 1, 2
 
 Path = tuple[int, ...]
 

@@ -44,7 +44,7 @@ class Normalised:
     """A normalised module.
 
     Attributes:
-        module: ir.Module with the one function `main` (and whatever symbols its operations refer to).
+        module: ir.Module that begins with the function `main`; after it only symbols that its operations refer to.
         kept: shardings that were taken out. pins: what manual regions, which stay, need at their boundary.
         notices: one sentence for each thing that was changed or assumed.
     """
@@ -62,14 +62,15 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     """
     module = with_static_shapes(module, entry_function(module, path), path)
     function = entry_function(module, path)
-    flatten_tuples(module, path)
     translate_leftovers(module)
+    flatten_tuples(module)
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
     findings = take_shardings(module, function, path)
     notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
     notices += settle_attributes(module)
     drop_unused_symbols(module)
+    function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
     return Normalised(module, kept, tuple(findings.pins), tuple(notices))
 
@@ -130,7 +131,9 @@ def settle_attributes(module: Any) -> list[str]:
         one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
         attributes[name] = one
-    return [f"the program was written for {replicas} replicas (pmap) and is read as one of them"] if replicas > 1 else []
+    return (
+        [f"the program was written for {replicas} replicas (pmap) and is read as one of them"] if replicas > 1 else []
+    )
 
 
 def drop_unused_symbols(module: Any) -> None:

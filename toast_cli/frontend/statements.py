@@ -28,7 +28,7 @@ class Sharding:
 
     Attributes:
         axes: per dimension, by name; None when `gspmd` says it.
-        mesh: axes of the program's mesh with their sizes, in order.
+        mesh: axes of the program's mesh with their sizes, in order; empty when the program does not declare it.
         gspmd: XLA's notation, which names no axes.
         open_dims: dimensions that the XLA notation leaves open.
         single_device: the array lives on one device alone.
@@ -63,12 +63,13 @@ def tensor_sharding(attribute: Any, meshes: Meshes) -> Sharding:
     """One `#sdy.sharding`. A dimension split by a part of an axis counts as open: parts have no name."""
     sharding = sdy.TensorShardingAttr(attribute)
     reference = sharding.mesh_or_ref
+    mesh: MeshAxes | None
     if sdy.MeshAttr.isinstance(reference):
         mesh = mesh_axes_of(reference)
     else:
-        mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value), ())
+        mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value))
     axes = tuple(_dimension(sdy.DimensionShardingAttr(d)) for d in sharding.dimension_shardings)
-    return Sharding(axes, mesh, single_device=not mesh)
+    return Sharding(axes, mesh or (), single_device=mesh == ())
 
 
 def _dimension(dimension: Any) -> tuple[str, ...] | None:

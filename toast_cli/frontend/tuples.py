@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.errors import InputError
-from toast_cli.frontend.diagnostics import place_of
 from toast_cli.xla import ir
 
 # Attributes that describe one argument's buffer and make no sense for each array of a tuple.
 PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
 
 
-def flatten_tuples(module: Any, path: str) -> None:
-    """Removes every tuple. Raises `InputError` where one flows through an operation with regions."""
+def flatten_tuples(module: Any) -> None:
+    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or gives one."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
     if not boundary and not holds_tuples(module):
@@ -26,7 +24,7 @@ def flatten_tuples(module: Any, path: str) -> None:
         for function in boundary:
             flatten_boundary(function)
         for function in functions:
-            flatten_body(function, path)
+            flatten_body(function)
 
 
 def is_tuple(kind: Any) -> bool:
@@ -122,7 +120,7 @@ def packed(kind: Any, arrays: list[Any], before: Any) -> Any:
     ).results[0]
 
 
-def flatten_body(function: Any, path: str) -> None:
+def flatten_body(function: Any) -> None:
     """Replaces tuples by their arrays everywhere in a function, definitions before uses."""
     arrays: dict[Any, list[Any]] = {}  # tuple value -> its arrays
     dead: list[Any] = []
@@ -137,7 +135,7 @@ def flatten_body(function: Any, path: str) -> None:
         elif operation.name == "stablehlo.get_tuple_element":
             outcome = element(operation, operands)
         else:
-            outcome = rebuilt(operation, operands, path)
+            outcome = rebuilt(operation, operands)
         for result in operation.results:
             mine = [outcome.pop(0) for _ in leaf_types(result.type)]
             if is_tuple(result.type):
@@ -157,11 +155,8 @@ def element(operation: Any, arrays: list[Any]) -> list[Any]:
     return arrays[before : before + len(leaf_types(kind.get_type(index)))]
 
 
-def rebuilt(operation: Any, operands: list[Any], path: str) -> list[Any]:
-    """The same operation over arrays; its results."""
-    if len(operation.regions):
-        hint = "flatten the tuple into separate values"
-        raise InputError(f"a tuple flows through {operation.name}", where=place_of(operation, path), hint=hint)
+def rebuilt(operation: Any, operands: list[Any]) -> list[Any]:
+    """The same operation (a custom call, a call, a return) over arrays; its results."""
     types = [leaf for result in operation.results for leaf in leaf_types(result.type)]
     attributes = {name: operation.attributes[name] for name in operation.attributes if name != "xla_shape"}
     copy = ir.Operation.create(

@@ -1,0 +1,156 @@
+"""How long `toast partition` takes and how much host memory, for the sample models and for T2B with 6 to 162 layers.
+
+Every figure is the median of `--runs` runs of the whole command in a process of its own, output written: seconds of each stage
+(from the JSON report), of the process, and its peak resident memory. The exponent of growth is the slope of log seconds over log
+ops (least squares). Exits with 1 when a target of `TARGETS` is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from math import log
+from pathlib import Path
+from statistics import mean, median
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import Row, choose, note, show, stored_programs, write_json
+
+LAYERS = (6, 18, 54, 162)
+STAGES = ("load", "analyse", "search", "report", "emit")
+# Most seconds of the whole command by ops, on two cores, and the largest exponent.
+TARGETS = {11_000: 5.0, 31_000: 12.0, 100_000: 45.0}
+TARGET_EXPONENT = 1.1
+EXITS = (0, 3)  # a plan that fits, or none does
+
+COLUMNS = {
+    "program": "{program}", "ops": "{ops:,}", **{stage: f"{{{stage}:.2f}}" for stage in STAGES}, "rest": "{rest:.2f}",
+    "all, s": "{seconds:.2f}", "target": "{target}", "host MiB": "{peak_mib:,.0f}", "evaluations": "{evaluations:,}",
+    "a second": "{rate:,.0f}", "": "{verdict}",
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    samples = {} if options.no_samples else choose(options.programs, tiny=False)
+    rows = [measure(name, path, options) for name, path in samples.items()]
+    grown: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for layers in options.layers:
+            grown.append(measure(f"t2b, {layers} layers", generate("t2b", layers, folder), options))
+        if options.unrolled:
+            path = generate("unrolled", options.unrolled, folder)
+            rows.append(measure(f"unrolled, {options.unrolled} steps", path, options, runs=1))
+    show(f"toast partition --mesh {options.mesh}, seconds", COLUMNS, [*rows, *grown], {"slow": "red"})
+    slopes = {part: exponent(grown, part) for part in (*STAGES, "seconds")} if len(grown) > 1 else {}
+    if slopes:
+        print(f"\nexponent of growth, T2B of {grown[0]['ops']:,} to {grown[-1]['ops']:,} ops (aim: at most {TARGET_EXPONENT}):")
+        print("  " + ", ".join(f"{'whole command' if part == 'seconds' else part} {slope:.2f}" for part, slope in slopes.items()))
+    rates = evaluation_rates(options.mesh)
+    print("\nplan evaluations a second, T2B: " + ", ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items()))
+    write_json(options.json, {"programs": rows, "layers": grown, "exponents": slopes, "evaluations_per_second": rates})
+    slow = [row for row in (*rows, *grown) if row["verdict"]]
+    return 1 if slow or slopes.get("seconds", 0.0) > TARGET_EXPONENT else 0
+
+
+def measure(name: str, path: Path, options: argparse.Namespace, runs: int | None = None) -> Row:
+    """One row: medians over the runs; `rest` is what no stage claims, mostly starting Python and importing the compiler."""
+    timed = [run_once(path, options) for _ in range(runs or options.runs)]
+    row: Row = {"program": name, "ops": timed[0]["ops"], "evaluations": timed[0]["evaluations"]}
+    row.update({key: median(t[key] for t in timed) for key in (*STAGES, "seconds", "rate", "peak_mib")})
+    row["rest"] = row["seconds"] - sum(row[stage] for stage in STAGES)
+    target = next((seconds for ops, seconds in TARGETS.items() if row["ops"] <= ops), None)
+    row["target"] = "" if target is None else f"{target:.0f}"
+    row["verdict"] = "slow" if target is not None and row["seconds"] > target else ""
+    note("{program}: {seconds:.2f} s, {peak_mib:,.0f} MiB".format_map(row))
+    return row
+
+
+def run_once(path: Path, options: argparse.Namespace) -> Row:
+    """Runs the command once; its wall time, stages and peak memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "toast_cli", "partition", str(path), "--mesh", options.mesh, "--quiet"]
+        command += ["-o", str(Path(folder) / "out.mlir"), "--json", str(report), "--jobs", str(options.jobs)]
+        start = time.monotonic()
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)  # the only way to this one child's memory
+        seconds = time.monotonic() - start
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode not in EXITS:
+            raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
+        facts = json.loads(report.read_text())
+    search = facts["search"]
+    return {
+        **{stage: facts["timings"].get(stage, 0.0) for stage in STAGES}, "seconds": seconds, "peak_mib": usage.ru_maxrss / 1024,
+        "ops": facts["program"]["ops"], "evaluations": search["evaluations"],
+        "rate": search["evaluations"] / max(search["seconds"], 1e-9),
+    }  # fmt: skip
+
+
+def generate(kind: str, size: int, folder: str) -> Path:
+    """A generated program's file; made in a process of its own, so that JAX's memory is not counted as a child's."""
+    path = Path(folder) / f"{kind}_{size}.mlirbc.zst"
+    subprocess.run([sys.executable, str(Path(__file__).with_name("generate.py")), kind, str(size), str(path)], check=True)
+    return path
+
+
+def exponent(rows: list[Row], part: str) -> float:
+    """Slope of log seconds over log ops."""
+    points = [(log(row["ops"]), log(max(row[part], 1e-3))) for row in rows]
+    middle_x, middle_y = mean(x for x, _ in points), mean(y for _, y in points)
+    return sum((x - middle_x) * (y - middle_y) for x, y in points) / sum((x - middle_x) ** 2 for x, _ in points)
+
+
+def evaluation_rates(mesh: str) -> dict[str, float]:
+    """Plan evaluations a second on T2B: during a search from scratch, and of the same plans when all is memoised."""
+    from toast_cli.cost.evaluator import Evaluator
+    from toast_cli.cost.model import Cost
+    from toast_cli.dimensions import analyse
+    from toast_cli.frontend import load
+    from toast_cli.hardware import load_spec
+    from toast_cli.plan.decisions import Plan
+    from toast_cli.plan.problem import make_problem
+    from toast_cli.search import SEARCHES, Budget
+
+    import numpy as np
+
+    program = load(str(stored_programs()["t2b_train"])).program
+    evaluator = Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(None)))
+    plans: list[Plan] = []
+
+    def evaluate(plan: Plan) -> Cost:
+        plans.append(plan)
+        return evaluator.cost(plan)
+
+    start = time.monotonic()
+    SEARCHES["mcts"](evaluator.problem, evaluate, Budget(2000), np.random.default_rng(0), None)
+    searched = time.monotonic()
+    for plan in plans:
+        evaluator.cost(plan)
+    ended = time.monotonic()
+    return {"in a search": len(plans) / (searched - start), "warm": len(plans) / (ended - searched)}
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", help="sample models by name (default: all but the tiny twins)")
+    parser.add_argument("--no-samples", action="store_true", help="only the generated programs")
+    parser.add_argument("--layers", type=int, nargs="*", default=LAYERS, help="sizes of the generated T2B")
+    parser.add_argument("--unrolled", type=int, metavar="STEPS", help="also a recurrence of so many steps; 10500 make 500,000 ops")
+    parser.add_argument("--mesh", default="v4-32")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Small programs for tests of the core: a JAX function in, its `Source`, analysis and evaluator out.
+
+A function is lowered in this process, serialised, and read back through the frontend's public `load`, as a user's file would be.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.frontend import Source, load
+from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
+from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
+from toast_cli.plan.lower import lower
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.roles import ROLES
+from toast_cli.program.model import Program
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
+
+# Round figures, so that expected seconds can be worked out in the head.
+ROUND_CHIP = Chip(
+    name="round",
+    platform="tpu",
+    matrix_flops={"bf16": 2e12, "f32": 1e12},
+    vector_flops=1e10,
+    matrix_tile=(1, 1),
+    memory_bytes=2**40,
+    reserved_bytes=0,
+    memory_bytes_per_second=1e9,
+    sources={},
+)
+LINK_BYTES_PER_SECOND = 1e8
+
+
+def arg(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """An abstract array."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def source_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Source:
+    """The `Source` of a JAX function of abstract arguments (arrays, or trees of them); `donate`: argument numbers."""
+    module = jax.jit(fn, donate_argnums=donate, keep_unused=True).lower(*shapes).compiler_ir("stablehlo")
+    return source_of_text(module.operation.get_asm(enable_debug_info=True))
+
+
+def source_of_text(text: str) -> Source:
+    """The `Source` of a StableHLO module given as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.mlir")
+        path.write_text(text)
+        return load(str(path))
+
+
+def program_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Program:
+    return source_of(fn, *shapes, donate=donate).program
+
+
+@lru_cache(maxsize=None)
+def sample(name: str) -> tuple[Source, Dimensions]:
+    """A stored sample program and its analysis."""
+    (path,) = (p for p in SAMPLES.iterdir() if p.name.split(".")[0] == name and p.suffix != ".py")
+    source = load(str(path))
+    return source, analyse(source.program)
+
+
+def round_mesh(limit_bytes: int = 2**40, **sizes: int) -> Mesh:
+    """A mesh of `ROUND_CHIP`s; every axis is a switch of its own without latency: V bytes gather in (p-1)/p V / rate seconds."""
+    axes = tuple(
+        Axis(name, size, (Link("switch", size, LINK_BYTES_PER_SECOND, 0.0, name),)) for name, size in sizes.items()
+    )
+    return Mesh("round", ROUND_CHIP, axes, limit_bytes)
+
+
+def mesh_of(mesh: str | Mesh, shape: dict[str, int] | None = None, limit_bytes: int | None = None) -> Mesh:
+    return mesh if isinstance(mesh, Mesh) else load_spec(mesh).mesh(shape, limit_bytes)
+
+
+def problem_of(
+    source: Source, mesh: str | Mesh = "v4-32", shape: dict[str, int] | None = None, pins: tuple[str, ...] = ()
+) -> Problem:
+    return make_problem(source.program, analyse(source.program), mesh_of(mesh, shape), pins)
+
+
+def evaluator_of(
+    source: Source, mesh: str | Mesh = "v4-32", shape: dict[str, int] | None = None, pins: tuple[str, ...] = ()
+) -> Evaluator:
+    return Evaluator(problem_of(source, mesh, shape, pins))
+
+
+def groups_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tuple[int, ...], ...]:
+    """Per dimension of the argument called `path`, its class groups, major to minor."""
+    classes = classes_of(program, dimensions, path)
+    return tuple(tuple(dimensions.class_group[c] for c in dim) for dim in classes)
+
+
+def classes_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tuple[int, ...], ...]:
+    """Per dimension of the argument called `path`, its classes, major to minor."""
+    number = argument(program, path)
+    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+    return tuple(tuple(classes[slot] for slot in slots) for slots in form.results[0])
+
+
+def value_classes(program: Program, dimensions: Dimensions, value: int) -> tuple[tuple[int, ...], ...]:
+    """The same for any value, as its producer sees it."""
+    number = program.producer[value]
+    form, classes = dimensions.forms[number], dimensions.slot_classes[number]
+    dims = form.results[program.ops[number].results.index(value)]
+    return tuple(tuple(classes[slot] for slot in slots) for slots in dims)
+
+
+def argument(program: Program, path: str) -> int:
+    return next(k for k, a in enumerate(program.arguments) if a.path == path)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program on a mesh, with words for its decisions: `case.shard("x.0", "data")`, `case.replicate("weights", "data")`."""
+
+    source: Source
+    evaluator: Evaluator
+
+    @property
+    def problem(self) -> Problem:
+        return self.evaluator.problem
+
+    @property
+    def program(self) -> Program:
+        return self.source.program
+
+    def group(self, place: str) -> int:
+        """The group of dimension `path.dim` (its major part where it has several; `path.dim.part` for another)."""
+        path, _, rest = place.partition(".")
+        dim, _, part = rest.partition(".")
+        return groups_of(self.program, self.problem.dimensions, path)[int(dim)][int(part or 0)]
+
+    def shard(self, place: str, axis: str, side: int = 0, unless: str = "") -> Shard:
+        group = self.group(place)
+        sides = tuple(side for _ in self.problem.dimensions.groups[group].resolutions)
+        return Shard(group, self.problem.mesh.names.index(axis), sides, self.group(unless) if unless else NOWHERE)
+
+    def replicate(self, role: str, axis: str) -> Replicate:
+        return Replicate(ROLES.index(role), self.problem.mesh.names.index(axis))
+
+    def collectives(self, plan: Plan) -> list[tuple[str, tuple[str, ...], float, float]]:
+        """(kind, axis names, bytes of the result per device, count) of every collective, equal ones together, sorted."""
+        found: dict[tuple[str, tuple[str, ...], float], float] = {}
+        for use in self.evaluator.collectives(plan):
+            key = (use.kind, tuple(self.problem.mesh.names[a] for a in use.axes), use.bytes)
+            found[key] = found.get(key, 0.0) + use.count
+        return sorted((*key, count) for key, count in found.items())
+
+    def lowered(self, plan: Plan) -> LoweredPlan:
+        return lower(self.problem, plan)
+
+    def rest(self, path: str, plan: Plan) -> str:
+        """How an argument rests, as text: `data,model|-` (one entry a dimension)."""
+        return self.text(self.lowered(plan).layouts[self.program.arguments[argument(self.program, path)].value])
+
+    def text(self, layout: tuple[tuple[int, ...], ...]) -> str:
+        names = self.problem.mesh.names
+        return "|".join(",".join(names[a] for a in axes) or "-" for axes in layout)
+
+    def ops(self, name: str) -> Iterator[int]:
+        return (number for number, op in enumerate(self.program.ops) if op.name == f"stablehlo.{name}")
+
+
+def case_of(
+    fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (), mesh: str | Mesh | None = None, pins: tuple[str, ...] = ()
+) -> Case:
+    """A JAX function on a mesh (default: data=4, model=2 of round figures)."""
+    source = source_of(fn, *shapes, donate=donate)
+    return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins))
