@@ -61,10 +61,11 @@ class Outcome:
     timings: dict[str, float] = field(default_factory=dict)
 
     def emit(self, format: str) -> bytes:
-        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python"."""
+        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python". Adds its time to `timings`."""
         from toast_cli.emit import emit  # heavy, and not every run writes something
 
-        return emit(self.source, lower(self.problem, self.result.plan), format)
+        with _timed("emit", self.timings, lambda *_: None):
+            return emit(self.source, lower(self.problem, self.result.plan), format)
 
 
 def partition(request: Request, progress: Progress | None = None) -> Outcome:

@@ -7,7 +7,7 @@ elementwise reader is written only once, by that reader (output fusion).
 
 from __future__ import annotations
 
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Program
+from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Op, Program
 
 _ELEMENTWISE = (
     "abs add and atan2 bitcast_convert cbrt ceil clamp compare complex convert cosine divide exponential "
@@ -50,39 +50,35 @@ def materialised(program: Program, free: tuple[bool, ...]) -> list[bool]:
     for op in ops:
         below = 1 + max((depth[v] for v in op.operands), default=0)
         for value in op.results:
-            stored[value] = _stored(program, users[value], op.name, value, below, free, stored)
+            stored[value] = _stored(program, users[value], op, value, below, free)
             depth[value] = 0 if stored[value] or free[value] else below - (op.name in VIEWS)
     return stored
 
 
 def _stored(
-    program: Program,
-    uses: list[tuple[int, int]],
-    producer: str,
-    value: int,
-    depth: int,
-    free: tuple[bool, ...],
-    stored: list[bool],
+    program: Program, uses: list[tuple[int, int]], producer: Op, value: int, depth: int, free: tuple[bool, ...]
 ) -> bool:
-    ops = program.ops
-    if producer in (ARGUMENT, CARRY, JOIN):
+    ops, name = program.ops, producer.name
+    if name in (ARGUMENT, CARRY, JOIN):
         return True
     readers = {u for u, _ in uses}
     kept = any(ops[u].name in (CARRY, JOIN, RESULT) for u in readers)
     if free[value]:
         return kept and program.values[value].bytes > 1024
-    if producer in PRODUCTS and len(readers) == 1:
+    if any(ops[u].loop != producer.loop for u in readers):  # read inside a loop: nothing is fused across its boundary
+        return True
+    if name in PRODUCTS and len(readers) == 1:
         (reader,) = readers
         return not (is_elementwise(ops[reader].name) and _same_size(program, value, reader))
-    if not is_fusible(producer):
+    if not is_fusible(name):
         return True
     if kept:
         return True
-    if producer in VIEWS and depth <= 1:
+    if name in VIEWS and depth <= 1:
         return False
     if any(not is_fusible(ops[u].name) and ops[u].name != "stablehlo.reduce" for u in readers):
         return True
-    return len(readers) > 1 and (producer in EXPENSIVE or producer.startswith("chlo.") or depth > RECOMPUTED_DEPTH)
+    return len(readers) > 1 and (name in EXPENSIVE or name.startswith("chlo.") or depth > RECOMPUTED_DEPTH)
 
 
 def _same_size(program: Program, value: int, reader: int) -> bool:

@@ -23,32 +23,52 @@ _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", CA
 @dataclass(frozen=True)
 class Lives:
     """intervals: [values] half steps at which each stored value is alive ([] for values that are not stored).
-    read_at: (op, position) -> half step until which that use needs its operand. end: last half step of the program."""
+    read_at: (op, position) -> half step until which that use needs its operand. end: last half step of the program.
+    into_arguments: `toast.result` ops whose array, in whatever layout, goes into a donated argument's buffer."""
 
     intervals: list[list[Interval]]
     read_at: dict[tuple[int, int], int]
     end: int
+    into_arguments: frozenset[int]
 
 
 def find_lives(program: Program, stored: list[bool]) -> Lives:
     ops = program.ops
     end = 2 * len(ops)
-    death = _deaths(program, stored)
-    borrowed = _borrowed(program, death)
+    read_at = _reads(program, _deaths(program, stored))
+    borrowed = _borrowed(program, read_at)
     intervals: list[list[Interval]] = [[] for _ in program.values]
-    read_at: dict[tuple[int, int], int] = {}
     producer = program.producer
     for value, uses in enumerate(program.users):
-        maker = producer[value]
-        home = ops[maker].loop if ops[maker].name != CARRY else program.loops[ops[maker].loop].parent
-        for op, position in uses:
-            read_at[op, position] = _leave_loops(program, death[op], ops[op].loop if ops[op].name != CARRY else _carry_loop(program, op, position), home)
         if stored[value] and not borrowed[value]:
-            intervals[value] = _intervals(program, value, maker, uses, read_at, end)
-    return Lives(intervals, read_at, end)
+            intervals[value] = _intervals(program, producer[value], uses, read_at, end)
+    return Lives(intervals, read_at, end, _into_arguments(program))
 
 
-def _borrowed(program: Program, death: list[int]) -> list[bool]:
+def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
+    """(op, position) -> half step until which that use needs its operand: what a loop yields, to the end of the iteration."""
+    ops, loops, producer = program.ops, program.loops, program.producer
+    read_at: dict[tuple[int, int], int] = {}
+    for value, uses in enumerate(program.users):
+        maker = producer[value]
+        for op, position in uses:
+            loop, at = ops[op].loop, death[op]
+            if ops[op].name == CARRY and position == 0:
+                loop = loops[loop].parent
+            elif ops[op].name == CARRY:
+                at = 2 * loops[loop].last - 1
+            home = ops[maker].loop
+            if ops[maker].name == CARRY and not _within(program, op, home):  # read after the loop
+                home = loops[home].parent
+            read_at[op, position] = _leave_loops(program, at, loop, home)
+    return read_at
+
+
+def _within(program: Program, op: int, loop: int) -> bool:
+    return program.loops[loop].first <= op < program.loops[loop].last
+
+
+def _borrowed(program: Program, read_at: dict[tuple[int, int], int]) -> list[bool]:
     """[values] whether a value lies in a donated argument's buffer: the results that take it over, and what leads there in place.
 
     A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing reads the older
@@ -58,7 +78,12 @@ def _borrowed(program: Program, death: list[int]) -> list[bool]:
     borrowed = [False] * len(program.values)
 
     def last_read(value: int) -> int:
-        return max((death[u] for u, _ in program.users[value]), default=0)
+        """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
+        maker = program.ops[program.producer[value]]
+        uses = program.users[value]
+        if maker.name == CARRY:
+            uses = [use for use in uses if _within(program, use[0], maker.loop)]
+        return max((read_at[use] for use in uses), default=0)
 
     for number, op in enumerate(program.ops):
         if op.name in _IN_PLACE and op.operands:
@@ -74,9 +99,12 @@ def _borrowed(program: Program, death: list[int]) -> list[bool]:
     return borrowed
 
 
-def _carry_loop(program: Program, op: int, position: int) -> int:
-    loop = program.ops[op].loop
-    return program.loops[loop].parent if position == 0 else loop
+def _into_arguments(program: Program) -> frozenset[int]:
+    first = len(program.ops) - len(program.results)
+    returned = {result.value for result in program.results}
+    return frozenset(
+        first + a.aliased_result for a in program.arguments if a.aliased_result >= 0 and a.value not in returned
+    )
 
 
 def _deaths(program: Program, stored: list[bool]) -> list[int]:
@@ -106,19 +134,15 @@ def _leave_loops(program: Program, at: int, loop: int, home: int) -> int:
 
 
 def _intervals(
-    program: Program, value: int, maker: int, uses: list[tuple[int, int]], read_at: dict[tuple[int, int], int], end: int
+    program: Program, maker: int, uses: list[tuple[int, int]], read_at: dict[tuple[int, int], int], end: int
 ) -> list[Interval]:
-    ops = program.ops
-    born = 2 * maker
-    if ops[maker].name == ARGUMENT:
+    born, loop = 2 * maker, program.ops[maker].loop
+    if program.ops[maker].name == ARGUMENT:
         return [(0, end)]
-    if ops[maker].name == CARRY:
-        last = 2 * program.loops[ops[maker].loop].last - 1
-        inside = [read_at[u] for u in uses if maker < u[0] and 2 * u[0] <= last]
-        outside = [read_at[u] for u in uses if 2 * u[0] > last]
-        body = (born, min(max(inside, default=born), last))
-        return [body, (last, max(outside))] if outside else [body]
-    for op, position in uses:
-        if ops[op].name == CARRY and position == 1:  # held to the end of the iteration
-            return [(born, max(2 * program.loops[ops[op].loop].last - 1, max(read_at[u] for u in uses)))]
-    return [(born, max((read_at[u] for u in uses), default=born))]
+    if program.ops[maker].name != CARRY:
+        return [(born, max((read_at[u] for u in uses), default=born))]
+    inside = [read_at[u] for u in uses if _within(program, u[0], loop)]
+    outside = [read_at[u] for u in uses if not _within(program, u[0], loop)]
+    body = (born, max(inside, default=born))
+    # At the loop's last half step what the body yields is still counted; the carry has taken it over right after.
+    return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]

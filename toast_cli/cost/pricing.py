@@ -110,14 +110,15 @@ class Pricer:
         return [interval for value in item.values for interval in self.copy_interval(item, places, value)]
 
     def copy_interval(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[tuple[int, int]]:
-        """The same for one array of the item; empty where only loops take the copy over."""
+        """The same for one array of the item; empty where only loops or donated arguments take the copy over."""
         program, patterns = self._problem.program, self._problem.op_pattern
+        lives = self._items.lives
         wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
         reads = [
             (op, position) for op, position in program.users[value]
-            if (patterns[op], position) in wanted and program.ops[op].name != CARRY
+            if (patterns[op], position) in wanted and program.ops[op].name != CARRY and op not in lives.into_arguments
         ]  # fmt: skip
-        return [(2 * reads[0][0], max(self._items.lives.read_at[read] for read in reads))] if reads else []
+        return [(2 * reads[0][0], max(lives.read_at[read] for read in reads))] if reads else []
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

@@ -123,12 +123,20 @@ def _tie(
     ends: dict[int, dict[int, list[End]]],
     slot_ends: dict[tuple[int, int], list[End]],
 ) -> _Find:
-    """Ties the ends each op carries through, heaviest ops first; an op that would twist a component is left untied."""
+    """Ties donated arguments to the results that take over their buffers, then the ends each op carries through, heaviest ops
+    first; an op that would twist a component is left untied."""
     find = _Find()
     for by_group in ends.values():
         for group_ends in by_group.values():
             for end in group_ends:
                 find(end)
+    for argument in program.arguments:
+        if 0 <= argument.aliased_result < len(program.results):
+            taken_over = ends.get(program.results[argument.aliased_result].value, {})
+            for group, group_ends in ends.get(argument.value, {}).items():
+                for a, b in zip(group_ends, taken_over.get(group, ()), strict=False):
+                    if a[1] == b[1] and find.compatible(a, b):
+                        find.union(a, b)
 
     def weight(number: int) -> float:
         op = program.ops[number]

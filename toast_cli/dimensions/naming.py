@@ -121,7 +121,7 @@ def _argument_roles(program: Program, number: int, contracted: set[int]) -> dict
     if argument.donated or number in contracted or not value.shape:
         return {}
     if _INTEGER.match(value.dtype):
-        return {0: "batch", 1: "seq"} if len(value.shape) == 2 else {0: "batch"} if len(value.shape) == 3 else {}
+        return {0: "batch", 1: "seq"} if len(value.shape) == 2 else {0: "batch"}
     if len(value.shape) == 4:
         return {0: "batch", 1: "height", 2: "width", 3: "channels"}
     return {0: "batch"} if len(value.shape) > 1 else {}
@@ -158,7 +158,7 @@ def _dot_roles(look: _Look) -> dict[int, str]:
 def _attention_roles(look: _Look, left: set[int], right: set[int], out: set[int], contracting: set[int]) -> dict[int, str]:
     """Roles around a product of two activations one of whose arrays holds a group twice: the scores."""
     crowded = {s for s in out | contracting if look.groups.count(look.groups[s]) > 1}
-    if len(crowded) != 2:
+    if len(crowded) != 2 or not (out | contracting) - crowded - contracting or not left & right & out:
         return {}
     roles = dict.fromkeys(crowded, "seq")
     if crowded <= out:
@@ -179,8 +179,8 @@ def _dim_of(form: Form, slot: int) -> int:
 def _gather_roles(look: _Look) -> dict[int, str]:
     form = look.form
     table, indices = ({slot for slots in dims for slot in slots} for dims in form.operands[:2])
-    if table & indices:  # a gather along each row, as in a loss
-        return {}
+    if table & indices:  # along each row: the loss picks the label's probability
+        return {slot: "vocab" for slot in table - indices if form.kinds[slot] == SlotKind.REDUCTION}
     is_table = look.origin[look.op.operands[0]] >= 0
     roles: dict[int, str] = {}
     for slot in table:

@@ -35,8 +35,13 @@ class Notation(Protocol):
     def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
         """The attribute of an operation with these results."""
 
-    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
-        """New operations at insertion point `where`; the last has one result, which is `value` lying as `layout`."""
+    def constraint(
+        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+    ) -> list[Any]:
+        """New operations at insertion point `where`; the last has one result, which is `value` lying as `layout`.
+
+        What `layout` says of dimensions in `open` may be left out, where a notation can.
+        """
 
 
 @contextmanager
@@ -119,7 +124,7 @@ def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
     first = reshard.uses[0]
     value = first.operation.operands[first.operand]
     anchor = reshard.anchor
-    added = notation.constraint(value, reshard.layout, anchor.location, ir.InsertionPoint(anchor))
+    added = notation.constraint(value, reshard.layout, anchor.location, ir.InsertionPoint(anchor), reshard.open)
     outcome = added[-1].results[0]
     for use in reshard.uses:
         use.operation.operands[use.operand] = outcome

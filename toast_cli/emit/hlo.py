@@ -113,7 +113,9 @@ class GspmdNotation:
             return ir.StringAttr.get(self._text(layouts[0]), self._context)
         return ir.StringAttr.get("{" + ", ".join(map(self._text, layouts)) + "}", self._context)
 
-    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
+    def constraint(
+        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+    ) -> list[Any]:
         """A `Sharding` custom call; a value made from constants is made again in the layout instead."""
         if value in self._remade:
             return self._made_again(value, layout, where)

@@ -6,7 +6,7 @@ What each compiler makes of a sharding on an operation, and why Shardy's form ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,16 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """A value is brought to `layout` in front of `anchor`; `uses` see the outcome instead of the value."""
+    """`value` (its number) is brought to `layout` in front of `anchor`; `uses` see the outcome instead of the value.
 
+    Dimensions in `open` are left to propagation (which must find what `layout` says of them).
+    """
+
+    value: int
     layout: Layout
     anchor: Any  # ir.Operation
     uses: tuple[Use, ...]
+    open: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +117,32 @@ def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
     Values that are made anew for each use take its layout; arguments of the entry function carry a sharding of their own, and
     so do the results of Shardy's own operations. What nobody reads needs none.
     """
-    remade = remade_values(source.program)
-    for value, handle in enumerate(source.definitions):
-        layout = lowered.layouts[value]
-        if not layout or remade[value] or isinstance(handle, ir.BlockArgument) or not is_read(handle):
-            continue
-        if not handle.owner.name.startswith("sdy."):
+    for value in pinnable_values(source, lowered):
+        handle, layout = source.definitions[value], lowered.layouts[value]
+        if is_read(handle):
             yield Pin(handle, (lowered.computed[value], layout) if value in lowered.computed else (layout,))
     layout_of = layout_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
-            layout = layout_of(result)
-            for block in (region.blocks[0] for region in loop.regions):
-                if layout and is_read(block.arguments[k]):
-                    yield Pin(block.arguments[k], (layout,))
+            if layout_of(result):
+                yield from argument_pins(loop, k, layout_of(result))
+
+
+def pinnable_values(source: Source, lowered: LoweredPlan) -> Iterator[int]:
+    """Values whose layout is ours to say: arrays that an operation makes, once."""
+    remade = remade_values(source.program)
+    for value, handle in enumerate(source.definitions):
+        if lowered.layouts[value] and not remade[value] and not isinstance(handle, ir.BlockArgument):
+            if not handle.owner.name.startswith("sdy."):
+                yield value
+
+
+def argument_pins(loop: Any, number: int, layout: Layout) -> Iterator[Pin]:
+    """Pins on argument `number` of a loop's condition and body, where they read it."""
+    for region in loop.regions:
+        argument = region.blocks[0].arguments[number]
+        if is_read(argument):
+            yield Pin(argument, (layout,))
 
 
 def is_read(handle: Any) -> bool:
@@ -180,19 +197,25 @@ def loops(source: Source) -> list[Any]:
 
 
 def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
-    """One reshard for all uses of one value that require the same layout and see one another's operations.
+    """Reshards for every use that requires another layout."""
+    return reshards_at(source, lowered, lowered.required)
+
+
+def reshards_at(source: Source, lowered: LoweredPlan, edges: Iterable[tuple[int, int]]) -> Iterator[Reshard]:
+    """One reshard for all of these uses (op, position) that read one value, require one layout and see one another's operations.
 
     A result of the entry function needs none: the sharding of the result says it.
     """
-    groups: dict[tuple[Any, Layout], list[Use]] = {}
-    for number, position in sorted(lowered.required):
-        if source.program.ops[number].name != RESULT:
+    groups: dict[tuple[int, Any, Layout], list[Use]] = {}
+    for number, position in sorted(edges):
+        op = source.program.ops[number]
+        if op.name != RESULT:
             use = source.use(number, position)
-            value = use.operation.operands[use.operand]
-            groups.setdefault((value, lowered.required[number, position]), []).append(use)
-    for (_, layout), uses in groups.items():
+            key = (op.operands[position], use.operation.operands[use.operand], lowered.required[number, position])
+            groups.setdefault(key, []).append(use)
+    for (value, _, layout), uses in groups.items():
         for anchor, shared in by_anchor(uses):
-            yield Reshard(layout, anchor, tuple(shared))
+            yield Reshard(value, layout, anchor, tuple(shared))
 
 
 def by_anchor(uses: list[Use]) -> list[tuple[Any, list[Use]]]:

@@ -32,6 +32,10 @@ def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, a
 
 def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str) -> Marks:
     """The places that carry a sharding. Raises `UsageError` for an unknown `annotate`."""
+    if annotate == "minimal":
+        from toast_cli.emit.minimal import choose_marks  # which runs this module's notation
+
+        return choose_marks(source, lowered).marks
     if annotate == "full":
         return pinned_marks(source, lowered)
     if annotate == "arguments":
@@ -69,7 +73,7 @@ class ShardyNotation:
             if self._existing
             else next(name for name in names if name not in symbols)
         )
-        self._values: dict[Layout, Any] = {}
+        self._values: dict[tuple[Layout, frozenset[int]], Any] = {}
         self._operations: dict[tuple[Layout, ...], Any] = {}
 
     def prepare(self, module: Any, undo: Undo) -> None:
@@ -85,14 +89,17 @@ class ShardyNotation:
             )
             undo.append(added.erase)
 
-    def _text(self, layout: Layout) -> str:
-        dimensions = ("{" + ", ".join(quoted(self._axis_names[axis]) for axis in axes) + "}" for axes in layout)
+    def _text(self, layout: Layout, open: frozenset[int] = frozenset()) -> str:
+        dimensions = (
+            "{?}" if d in open else "{" + ", ".join(quoted(self._axis_names[axis]) for axis in axes) + "}"
+            for d, axes in enumerate(layout)
+        )
         return f"<@{self._symbol}, [{', '.join(dimensions)}]>"
 
-    def of_value(self, layout: Layout) -> Any:
-        if layout not in self._values:
-            self._values[layout] = ir.Attribute.parse(f"#sdy.sharding{self._text(layout)}", self._context)
-        return self._values[layout]
+    def of_value(self, layout: Layout, open: frozenset[int] = frozenset()) -> Any:
+        if (layout, open) not in self._values:
+            self._values[layout, open] = ir.Attribute.parse(f"#sdy.sharding{self._text(layout, open)}", self._context)
+        return self._values[layout, open]
 
     def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
         if layouts not in self._operations:
@@ -100,13 +107,15 @@ class ShardyNotation:
             self._operations[layouts] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
         return self._operations[layouts]
 
-    def constraint(self, value: Any, layout: Layout, location: Any, where: Any) -> list[Any]:
+    def constraint(
+        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+    ) -> list[Any]:
         return [
             ir.Operation.create(
                 "sdy.sharding_constraint",
                 results=[value.type],
                 operands=[value],
-                attributes={"sharding": self.of_value(layout)},
+                attributes={"sharding": self.of_value(layout, open)},
                 loc=location,
                 ip=where,
             )

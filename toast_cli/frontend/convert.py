@@ -1,8 +1,8 @@
 """Conversions that may abort the process, each run in a child process of its own.
 
 XLA and MLIR check many of their assumptions with assertions that end the process, and a damaged file can break them. So
-`convert` hands the bytes to `python -m toast_cli.frontend.convert KIND`, which reads them on stdin and writes MLIR bytecode on
-stdout, or one line of JSON with the error and exit code 3. A child that dies or does not end is an error like any other.
+`convert` hands the bytes to a child that runs `main` here, which reads them on stdin and writes MLIR bytecode on stdout, or one line
+of JSON with the error and exit code 3. A child that dies or does not end is an error like any other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error
 from toast_cli.frontend.wire import strings_are_text
 
+CHILD = "import sys; from toast_cli.frontend.convert import main; sys.exit(main(sys.argv[1:]))"
 FAILED = 3
 # A child gets this long, plus a second for so many bytes: hundreds of times what an intact file needs.
 BASE_SECONDS = 20.0
@@ -32,7 +33,7 @@ def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
 
     Raises `InputError` at `where` with the first error and `hint`, also when the child process dies or hangs.
     """
-    command = [sys.executable, "-P", "-m", "toast_cli.frontend.convert", kind]
+    command = [sys.executable, "-P", "-c", CHILD, kind]
     limit = BASE_SECONDS + len(data) / BYTES_PER_SECOND
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as child:
         import toast_cli.xla  # noqa: F401  (while the child does the same)
@@ -118,7 +119,3 @@ def main(arguments: list[str]) -> int:
         return FAILED
     sys.stdout.buffer.write(answer)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

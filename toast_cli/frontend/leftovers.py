@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.xla import ir
 
@@ -40,8 +42,11 @@ CHLO_COMPOSITES = frozenset({"chlo.top_k", *(f"chlo.{name}" for name in CHLO_TWI
 Values = list[Any]
 
 
-def translate_leftovers(module: Any) -> None:
-    """Rewrites every operation that `REWRITES` knows, inner ones first."""
+def translate_leftovers(module: Any, path: str) -> None:
+    """Rewrites every operation that `REWRITES` knows, inner ones first.
+
+    Raises `InputError` for a fusion whose body takes or gives other values than it does: the conversion lets those through.
+    """
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -52,9 +57,20 @@ def translate_leftovers(module: Any) -> None:
     module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
     with module.context, ir.Location.unknown():
         for operation in found:
+            if operation.name in FENCES and not fits_its_body(operation):
+                what = f"the body of {operation.name} takes or gives other values than it does"
+                raise InputError(what, where=place_of(operation, path), hint="is the file intact?")
             values = REWRITES[operation.name](operation)
             if values is not None:
                 replace_operation(operation, values)
+
+
+def fits_its_body(operation: Any) -> bool:
+    """Whether operands are what the one block takes, and results what it yields."""
+    block = operation.regions[0].blocks[0]
+    yielded = block.operations[len(block.operations) - 1].operands
+    pairs = ((block.arguments, operation.operands), (yielded, operation.results))
+    return all([value.type for value in inner] == [value.type for value in outer] for inner, outer in pairs)
 
 
 def move_out(operation: Any) -> Values:

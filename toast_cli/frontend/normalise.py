@@ -62,7 +62,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     """
     module = with_static_shapes(module, entry_function(module, path), path)
     function = entry_function(module, path)
-    translate_leftovers(module)
+    translate_leftovers(module, path)
     flatten_tuples(module)
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)

@@ -33,22 +33,28 @@ Decision = Shard | Replicate
 Plan = tuple[Decision, ...]
 
 
-def canonical(plan: Plan) -> Plan:
+# Pairs of class groups (smaller number first) one of which is major to the other in some dimension of some op.
+Nested = frozenset[tuple[int, int]]
+
+
+def canonical(plan: Plan, nested: Nested = frozenset()) -> Plan:
     """The one order that stands for all equivalent ones: decisions that commute are sorted.
 
-    Two decisions commute when neither the axis nor the group is the same: no op can then tell which came first. `Replicate`
-    commutes with everything and stands last. Lexicographic normal form of the trace.
+    Two decisions commute when neither the axis nor the group is the same, and neither group is nested in the other (a minor
+    name may be split only once its majors are): no op can then tell which came first. `Replicate` commutes with everything and
+    stands last. Lexicographic normal form of the trace.
     """
     rest = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
     shards = [d for d in plan if isinstance(d, Shard)]
     ordered: list[Decision] = []
     while shards:
-        free = [d for k, d in enumerate(shards) if all(commute(d, e) for e in shards[:k])]
+        free = [d for k, d in enumerate(shards) if all(commute(d, e, nested) for e in shards[:k])]
         first = min(free, key=lambda d: (d.axis, d.group, d.sides))
         shards.remove(first)
         ordered.append(first)
     return (*ordered, *rest)
 
 
-def commute(a: Shard, b: Shard) -> bool:
-    return a.axis != b.axis and a.group != b.group
+def commute(a: Shard, b: Shard, nested: Nested = frozenset()) -> bool:
+    apart = a.axis != b.axis and a.group != b.group
+    return apart and (min(a.group, b.group), max(a.group, b.group)) not in nested

@@ -11,11 +11,12 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from toast_cli.dimensions.model import Dimensions, Strand
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, Decision, Nested, Plan, Replicate, Shard, canonical
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
 from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Pin, Program
@@ -56,6 +57,21 @@ class Problem:
     def relevant(self, plan: Plan, groups: frozenset[int], roles: frozenset[int]) -> Plan:
         """The decisions of `plan` that can matter to something with these groups and argument roles."""
         return tuple(d for d in plan if (d.group in groups if isinstance(d, Shard) else d.role in roles))
+
+    @cached_property
+    def nested(self) -> Nested:
+        """Pairs of groups one of which is major to the other in some dimension of some op."""
+        return frozenset(
+            (min(p.groups[major], p.groups[minor]), max(p.groups[major], p.groups[minor]))
+            for p in self.patterns
+            for minor, majors in enumerate(p.form.majors)
+            for major in majors
+        )
+
+    def canonical(self, plan: Plan) -> Plan:
+        """The one order that stands for all that mean the same here; decisions every plan starts with stay in front."""
+        start = len(self.fixed) if plan[: len(self.fixed)] == self.fixed else 0
+        return (*plan[:start], *canonical(plan[start:], self.nested))
 
     def edge_trips(self, op: int, position: int) -> float:
         """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""
@@ -222,19 +238,22 @@ def _pins(
     value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in program.pins.items()}
     use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in program.use_pins.items()}
     result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
+    donor = {a.aliased_result: a.value for a in program.arguments if a.aliased_result >= 0}
     for wish in wishes:
         pattern, pin = parse_pin(wish)
         matched = False
         for k, argument in enumerate(program.arguments):
             if _matches(pattern, argument.path, k):
                 matched = True
-                value_pins[argument.value] = _fit(pin, len(program.values[argument.value].shape), mesh, wish)
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish)
                 if argument.aliased_result >= 0:
                     use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if _matches(pattern, result.path, k, "result"):
                 matched = True
-                use_pins[result_ops[k], 0] = _fit(pin, len(program.values[result.value].shape), mesh, wish)
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish)
+                if k in donor:
+                    value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
             some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
             raise UsageError(f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …")
@@ -262,13 +281,21 @@ def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
         return False
 
 
-def _fit(pin: Pin, rank: int, mesh: Mesh, wish: str) -> PinnedLayout:
-    if len(pin) > rank:
+def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str) -> PinnedLayout:
+    if len(pin) > len(shape):
         raise UsageError(
-            f"{wish!r} has {len(pin)} entries but matches an array with {rank} dimensions", where="--pin",
+            f"{wish!r} has {len(pin)} entries but matches an array with {len(shape)} dimensions", where="--pin",
             hint="give one entry per dimension; fewer leave the rest whole",
         )  # fmt: skip
-    return _numbered((*pin, *((),) * (rank - len(pin))), mesh, "--pin")
+    fitted = _numbered((*pin, *((),) * (len(shape) - len(pin))), mesh, "--pin")
+    for dim, axes in enumerate(fitted):
+        ways = prod(mesh.sizes[axis] for axis in axes or ())
+        if shape[dim] % ways:
+            raise UsageError(
+                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of an array it matches",
+                where="--pin", hint="pin fewer axes there, or leave the dimension open with ?",
+            )  # fmt: skip
+    return fitted
 
 
 def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:

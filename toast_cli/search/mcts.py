@@ -19,7 +19,7 @@ from math import sqrt
 
 import numpy as np
 
-from toast_cli.plan.decisions import Decision, Plan, canonical
+from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import Move, neighbours, next_moves
@@ -137,7 +137,7 @@ class _Tree:
             if moves:
                 place = int(self.rng.integers(len(free) + 1))
                 free[place:place] = moves[int(self.rng.choice(len(moves), p=self.prior(moves)))]
-        return canonical((*fixed, *free))
+        return self.problem.canonical((*fixed, *free))
 
     def back_up(self, path: list[_Node], reward: float) -> None:
         for node in path:

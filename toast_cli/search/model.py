@@ -10,7 +10,7 @@ from math import inf, log
 import numpy as np
 
 from toast_cli.cost.model import Cost
-from toast_cli.plan.decisions import Decision, Plan, canonical
+from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 
 # What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a fraction
@@ -66,6 +66,7 @@ class Incumbent:
     def __init__(self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None) -> None:
         self.limit = float(problem.mesh.limit_bytes)
         self.fixed: Plan = problem.fixed
+        self._canonical = problem.canonical
         self._evaluate = evaluate
         self._budget = budget
         self._progress = progress
@@ -109,7 +110,7 @@ class Incumbent:
 
     def extend(self, plan: Plan, move: tuple[Decision, ...]) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""
-        return canonical((*plan, *move))
+        return self._canonical((*plan, *move))
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_bytes <= self.limit
@@ -137,7 +138,7 @@ class Incumbent:
         while improved:
             improved = False
             for k in range(len(self.fixed), len(self.best)):
-                plan = canonical((*self.best[:k], *self.best[k + 1 :]))
+                plan = self._canonical((*self.best[:k], *self.best[k + 1 :]))
                 cost = self.seen.get(plan) or self._evaluate(plan)
                 if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
                     self.best, self.best_cost, improved = plan, cost, True

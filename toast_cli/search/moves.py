@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 
 
@@ -36,18 +36,18 @@ def neighbours(problem: Problem, plan: Plan) -> Iterator[Plan]:
     fixed = len(problem.fixed)
     free = plan[fixed:]
     for k in range(len(free)):
-        yield canonical((*problem.fixed, *free[:k], *free[k + 1 :]))
+        yield problem.canonical((*problem.fixed, *free[:k], *free[k + 1 :]))
     for k in range(len(free)):
         rest = free[:k] + free[k + 1 :]
         for place in range(len(rest) + 1):
             if place != k:
-                yield canonical((*problem.fixed, *rest[:place], free[k], *rest[place:]))
+                yield problem.canonical((*problem.fixed, *rest[:place], free[k], *rest[place:]))
     for decision in next_decisions(problem, plan):
         for place in range(len(free) + 1):
             if isinstance(decision, Shard) or place == len(free):
-                yield canonical((*problem.fixed, *free[:place], decision, *free[place:]))
+                yield problem.canonical((*problem.fixed, *free[:place], decision, *free[place:]))
     for k in range(len(free)):
         rest = free[:k] + free[k + 1 :]
         for decision in next_decisions(problem, (*problem.fixed, *rest)):
             if isinstance(decision, Shard) or isinstance(free[k], Replicate):
-                yield canonical((*problem.fixed, *rest[:k], decision, *rest[k:]))
+                yield problem.canonical((*problem.fixed, *rest[:k], decision, *rest[k:]))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import prod
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.decisions import Plan, Shard, canonical
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem
 
 
@@ -17,7 +17,7 @@ def strategies(problem: Problem) -> dict[str, Plan]:
         return {}
     found = {"data-parallel": data_parallel(problem, axes), "fsdp": fsdp(problem, axes), "megatron": megatron(problem, axes)}
     if len(axes) > 1:
-        found["data-parallel x megatron"] = canonical(data_parallel(problem, axes[:-1]) + megatron(problem, axes[-1:]))
+        found["data-parallel x megatron"] = problem.canonical(data_parallel(problem, axes[:-1]) + megatron(problem, axes[-1:]))
         found["fsdp x megatron"] = fsdp_megatron(problem, axes[:-1], axes[-1:])
     return {name: plan for name, plan in found.items() if plan}
 
@@ -34,7 +34,7 @@ def fsdp(problem: Problem, axes: list[int]) -> Plan:
     if not plan:
         return ()
     rest = [g for g, _ in weight_groups(problem)]
-    return canonical(plan + tuple(_shard(problem, g, axis) for g in rest for axis in axes))
+    return problem.canonical(plan + tuple(_shard(problem, g, axis) for g in rest for axis in axes))
 
 
 def megatron(problem: Problem, axes: list[int]) -> Plan:
@@ -49,7 +49,7 @@ def fsdp_megatron(problem: Problem, data: list[int], model: list[int]) -> Plan:
     if not plan:
         return ()
     hub = [g for g, _ in weight_groups(problem)][:1]
-    return canonical(plan + megatron(problem, model) + tuple(_shard(problem, g, axis) for g in hub for axis in data))
+    return problem.canonical(plan + megatron(problem, model) + tuple(_shard(problem, g, axis) for g in hub for axis in data))
 
 
 def batch_group(problem: Problem, axes: list[int]) -> int | None:

@@ -1,0 +1,201 @@
+"""The smallest set of constraints found under which Shardy's propagation reproduces the plan.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
+
+A constraint stands at a use that needs another layout than its value has, unless the operation's own layout already says so. Then
+propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again. At last
+pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from toast_cli.emit.marks import (
+    Marks,
+    Pin,
+    Reshard,
+    argument_marks,
+    argument_pins,
+    is_read,
+    pinnable_values,
+    reshards_at,
+)
+from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
+from toast_cli.emit.remade import PRESERVING, remade_values
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.program.model import CARRY
+
+MAX_ROUNDS = 10
+# From this round on everything that is wrong is pinned, not only where it starts.
+EVERYTHING_FROM_ROUND = 6
+# Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
+PRUNING_WORK = 80_000
+
+# Operations whose operands follow from the layout of the result, dimension by dimension.
+FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
+# Operations that XLA reduce-scatters by itself when their result lies where the reduction's axis was.
+SCATTERING = frozenset({"stablehlo.dot_general", "stablehlo.reduce"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation spent."""
+
+    marks: Marks
+    unsettled: tuple[int, ...]
+    rounds: int
+
+
+def choose_marks(source: Source, lowered: LoweredPlan) -> Choice:
+    """Few marks that suffice."""
+    with numbered(source):
+        return Chooser(source, lowered).choose()
+
+
+class Chooser:
+    """One choice; used once. `pinned` are the values pinned so far, `reshards` the constraints at uses."""
+
+    def __init__(self, source: Source, lowered: LoweredPlan) -> None:
+        self._source, self._lowered = source, lowered
+        self._program = source.program
+        self._propagation = Propagation(source, lowered)
+        self._boundary = argument_marks(source, lowered)
+        self._movable = {v for v in pinnable_values(source, lowered) if is_read(source.definitions[v])}
+        remade = remade_values(self._program)
+        edges = [edge for edge in lowered.required if not follows(source, lowered, *edge, remade)]
+        self.reshards = [opened(r, lowered) for r in reshards_at(source, lowered, edges)]
+        self.pinned = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
+        self.rounds = 0
+
+    def choose(self) -> Choice:
+        wrong: list[int] = []
+        for attempt in range(MAX_ROUNDS):
+            found = self._propagate(self.pinned)
+            wrong, wrong_reshards = self._wrong(found, self.pinned)
+            if not wrong and not wrong_reshards:
+                break
+            for k in wrong_reshards:
+                self.reshards[k] = replace(self.reshards[k], open=frozenset())
+            fresh = [v for v in wrong if v not in self.pinned]
+            self.pinned.update(fresh if attempt >= EVERYTHING_FROM_ROUND else self._starts(fresh))
+        if not wrong:
+            self._prune()
+        return Choice(self._marks(self.pinned), tuple(wrong), self.rounds)
+
+    def _marks(self, pinned: Iterable[int]) -> Marks:
+        pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
+        return replace(self._boundary, pins=pins, reshards=tuple(self.reshards))
+
+    def _pins(self, value: int) -> Iterator[Pin]:
+        """A value's own pin; a carried value has one inside the loop as well."""
+        layout, computed = self._lowered.layouts[value], self._lowered.computed.get(value)
+        handle = self._source.definitions[value]
+        yield Pin(handle, (layout,) if computed is None else (computed, layout))
+        if self._program.ops[self._program.producer[value]].name == CARRY:
+            yield from argument_pins(handle.owner.operation, handle.result_number, layout)
+
+    def _propagate(self, pinned: Iterable[int]) -> Propagated:
+        self.rounds += 1
+        return self._propagation.run(self._marks(pinned))
+
+    def _wrong(self, found: Propagated, pinned: set[int]) -> tuple[list[int], list[int]]:
+        """Values, and reshards, that lie elsewhere than planned."""
+        lowered = self._lowered
+
+        def differs(got: Layout, want: Layout) -> bool:
+            return got != without_units(want, lowered.axis_sizes)
+
+        def wanted(value: int) -> Layout:
+            layout = lowered.layouts[value]
+            return lowered.computed.get(value, layout) if value in pinned else layout
+
+        values = [v for v in self._movable if v in found.values and differs(found.values[v], wanted(v))]
+        return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].layout)]
+
+    def _starts(self, wrong: list[int]) -> list[int]:
+        """Of the values that went wrong together, linked through operations and not through a reshard, the first."""
+        parents = {value: value for value in wrong}
+
+        def root(value: int) -> int:
+            while parents[value] != value:
+                parents[value] = value = parents[parents[value]]
+            return value
+
+        for value in wrong:
+            for neighbour in self._neighbours(value):
+                if neighbour in parents:
+                    low, high = sorted((root(value), root(neighbour)))
+                    parents[high] = low
+        return sorted({root(value) for value in wrong})
+
+    def _neighbours(self, value: int) -> Iterator[int]:
+        program, required = self._program, self._lowered.required
+        numbers = [program.producer[value], *(op for op, k in program.users[value] if (op, k) not in required)]
+        for number in numbers:
+            op = program.ops[number]
+            yield from op.results
+            yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
+
+    def _prune(self) -> None:
+        """Takes away pins, halves of them first, for as long as the work allowed lasts."""
+        tries = PRUNING_WORK // max(1, len(self._program.ops))
+
+        def dispensable(values: list[int]) -> bool:
+            nonlocal tries
+            tries -= 1
+            rest = self.pinned.difference(values)
+            wrong, wrong_reshards = self._wrong(self._propagate(rest), rest)
+            return not wrong and not wrong_reshards
+
+        fixed = {v for v in self.pinned if v in self._lowered.computed and not scatters(self._source, self._lowered, v)}
+        waiting = [sorted(self.pinned - fixed)]
+        while waiting and tries > 0:
+            values = waiting.pop()
+            if not values:
+                continue
+            if dispensable(values):
+                self.pinned.difference_update(values)
+            elif len(values) > 1:
+                half = len(values) // 2
+                waiting += [values[:half], values[half:]]
+
+
+def follows(source: Source, lowered: LoweredPlan, number: int, position: int, remade: list[bool]) -> bool:
+    """Whether a use comes by the layout it requires without a constraint.
+
+    Values made anew for each use have the layout of the use. Elementwise operations bring their operands to the layout of the
+    result. So does every operation where the operand only has to be cut further, along dimensions the results have too.
+    """
+    op = source.program.ops[number]
+    value = op.operands[position]
+    have, want = lowered.layouts[value], lowered.required[number, position]
+    if remade[value] or op.name in FOLLOWING:
+        return True
+    if not op.results or not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
+        return False
+    cut = [d for d, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
+    factors = op.rule.operands[position]
+    kept = {factor for result in op.rule.results for dimension in result for factor in dimension}
+    return all(kept.issuperset(factors[d]) for d in cut)
+
+
+def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
+    """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter."""
+    program = source.program
+    computed, layout = lowered.computed[value], lowered.layouts[value]
+    finer = all(b[: len(a)] == a for a, b in zip(computed, layout, strict=True))
+    return finer and program.ops[program.producer[value]].name in SCATTERING
+
+
+def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:
+    """The reshard with those dimensions open in which nothing changes.
+
+    Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.
+    """
+    have = lowered.layouts[reshard.value]
+    same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.layout, strict=True)) if a == b)
+    return replace(reshard, open=same)

@@ -1,0 +1,141 @@
+"""Shardy's own propagation, run in-process on a copy of the module.
+
+Enters: a `Source`, a `LoweredPlan` and the `Marks` one thinks of writing. Leaves: the layout that propagation gives every value, and
+the one it gives every reshard.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from toast_cli.emit.annotate import annotated
+from toast_cli.emit.marks import Marks
+from toast_cli.emit.shardy import ShardyNotation
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.xla import ir, run_passes, sdy
+
+# The passes of `sdy-propagation-pipeline` that decide layouts; those that only tidy up cost as much again.
+QUICK = (
+    "symbol-dce,sdy-remove-size-one-axes,sdy-constant-or-scalar-splitter,symbol-dce,sdy-manual-axes-cleanup,sdy-add-data-flow-edges,"
+    "sdy-apply-sharding-constraints,sdy-sharding-group-import,sdy-user-priority-propagate,func.func(sdy-sink-data-flow-edges)"
+)
+WHOLE = "sdy-propagation-pipeline"
+
+VALUES, RESHARD = "toast.values", "toast.reshard"
+# Stands for an axis that Shardy split into parts; no plan does that.
+PART_OF_AXIS = -1
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """`values`: value number -> layout, where the value is still there. `reshards`: number in `Marks.reshards` -> layout.
+
+    Axes of size 1 are left out.
+    """
+
+    values: dict[int, Layout]
+    reshards: dict[int, Layout]
+
+
+class Propagation:
+    """Runs propagation on copies of one module; use inside `numbered(source)`."""
+
+    def __init__(self, source: Source, lowered: LoweredPlan) -> None:
+        self._source = source
+        self._lowered = lowered
+        self._layouts: dict[Any, tuple[Layout, ...]] = {}
+
+    def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
+        """Where everything lies after propagation from these marks."""
+        source, lowered = self._source, self._lowered
+        notation = NumberingNotation(source, lowered, sum(len(pin.layouts) for pin in marks.pins))
+        with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
+            copy = source.module.operation.clone()
+        run_passes(copy, pipeline)
+        values: dict[int, Layout] = {}
+        reshards: dict[int, Layout] = {}
+
+        def visit(operation: Any) -> Any:
+            attributes = operation.attributes
+            if VALUES in attributes:
+                values.update(self._value_layouts(attributes))
+            elif RESHARD in attributes:
+                (reshards[ir.IntegerAttr(attributes[RESHARD]).value],) = self._read(attributes["sharding"])
+            return ir.WalkResult.ADVANCE
+
+        copy.walk(visit)
+        return Propagated(values, reshards)
+
+    def _value_layouts(self, attributes: Any) -> Iterator[tuple[int, Layout]]:
+        numbers = ir.DenseI64ArrayAttr(attributes[VALUES])
+        found = self._read(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
+        for k, number in enumerate(numbers):
+            if number >= 0:
+                yield number, found[k] if found else ((),) * len(self._lowered.layouts[number])
+
+    def _read(self, attribute: Any) -> tuple[Layout, ...]:
+        """Layouts in a sharding of one or of several values."""
+        if attribute not in self._layouts:
+            several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
+            parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
+            self._layouts[attribute] = tuple(read_layout(part, self._lowered.axis_names) for part in parts)
+        return tuple(without_units(layout, self._lowered.axis_sizes) for layout in self._layouts[attribute])
+
+
+class NumberingNotation(ShardyNotation):
+    """Shardy's notation with a number on every reshard."""
+
+    def __init__(self, source: Source, lowered: LoweredPlan, pins: int) -> None:
+        super().__init__(source.module, lowered.axis_names, lowered.axis_sizes)
+        self._next = -pins
+
+    def constraint(
+        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+    ) -> list[Any]:
+        added = super().constraint(value, layout, location, where, open)
+        if self._next >= 0:
+            added[-1].attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), self._next)
+        self._next += 1
+        return added
+
+
+@contextmanager
+def numbered(source: Source) -> Iterator[None]:
+    """While the block runs, each operation says which values of the program its results are (-1: none)."""
+    operations: dict[Any, list[int]] = defaultdict(list)
+    for value, handle in enumerate(source.definitions):
+        if not isinstance(handle, ir.BlockArgument):
+            numbers = operations[handle.owner.operation]
+            numbers += [-1] * (handle.result_number + 1 - len(numbers))
+            numbers[handle.result_number] = value
+    with source.module.context:
+        for operation, numbers in operations.items():
+            operation.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers)
+    try:
+        yield
+    finally:
+        for operation in operations:
+            del operation.attributes[VALUES]
+
+
+def read_layout(attribute: Any, axis_names: tuple[str, ...]) -> Layout:
+    """A `#sdy.sharding` as a layout."""
+
+    def number(axis: Any) -> int:
+        reference = sdy.AxisRefAttr(axis)
+        return axis_names.index(reference.name) if reference.sub_axis_info is None else PART_OF_AXIS
+
+    dimensions = sdy.TensorShardingAttr(attribute).dimension_shardings
+    return tuple(tuple(number(axis) for axis in sdy.DimensionShardingAttr(d).axes) for d in dimensions)
+
+
+def without_units(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
+    """The layout without axes of size 1."""
+    return tuple(tuple(axis for axis in axes if axis < 0 or axis_sizes[axis] > 1) for axes in layout)
