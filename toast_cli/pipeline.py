@@ -20,7 +20,7 @@ from math import inf
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
-from toast_cli.frontend import Source, load
+from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
@@ -108,7 +108,8 @@ def search_meshes(
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     best: tuple[tuple[bool, float], Evaluator, SearchResult] | None = None
     for number, mesh in enumerate(meshes):
-        evaluator = Evaluator(make_problem(source.program, dimensions, mesh, request.pins))
+        stated = stated_pins(source, mesh.names, mesh.sizes)
+        evaluator = Evaluator(make_problem(source.program, dimensions, mesh, request.pins, stated))
 
         def report(seconds: float, evaluations: int, elapsed: float, used: float, number: int = number) -> None:
             leader = best[2].cost.step_seconds if best and best[2].fits else inf

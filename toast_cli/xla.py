@@ -141,6 +141,11 @@ def sharding_rule(attribute: Any) -> tuple[Any, ...]:
     )
 
 
+def is_custom_rule(attribute: Any) -> bool:
+    """Whether a sharding rule was written by whoever made the program, for a custom call, rather than populated by Shardy."""
+    return bool(_sdy.OpShardingRuleAttr(attribute).is_custom)
+
+
 def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
     """Shape and printed element type of a ranked tensor type; None for a token."""
     if isinstance(kind, ir.RankedTensorType):

@@ -73,8 +73,8 @@ def make_items(problem: Problem) -> Items:
 def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
     program, values = problem.program, problem.program.values
     sizes = [value.bytes for value in values]
-    runs: dict[tuple[Any, ...], float] = defaultdict(float)
-    example: dict[tuple[Any, ...], int] = {}
+    runs: dict[Any, float] = defaultdict(float)
+    example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
@@ -89,7 +89,7 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
         key = (problem.op_pattern[number], op.name, dtype, op.flops, reads, writes, tuple(sizes[v] for v in op.results))
         runs[key] += op.trips
         example.setdefault(key, number)
-    return tuple(WorkItem(*key, runs=runs[key], op=example[key]) for key in runs)
+    return tuple(WorkItem(*key, *rest) for key, *rest in ((k, runs[k], example[k]) for k in runs))
 
 
 def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:

@@ -42,7 +42,7 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
         key = hash(signature)
         for slot, number_of_class in enumerate(slots):
             counters[number_of_class][key, slot] += 1
-    return [frozenset((h or l).items()) for h, l in zip(heavy, light, strict=True)]
+    return [frozenset((some or any_op).items()) for some, any_op in zip(heavy, light, strict=True)]
 
 
 def families(program: Program, classes: Classes, groups: list[list[int]]) -> list[int]:

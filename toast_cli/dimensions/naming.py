@@ -16,15 +16,14 @@ from toast_cli.program.model import ARGUMENT, Op, Program
 
 # Ops through which an argument is still recognisably that argument.
 _TRANSPARENT = frozenset(
-    "stablehlo.convert stablehlo.transpose stablehlo.reshape stablehlo.copy stablehlo.optimization_barrier "
-    "stablehlo.dynamic_slice stablehlo.slice sdy.sharding_constraint".split()
+    ["stablehlo.convert", "stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier", "stablehlo.dynamic_slice", "stablehlo.slice", "sdy.sharding_constraint"]
 )
 _INTEGER = re.compile(r"u?i\d+$")
 
 # When a group has several roles the first of these it has names it: the first line whatever the others say, the second only
 # with a fair share of the evidence.
-_DECISIVE = "edges nodes batch vocab embed experts seq heads head_dim".split()
-_PRIORITY = "channels height width depth ff layers".split()
+_DECISIVE = ["edges", "nodes", "batch", "vocab", "embed", "experts", "seq", "heads", "head_dim"]
+_PRIORITY = ["channels", "height", "width", "depth", "ff", "layers"]
 
 
 def name_groups(program: Program, classes: Classes, class_group: list[int], groups: int) -> list[tuple[str, tuple[str, ...]]]:
@@ -198,7 +197,7 @@ def _scatter_roles(look: _Look) -> dict[int, str]:
     if len(program.values[op.operands[-1]].shape) != 2 or target == updates:
         return {}
     roles = {slot: "edges" for slot in updates - target if form.kinds[slot] == SlotKind.REDUCTION}
-    return roles | {slot: "nodes" for slot in target - updates} if roles else {}
+    return roles | dict.fromkeys(target - updates, "nodes") if roles else {}
 
 
 def _convolution_roles(look: _Look) -> dict[int, str]:

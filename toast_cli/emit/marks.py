@@ -6,11 +6,11 @@ What each compiler makes of a sharding on an operation, and why Shardy's form ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.emit.remade import remade_values
+from toast_cli.program.remade import remade_values
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
@@ -34,13 +34,14 @@ class Pin:
 class Reshard:
     """`value` (its number) is brought to `layout` in front of `anchor`; `uses` see the outcome instead of the value.
 
-    Dimensions in `open` are left to propagation (which must find what `layout` says of them).
+    `edges` are the uses in the program: (op, position). Dimensions in `open` are left to propagation (which must find what `layout` says of them).
     """
 
     value: int
     layout: Layout
     anchor: Any  # ir.Operation
     uses: tuple[Use, ...]
+    edges: tuple[tuple[int, int], ...]
     open: frozenset[int] = frozenset()
 
 
@@ -132,9 +133,9 @@ def pinnable_values(source: Source, lowered: LoweredPlan) -> Iterator[int]:
     """Values whose layout is ours to say: arrays that an operation makes, once."""
     remade = remade_values(source.program)
     for value, handle in enumerate(source.definitions):
-        if lowered.layouts[value] and not remade[value] and not isinstance(handle, ir.BlockArgument):
-            if not handle.owner.name.startswith("sdy."):
-                yield value
+        ours = lowered.layouts[value] and not remade[value] and not isinstance(handle, ir.BlockArgument)
+        if ours and not handle.owner.name.startswith("sdy."):
+            yield value
 
 
 def argument_pins(loop: Any, number: int, layout: Layout) -> Iterator[Pin]:
@@ -197,46 +198,43 @@ def loops(source: Source) -> list[Any]:
 
 
 def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
-    """Reshards for every use that requires another layout."""
-    return reshards_at(source, lowered, lowered.required)
-
-
-def reshards_at(source: Source, lowered: LoweredPlan, edges: Iterable[tuple[int, int]]) -> Iterator[Reshard]:
-    """One reshard for all of these uses (op, position) that read one value, require one layout and see one another's operations.
+    """One reshard for all uses that read one value, require one layout and see one another's operations.
 
     A result of the entry function needs none: the sharding of the result says it.
     """
-    groups: dict[tuple[int, Any, Layout], list[Use]] = {}
-    for number, position in sorted(edges):
+    groups: dict[tuple[int, Any, Layout], list[tuple[int, int]]] = {}
+    for number, position in sorted(lowered.required):
         op = source.program.ops[number]
         if op.name != RESULT:
             use = source.use(number, position)
             key = (op.operands[position], use.operation.operands[use.operand], lowered.required[number, position])
-            groups.setdefault(key, []).append(use)
-    for (value, _, layout), uses in groups.items():
-        for anchor, shared in by_anchor(uses):
-            yield Reshard(value, layout, anchor, tuple(shared))
+            groups.setdefault(key, []).append((number, position))
+    for (value, _, layout), edges in groups.items():
+        for anchor, shared in by_anchor(source, edges):
+            uses = tuple(source.use(*edge) for edge in shared)
+            yield Reshard(value, layout, anchor, uses, tuple(shared))
 
 
-def by_anchor(uses: list[Use]) -> list[tuple[Any, list[Use]]]:
+def by_anchor(source: Source, edges: list[tuple[int, int]]) -> list[tuple[Any, list[tuple[int, int]]]]:
     """Uses with the operation in front of which one reshard can serve them all: the first of those in one block.
 
     A use inside a region is served by a reshard that stands before that region, when there is one.
     """
-    anchors: list[tuple[Any, list[Use]]] = []
-    for use in uses:
+    anchors: list[tuple[Any, list[tuple[int, int]]]] = []
+    for edge in edges:
+        operation = source.use(*edge).operation
         for k, (anchor, shared) in enumerate(anchors):
-            at = ancestor_in(use.operation, anchor.block)
+            at = ancestor_in(operation, anchor.block)
             if at is None:
                 continue
             if at == anchor or anchor.is_before_in_block(at):
-                shared.append(use)
+                shared.append(edge)
                 break
-            if at == use.operation:
-                anchors[k] = (at, [*shared, use])
+            if at == operation:
+                anchors[k] = (at, [*shared, edge])
                 break
         else:
-            anchors.append((use.operation, [use]))
+            anchors.append((operation, [edge]))
     return anchors
 
 

@@ -16,14 +16,14 @@ from toast_cli.emit.marks import (
     Marks,
     Pin,
     Reshard,
+    all_reshards,
     argument_marks,
     argument_pins,
     is_read,
     pinnable_values,
-    reshards_at,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
-from toast_cli.emit.remade import PRESERVING, remade_values
+from toast_cli.program.remade import PRESERVING, remade_values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
@@ -66,8 +66,8 @@ class Chooser:
         self._boundary = argument_marks(source, lowered)
         self._movable = {v for v in pinnable_values(source, lowered) if is_read(source.definitions[v])}
         remade = remade_values(self._program)
-        edges = [edge for edge in lowered.required if not follows(source, lowered, *edge, remade)]
-        self.reshards = [opened(r, lowered) for r in reshards_at(source, lowered, edges)]
+        reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
+        self.reshards = [opened(r, lowered) for r in reshards]
         self.pinned = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
         self.rounds = 0
 
@@ -164,31 +164,53 @@ class Chooser:
                 waiting += [values[:half], values[half:]]
 
 
-def follows(source: Source, lowered: LoweredPlan, number: int, position: int, remade: list[bool]) -> bool:
+def is_needed(reshard: Reshard, source: Source, lowered: LoweredPlan, remade: list[bool]) -> bool:
+    """Whether some use would not get its layout, or several would each bring the value there for themselves, without it."""
+    if remade[reshard.value]:
+        return False
+    cuts = cut_dimensions(lowered.layouts[reshard.value], reshard.layout)
+    if len(reshard.edges) > 1 and cuts is None:
+        return True
+    return not all(follows(source, *edge, cuts) for edge in reshard.edges)
+
+
+def cut_dimensions(have: Layout, want: Layout) -> list[int] | None:
+    """The dimensions that only have to be cut further to get there; None when something has to be communicated."""
+    if not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
+        return None
+    return [d for d, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
+
+
+def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
     """Whether a use comes by the layout it requires without a constraint.
 
-    Values made anew for each use have the layout of the use. Elementwise operations bring their operands to the layout of the
-    result. So does every operation where the operand only has to be cut further, along dimensions the results have too.
+    Elementwise operations bring their operands to the layout of the result. So does every operation where the operand only has to
+    be cut further, along dimensions the results have too.
     """
     op = source.program.ops[number]
-    value = op.operands[position]
-    have, want = lowered.layouts[value], lowered.required[number, position]
-    if remade[value] or op.name in FOLLOWING:
+    if op.name in FOLLOWING:
         return True
-    if not op.results or not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
+    if cuts is None or not op.results:
         return False
-    cut = [d for d, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
     factors = op.rule.operands[position]
     kept = {factor for result in op.rule.results for dimension in result for factor in dimension}
-    return all(kept.issuperset(factors[d]) for d in cut)
+    return all(kept.issuperset(factors[d]) for d in cuts)
 
 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
-    """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter."""
+    """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
+
+    It does for products and reductions that keep the whole mesh busy; where an axis is idle it finds odder ways.
+    """
     program = source.program
+    number = program.producer[value]
+    op = program.ops[number]
     computed, layout = lowered.computed[value], lowered.layouts[value]
     finer = all(b[: len(a)] == a for a, b in zip(computed, layout, strict=True))
-    return finer and program.ops[program.producer[value]].name in SCATTERING
+    operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
+    busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
+    idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
+    return finer and not idle and op.name in SCATTERING
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

@@ -1,6 +1,6 @@
 """From bytes to a program. Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it."""
 
-from toast_cli.frontend.loading import load
+from toast_cli.frontend.loading import load, stated_pins
 from toast_cli.frontend.source import Source, Use
 
-__all__ = ["Source", "Use", "load"]
+__all__ = ["Source", "Use", "load", "stated_pins"]

@@ -6,18 +6,23 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.errors import InputError
+from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loaded import load_module
 from toast_cli.frontend.reader import read_program
+from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.source import Source
+from toast_cli.program.pins import NO_PINS, Pins
 
 
 def load(path: str, *, keep_shardings: bool = False) -> Source:
     """Reads a program in any known format. Raises `InputError` with place and hint when that is not possible."""
     loaded = load_module(path, keep_shardings=keep_shardings)
-    return read_source(path, loaded.format, loaded.module, loaded.notices)
+    return read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
 
 
-def read_source(path: str, form: str, module: Any, notices: tuple[str, ...]) -> Source:
+def read_source(
+    path: str, form: str, module: Any, notices: tuple[str, ...] = (), stated: tuple[Kept, ...] = ()
+) -> Source:
     """The Source of a normalised module; populates Shardy's rules and takes them off again."""
     xla.run_passes(module, "func.func(sdy-populate-op-sharding-rules)")
     function = next((op for op in module.body.operations if op.operation.name == "func.func"), None)
@@ -26,5 +31,36 @@ def read_source(path: str, form: str, module: Any, notices: tuple[str, ...]) -> 
     program, reader = read_program(function, xla.module_name(module))
     xla.remove_sharding_rules(module)
     return Source(
-        path, form, module, program, reader.definitions, reader.operations, reader.uses, notices + tuple(reader.notices)
+        path, form, module, program, reader.definitions, reader.operations, reader.uses, stated,
+        notices + tuple(reader.notices),
     )
+
+
+def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Pins:
+    """What the program insists on, in axes of the mesh chosen.
+
+    Raises `InputError` when a manual region or a kept sharding was written for another mesh.
+    """
+    if not source.stated:
+        return NO_PINS
+    check_manual_axes(source.module, axis_names, axis_sizes, source.path)
+    constraints, notices = constraints_on(source.stated, axis_names, axis_sizes)
+    numbers = {handle: number for number, handle in enumerate(source.definitions)}
+    places = _places(source)
+    pins = Pins(notices=tuple(notices))
+    for constraint in constraints:
+        if constraint.uses:
+            pins.uses.update({places[use]: constraint.axes for use in constraint.uses if use in places})
+        elif constraint.value in numbers:
+            pins.values.setdefault(numbers[constraint.value], constraint.axes)
+    return pins
+
+
+def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
+    """(operation, operand number) in the module -> (op number, operand position) in the program."""
+    places = {}
+    for number, op in enumerate(source.program.ops):
+        for position in range(len(op.operands)):
+            use = source.use(number, position)
+            places[use.operation, use.operand] = (number, position)
+    return places

@@ -6,7 +6,8 @@ rules are one object where that is cheap to arrange, since everything downstream
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from toast_cli import xla
@@ -15,11 +16,7 @@ from toast_cli.program.model import Rule, ValueFactors
 # CHLO ops that are elementwise over operands and results of one shape.
 CHLO_ELEMENTWISE = frozenset(
     f"chlo.{name}"
-    for name in (
-        "acos acosh asin asin_acos_kernel asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc erfcx is_inf "
-        "is_neg_inf is_pos_inf lgamma lgamma_scaled log_sigmoid next_after polygamma sinh square tan zeta constant_like "
-        "_asin_acos_kernel"
-    ).split()
+    for name in ["acos", "acosh", "asin", "asin_acos_kernel", "asinh", "atan", "atanh", "bessel_i1e", "conj", "cosh", "digamma", "erf", "erf_inv", "erfc", "erfcx", "is_inf", "is_neg_inf", "is_pos_inf", "lgamma", "lgamma_scaled", "log_sigmoid", "next_after", "polygamma", "sinh", "square", "tan", "zeta", "constant_like", "_asin_acos_kernel"]
 )
 # The same with NumPy broadcasting left implicit; only alike when the shapes are.
 CHLO_BROADCAST_PREFIX = "chlo.broadcast_"
@@ -40,20 +37,20 @@ SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_
 WHOLE = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"})
 
 
-@lru_cache(maxsize=None)
+@cache
 def free_rule(shape: tuple[int, ...]) -> Rule:
     """`()->([i, j, …])`: a value that can be made in any layout."""
     return Rule(shape, (), (tuple((d,) for d in range(len(shape))),))
 
 
-@lru_cache(maxsize=None)
+@cache
 def identity_rule(shape: tuple[int, ...], operands: int, results: int) -> Rule:
     """`([i, j], …)->([i, j], …)`: elementwise."""
     factors = tuple((d,) for d in range(len(shape)))
     return Rule(shape, (factors,) * operands, (factors,) * results)
 
 
-@lru_cache(maxsize=None)
+@cache
 def whole_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
     """No factors: every operand and result is needed whole."""
     return Rule((), tuple(((),) * rank for rank in operand_ranks), tuple(((),) * rank for rank in result_ranks))
@@ -103,5 +100,13 @@ class ShardyRules:
     def read(self, attribute: Any) -> Rule:
         rule = self._rules.get(attribute)
         if rule is None:
-            rule = self._rules[attribute] = Rule(*xla.sharding_rule(attribute))
+            rule = self._rules[attribute] = _whole_where_alone(Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute))
         return rule
+
+
+def _whole_where_alone(rule: Rule, custom: bool) -> Rule:
+    """A custom call's own rule names every dimension; one that its operands and results do not share is needed whole."""
+    if not custom:
+        return rule
+    read, made = ({f for dims in arrays for factors in dims for f in factors} for arrays in (rule.operands, rule.results))
+    return replace(rule, need_replication=rule.need_replication | (read ^ made))

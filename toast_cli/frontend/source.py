@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toast_cli.program.model import Program
+
+if TYPE_CHECKING:
+    from toast_cli.frontend.shardings import Kept
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Source:
             for a carried value, the result of the `while`; for a join the result of the `case`/`if`.
         operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
         uses: (op, operand position) -> where in the module, for the ops of our own kinds.
+        stated: shardings the program states and we keep: its manual regions' always, the rest on request.
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
     """
 
@@ -39,6 +43,7 @@ class Source:
     definitions: list[Any]
     operations: list[Any]
     uses: dict[tuple[int, int], tuple[Any, int]]
+    stated: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
 
     def use(self, op: int, position: int) -> Use:

@@ -6,20 +6,19 @@ Enters: program, dimensions, mesh. Leaves: `Problem`.
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from toast_cli.dimensions.model import Dimensions, Strand
-from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NOWHERE, Decision, Nested, Plan, Replicate, Shard, canonical
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
+from toast_cli.plan.pins import number_pins
 from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
-from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Pin, Program
+from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
+from toast_cli.program.pins import NO_PINS, Pins
+from toast_cli.program.remade import remade_values
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Problem:
         roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in `roles`.
         free: [values] derived from constants alone, so made in any layout without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
-        fixed: decisions every plan starts with.
+        fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
     """
 
     program: Program
@@ -44,6 +43,7 @@ class Problem:
     free: tuple[bool, ...]
     resolution_place: dict[int, int]
     fixed: Plan = ()
+    notices: tuple[str, ...] = ()
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""
@@ -110,8 +110,8 @@ class Problem:
             if shard.group in weights:
                 at_rest[shard.axis].append(shard)
         found = [tuple(members) for members in by_group.values()]
-        for members in (*by_family.values(), *at_rest.values()):
-            found.append(tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))))
+        sets = (*by_family.values(), *at_rest.values())
+        found += [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in sets]
         return tuple(dict.fromkeys(move for move in found if len(move) > 1))
 
     @cached_property
@@ -162,15 +162,21 @@ class Problem:
         found = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
         if len(counts) > 1:
             for k in range(min(len(counts), 3)):
-                for side in range(1, counts[k]):
-                    found.append(tuple(side if k == j else 0 for j in range(len(counts))))
+                sides = range(1, counts[k])
+                found += [tuple(side if k == j else 0 for j in range(len(counts))) for side in sides]
         return list(dict.fromkeys(found))
 
 
-def make_problem(program: Program, dimensions: Dimensions, mesh: Mesh, pins: tuple[str, ...] = ()) -> Problem:
-    """Gathers ops into patterns. `pins` are the user's `PATTERN=axes,None` wishes for arguments (and their aliased results)."""
+def make_problem(
+    program: Program, dimensions: Dimensions, mesh: Mesh, wishes: tuple[str, ...] = (), stated: Pins = NO_PINS
+) -> Problem:
+    """Gathers ops into patterns.
+
+    Args:
+        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists on.
+    """
     roles, argument_role = argument_roles(program)
-    value_pins, use_pins = _pins(program, mesh, pins)
+    value_pins, use_pins = number_pins(program, mesh, wishes, stated)
     role_of_value = {value: argument_role[k] for value, k in views(program).items()}
     result_role = {a.aliased_result: argument_role[k] for k, a in enumerate(program.arguments) if a.aliased_result >= 0}
     patterns: list[OpPattern] = []
@@ -200,7 +206,8 @@ def make_problem(program: Program, dimensions: Dimensions, mesh: Mesh, pins: tup
         op_pattern.append(at)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
-        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, _free_values(program), places
+        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, tuple(remade_values(program)), places,
+        notices=stated.notices,
     )  # fmt: skip
 
 
@@ -209,103 +216,3 @@ def _operand_pins(op: Op, number: int, use_pins: dict[tuple[int, int], PinnedLay
         return ()
     pins = tuple(use_pins.get((number, k)) for k in range(len(op.operands)))
     return pins if any(p is not None for p in pins) else ()
-
-
-# Ops cheap enough that XLA (and Shardy's constant splitter) makes them again wherever a constant is needed.
-_CHEAP_FREE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "constant iota broadcast_in_dim broadcast reshape transpose convert compare select add subtract multiply and or not "
-        "xor shift_left shift_right_logical shift_right_arithmetic negate abs minimum maximum slice concatenate pad "
-        "bitcast_convert divide remainder sign clamp reverse"
-    ).split()
-)
-
-
-def _free_values(program: Program) -> tuple[bool, ...]:
-    free = [False] * len(program.values)
-    for op in program.ops:
-        if op.name in _CHEAP_FREE and op.results:
-            free[op.results[0]] = all(free[v] for v in op.operands) or (
-                op.name == "stablehlo.broadcast_in_dim" and not program.values[op.operands[0]].shape
-            )
-    return tuple(free)
-
-
-def _pins(
-    program: Program, mesh: Mesh, wishes: tuple[str, ...]
-) -> tuple[dict[int, PinnedLayout], dict[tuple[int, int], PinnedLayout]]:
-    value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in program.pins.items()}
-    use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in program.use_pins.items()}
-    result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
-    donor = {a.aliased_result: a.value for a in program.arguments if a.aliased_result >= 0}
-    for wish in wishes:
-        pattern, pin = parse_pin(wish)
-        matched = False
-        for k, argument in enumerate(program.arguments):
-            if _matches(pattern, argument.path, k):
-                matched = True
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish)
-                if argument.aliased_result >= 0:
-                    use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
-        for k, result in enumerate(program.results):
-            if _matches(pattern, result.path, k, "result"):
-                matched = True
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish)
-                if k in donor:
-                    value_pins[donor[k]] = use_pins[result_ops[k], 0]
-        if not matched:
-            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
-            raise UsageError(f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …")
-    return value_pins, use_pins
-
-
-def parse_pin(wish: str) -> tuple[str, Pin]:
-    """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; '' or -: whole)."""
-    pattern, sign, spec = wish.rpartition("=")
-    if not sign or not pattern:
-        raise UsageError(f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension")
-    dims: list[tuple[str, ...] | None] = []
-    for entry in spec.split(","):
-        text = entry.strip()
-        dims.append(None if text == "?" else () if text in ("None", "-", "") else tuple(text.split("+")))
-    return pattern, tuple(dims)
-
-
-def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    if pattern in (path, f"{kind}{index}") or fnmatch.fnmatchcase(path, pattern):
-        return True
-    try:
-        return bool(path) and re.fullmatch(pattern, path) is not None
-    except re.error:
-        return False
-
-
-def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str) -> PinnedLayout:
-    if len(pin) > len(shape):
-        raise UsageError(
-            f"{wish!r} has {len(pin)} entries but matches an array with {len(shape)} dimensions", where="--pin",
-            hint="give one entry per dimension; fewer leave the rest whole",
-        )  # fmt: skip
-    fitted = _numbered((*pin, *((),) * (len(shape) - len(pin))), mesh, "--pin")
-    for dim, axes in enumerate(fitted):
-        ways = prod(mesh.sizes[axis] for axis in axes or ())
-        if shape[dim] % ways:
-            raise UsageError(
-                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of an array it matches",
-                where="--pin", hint="pin fewer axes there, or leave the dimension open with ?",
-            )  # fmt: skip
-    return fitted
-
-
-def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:
-    """Axis names to axis numbers of this mesh."""
-    names = mesh.names
-    for axes in pin:
-        for axis in axes or ():
-            if axis not in names:
-                raise UsageError(f"unknown mesh axis {axis!r}", where=where, hint=f"this mesh has {', '.join(names)}")
-    taken = [axis for axes in pin for axis in axes or ()]
-    if len(set(taken)) < len(taken):
-        raise UsageError(f"an axis splits two dimensions in {pin}", where=where, hint="use each axis once per array")
-    return tuple(None if axes is None else tuple(names.index(a) for a in axes) for axes in pin)

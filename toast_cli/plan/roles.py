@@ -15,8 +15,7 @@ WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
 
 _VIEWS = frozenset(
-    "stablehlo.convert stablehlo.transpose stablehlo.reshape stablehlo.copy stablehlo.optimization_barrier "
-    "stablehlo.dynamic_slice stablehlo.slice stablehlo.broadcast_in_dim".split()
+    ["stablehlo.convert", "stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier", "stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.broadcast_in_dim"]
 )
 _READERS = frozenset({"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.gather"})
 _ROOT = re.compile(r"[A-Za-z_]\w*")
@@ -36,10 +35,8 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
         donated = sum(size[n] for n in numbers if program.arguments[n].donated)
         total = sum(size.values())
         integers = all(program.values[program.arguments[n].value].dtype.startswith(("i", "ui")) for n in numbers)
-        if weight * 2 > total and not integers:
-            role = WEIGHTS
-        else:
-            role = STATE if donated * 2 > total else INPUTS
+        otherwise = STATE if donated * 2 > total else INPUTS
+        role = WEIGHTS if weight * 2 > total and not integers else otherwise
         for n in numbers:
             roles[n] = ROLES.index(role)
     return ROLES, tuple(roles)

@@ -14,7 +14,7 @@ downstream needs a special case:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -27,9 +27,6 @@ RESULT = "toast.result"
 DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
 ValueFactors = tuple[DimFactors, ...]
-
-# A sharding somebody insists on: per dimension the mesh axis names, or None for a dimension left open.
-Pin = tuple[tuple[str, ...] | None, ...]
 
 # Bits per element; complex numbers count both parts, sub-byte types are packed. Unknown element types count as 32.
 DTYPE_BITS = {
@@ -137,12 +134,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program; see the module docstring for how control flow is written.
-
-    `pins[v]` is a sharding the program itself insists on for value v (results of manual regions; kept shardings): per
-    dimension the mesh axis names, or None for an open dimension. `use_pins[op, position]` is the same for one use of a value
-    (operands of manual regions).
-    """
+    """A whole program; see the module docstring for how control flow is written."""
 
     name: str
     ops: tuple[Op, ...]
@@ -150,8 +142,6 @@ class Program:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     loops: tuple[Loop, ...] = ()
-    pins: dict[int, Pin] = field(default_factory=dict)
-    use_pins: dict[tuple[int, int], Pin] = field(default_factory=dict)
 
     @cached_property
     def producer(self) -> list[int]:

@@ -1,0 +1,95 @@
+"""Pins: shardings that somebody has decided already, the program itself or the user with `--pin`.
+
+Enters: pins by axis name. Leaves: the same by axis number of one mesh, per value and per use.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from math import prod
+
+from toast_cli.errors import UsageError
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.iteration import PinnedLayout
+from toast_cli.program.model import RESULT, Program
+from toast_cli.program.pins import Pin, Pins
+
+
+def number_pins(
+    program: Program, mesh: Mesh, wishes: tuple[str, ...], stated: Pins
+) -> tuple[dict[int, PinnedLayout], dict[tuple[int, int], PinnedLayout]]:
+    value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in stated.values.items()}
+    use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in stated.uses.items()}
+    result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
+    donor = {a.aliased_result: a.value for a in program.arguments if a.aliased_result >= 0}
+    for wish in wishes:
+        pattern, pin = parse_pin(wish)
+        matched = False
+        for k, argument in enumerate(program.arguments):
+            if _matches(pattern, argument.path, k):
+                matched = True
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish)
+                if argument.aliased_result >= 0:
+                    use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
+        for k, result in enumerate(program.results):
+            if _matches(pattern, result.path, k, "result"):
+                matched = True
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish)
+                if k in donor:
+                    value_pins[donor[k]] = use_pins[result_ops[k], 0]
+        if not matched:
+            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
+            raise UsageError(f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …")
+    return value_pins, use_pins
+
+
+def parse_pin(wish: str) -> tuple[str, Pin]:
+    """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; '' or -: whole)."""
+    pattern, sign, spec = wish.rpartition("=")
+    if not sign or not pattern:
+        raise UsageError(f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension")
+    dims: list[tuple[str, ...] | None] = []
+    for entry in spec.split(","):
+        text = entry.strip()
+        dims.append(None if text == "?" else () if text in ("None", "-", "") else tuple(text.split("+")))
+    return pattern, tuple(dims)
+
+
+def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
+    if pattern in (path, f"{kind}{index}") or fnmatch.fnmatchcase(path, pattern):
+        return True
+    try:
+        return bool(path) and re.fullmatch(pattern, path) is not None
+    except re.error:
+        return False
+
+
+def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str) -> PinnedLayout:
+    if len(pin) > len(shape):
+        raise UsageError(
+            f"{wish!r} has {len(pin)} entries but matches an array with {len(shape)} dimensions", where="--pin",
+            hint="give one entry per dimension; fewer leave the rest whole",
+        )  # fmt: skip
+    fitted = _numbered((*pin, *((),) * (len(shape) - len(pin))), mesh, "--pin")
+    for dim, axes in enumerate(fitted):
+        ways = prod(mesh.sizes[axis] for axis in axes or ())
+        if shape[dim] % ways:
+            raise UsageError(
+                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of an array it matches",
+                where="--pin", hint="pin fewer axes there, or leave the dimension open with ?",
+            )  # fmt: skip
+    return fitted
+
+
+def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:
+    """Axis names to axis numbers of this mesh."""
+    names = mesh.names
+    for axes in pin:
+        for axis in axes or ():
+            if axis not in names:
+                raise UsageError(f"unknown mesh axis {axis!r}", where=where, hint=f"this mesh has {', '.join(names)}")
+    taken = [axis for axes in pin for axis in axes or ()]
+    if len(set(taken)) < len(taken):
+        raise UsageError(f"an axis splits two dimensions in {pin}", where=where, hint="use each axis once per array")
+    return tuple(None if axes is None else tuple(names.index(a) for a in axes) for axes in pin)

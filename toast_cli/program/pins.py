@@ -1,0 +1,23 @@
+"""`Pins`: shardings that a program itself insists on, in axis names of the mesh chosen.
+
+Manual regions always do; other shardings a program states are pins when they are kept on request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Per dimension the mesh axis names, or None for a dimension left open.
+Pin = tuple[tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """`values` [value number], `uses` [(op number, operand position)]; `notices` say what could not be carried over."""
+
+    values: dict[int, Pin] = field(default_factory=dict)
+    uses: dict[tuple[int, int], Pin] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+
+NO_PINS = Pins()
