@@ -1,7 +1,7 @@
-"""Evaluates plans, incrementally: an item's cost depends only on the few decisions that touch its groups.
+"""Evaluates plans, incrementally: an item's cost depends only on what the op patterns around it iterate over.
 
-Items whose patterns see the same class groups form one bucket; a bucket's share of the cost is memoised on the decisions that
-concern it. A plan is evaluated as a change to the last one: only buckets that the changed decisions touch are looked at.
+Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the rows (see `rows`) of
+those patterns. A plan is evaluated as a change to one evaluated before: only where a row has changed is anything looked at.
 Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and what is alive at the peak.
 """
 
@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.model import Alive, CollectiveUse, Cost
 from toast_cli.cost.pricing import Lowered, Pricer
+from toast_cli.cost.rows import Rows, touch
 from toast_cli.cost.timeline import Timeline
-from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import CARRY
 
 Vector = NDArray[np.float64]
 
-MEMO_LIMIT = 120_000  # shares kept before the memo starts afresh
+MEMO_LIMIT = 400_000  # rows and shares kept before the memos start afresh
+# Shares are rounded to this fraction of a second. Sums of such numbers are exact, in whatever order and by whichever machine.
+QUANTUM = 2.0**-48
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,22 @@ class _ArrayShare:
 
 @dataclass(slots=True)
 class _Bucket:
-    groups: frozenset[int]
-    roles: frozenset[int]
+    """views: those whose rows decide the share. memo: their rows -> share."""
+
+    views: list[int]
     patterns: set[int] = field(default_factory=set)
     work: list[WorkItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
-    memo: dict[Plan, _Share] = field(default_factory=dict)
+    memo: dict[tuple[int, ...], _Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The plan evaluated last: parts [3, buckets] compute, communication, arguments; alive [moments]; share of each bucket."""
+    """A plan evaluated before. rows: [views] row numbers; parts: [3, buckets] compute, communication, arguments; alive: [moments];
+    shares: [buckets]."""
 
     plan: Plan
+    rows: list[int]
     parts: Vector
     alive: Vector
     shares: list[_Share]
@@ -76,21 +82,19 @@ class Evaluator:
         self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
         self._pricer = Pricer(problem, self.items)
-        self._iterations: dict[tuple[int, Plan], Iteration] = {}
-        self._equal_iterations: dict[tuple[int, Iteration], Iteration] = {}  # so that equal ones are one object
+        self._rows = Rows(problem)
         self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
         self._array_memo: dict[tuple[int, ...], _ArrayShare] = {}
         self._presence: dict[tuple[int, tuple[int, ...] | None], Vector] = {}
         self._buckets = self._make_buckets()
-        self._of_group: dict[int, list[int]] = defaultdict(list)  # group -> buckets it matters to; likewise for roles
-        self._of_role: dict[int, list[int]] = defaultdict(list)
+        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
-            for group in bucket.groups:
-                self._of_group[group].append(number)
-            for role in bucket.roles:
-                self._of_role[role].append(number)
-        self._memo_size = 0
+            for view in bucket.views:
+                self._of_view[view].append(number)
+        self._shares = 0  # memoised, in all buckets
+        # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of them.
         self._state: _State | None = None
+        self._before: _State | None = None
         self.timeline.select([self.profile(plan) for plan in ((), *references)])
 
     # -- whole plans ---------------------------------------------------------------------------------------------
@@ -98,12 +102,7 @@ class Evaluator:
     def cost(self, plan: Plan) -> Cost:
         """Predicted step time and peak memory of `plan`; memory at the selected moments only, see `exact_cost`."""
         self.evaluations += 1
-        state = self._state
-        if state is None or self._memo_size > MEMO_LIMIT:
-            state = self._evaluate_whole(plan)
-        elif plan != state.plan:
-            state = self._evaluate_change(state, plan)
-        self._state = state
+        state = self._evaluate(plan)
         compute, communication, arguments = state.parts.sum(axis=1).tolist()
         return Cost(compute, communication, float(state.alive.max(initial=0.0)), arguments)
 
@@ -130,8 +129,9 @@ class Evaluator:
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item together, the most expensive first."""
         found: list[CollectiveUse] = []
+        rows = self._evaluate(plan).rows
         for bucket in self._buckets:
-            lowered = self._lower(bucket, plan)
+            lowered = self._lower(bucket, rows)
             for work in bucket.work:
                 found.extend(self._pricer.work_collectives(work, lowered[work.pattern]))
             for array in bucket.arrays:
@@ -149,57 +149,66 @@ class Evaluator:
 
     # -- one plan after another ----------------------------------------------------------------------------------
 
-    def _evaluate_whole(self, plan: Plan) -> _State:
-        if self._memo_size > MEMO_LIMIT:
+    def _evaluate(self, plan: Plan) -> _State:
+        """The state of `plan`, found from the nearer of the last two."""
+        if self._shares + self._rows.size > MEMO_LIMIT:
             self._forget()
-        shares = [self._share(bucket, plan) for bucket in self._buckets]
+        near = [(*self._rows.changed(s.plan, plan), s) for s in (self._state, self._before) if s is not None]
+        if not near:
+            self._state = self._evaluate_whole(plan)
+            return self._state
+        _, touches, state = min(near, key=lambda n: n[0])
+        if touches:
+            self._before, self._state = state, self._evaluate_change(state, touches, plan)
+            return self._state
+        return state
+
+    def _evaluate_whole(self, plan: Plan) -> _State:
+        touched = [(touch(decision), decision) for decision in plan]
+        rows = [self._rows.row(view, touched) for view in self._rows.views]
+        shares = [self._share(bucket, rows) for bucket in self._buckets]
         parts = np.array([[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]])
         alive = np.zeros(len(self.timeline.moments))
         for share in shares:
             alive += share.alive
-        return _State(plan, parts.reshape(3, -1), alive, shares)
+        return _State(plan, rows, parts.reshape(3, -1), alive, shares)
 
-    def _evaluate_change(self, state: _State, plan: Plan) -> _State:
-        """Only the buckets that the differing middle of the two plans touches can cost something else."""
-        old, new = list(state.plan), list(plan)
-        while old and new and old[-1] == new[-1]:
-            old.pop(), new.pop()
-        start = 0
-        while start < min(len(old), len(new)) and old[start] == new[start]:
-            start += 1
-        touched: set[int] = set()
-        for decision in old[start:] + new[start:]:
-            touched.update(self._of_group[decision.group] if isinstance(decision, Shard) else self._of_role[decision.role])
+    def _evaluate_change(self, state: _State, touches: set[int], plan: Plan) -> _State:
+        """Only views that the changed decisions touch can have other rows, only buckets around those another share."""
+        touched = [(touch(decision), decision) for decision in plan]
+        rows, views, buckets = state.rows.copy(), self._rows.views, set()
+        for number in {view for what in touches for view in self._rows.of_touch[what]}:
+            row = self._rows.row(views[number], touched)
+            if row != rows[number]:
+                rows[number] = row
+                buckets.update(self._of_view[number])
         parts, alive, shares = state.parts.copy(), state.alive.copy(), state.shares.copy()
-        for number in sorted(touched):
-            share = self._share(self._buckets[number], plan)
-            before = shares[number]
-            if share is not before:
-                alive += share.alive - before.alive
-                parts[:, number] = share.compute, share.communication, share.arguments
-                shares[number] = share
-        return _State(plan, parts, alive, shares)
+        for number in buckets:
+            share, before = self._share(self._buckets[number], rows), shares[number]
+            alive += share.alive - before.alive
+            parts[:, number] = share.compute, share.communication, share.arguments
+            shares[number] = share
+        return _State(plan, rows, parts, alive, shares)
 
     def _forget(self) -> None:
         """Drops everything that depends on the selected moments, and all shares."""
         for bucket in self._buckets:
             bucket.memo.clear()
+        self._rows.forget()
         self._array_memo.clear()
         self._presence.clear()
-        self._memo_size = 0
-        self._state = None
+        self._shares = 0
+        self._state = self._before = None
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
     def _make_buckets(self) -> list[_Bucket]:
-        patterns, groups_of = self.problem.patterns, self.problem.pattern_groups
-        buckets: dict[tuple[frozenset[int], frozenset[int]], _Bucket] = {}
+        buckets: dict[frozenset[int], _Bucket] = {}
 
-        def bucket(numbers: Iterable[int]) -> _Bucket:
-            used = set(numbers)
-            groups = frozenset().union(*(groups_of[p] for p in used))
-            roles = frozenset(patterns[p].role for p in used)
-            found = buckets.setdefault((groups, roles), _Bucket(groups, roles))
+        def bucket(patterns: Iterable[int]) -> _Bucket:
+            used = set(patterns)
+            touches = frozenset().union(*(self._rows.views[self._rows.place[p][0]].touches for p in used))
+            found = buckets.setdefault(touches, _Bucket([]))
             found.patterns |= used
             return found
 
@@ -207,18 +216,20 @@ class Evaluator:
             bucket([work.pattern]).work.append(work)
         for array in self.items.arrays:
             bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
+        for found in buckets.values():
+            found.views = sorted({self._rows.place[p][0] for p in found.patterns})
         return list(buckets.values())
 
-    def _share(self, bucket: _Bucket, plan: Plan) -> _Share:
-        key = self.problem.relevant(plan, bucket.groups, bucket.roles)
+    def _share(self, bucket: _Bucket, rows: list[int]) -> _Share:
+        key = tuple([rows[view] for view in bucket.views])
         share = bucket.memo.get(key)
         if share is None:
-            share = bucket.memo[key] = self._make_share(bucket, key)
-            self._memo_size += 1
+            share = bucket.memo[key] = self._make_share(bucket, rows)
+            self._shares += 1
         return share
 
-    def _make_share(self, bucket: _Bucket, plan: Plan) -> _Share:
-        lowered = self._lower(bucket, plan)
+    def _make_share(self, bucket: _Bucket, rows: list[int]) -> _Share:
+        lowered = self._lower(bucket, rows)
         compute = communication = arguments = 0.0
         alive = np.zeros(len(self.timeline.moments))
         for work in bucket.work:
@@ -231,19 +242,10 @@ class Evaluator:
             arguments += share.arguments
             for count, size in share.memory:
                 alive += count * size
-        return _Share(compute, communication, arguments, alive)
+        return _Share(_rounded(compute), _rounded(communication), arguments, alive)
 
-    def _lower(self, bucket: _Bucket, plan: Plan) -> Lowered:
-        return {pattern: self._iteration(pattern, plan) for pattern in bucket.patterns}
-
-    def _iteration(self, pattern: int, plan: Plan) -> Iteration:
-        role = frozenset([self.problem.patterns[pattern].role])
-        key = (pattern, self.problem.relevant(plan, self.problem.pattern_groups[pattern], role))
-        found = self._iterations.get(key)
-        if found is None:
-            fresh = self.problem.iterate(pattern, key[1])
-            found = self._iterations[key] = self._equal_iterations.setdefault((pattern, fresh), fresh)
-        return found
+    def _lower(self, bucket: _Bucket, rows: list[int]) -> Lowered:
+        return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}
 
     # -- items ---------------------------------------------------------------------------------------------------
 
@@ -280,8 +282,10 @@ class Evaluator:
             yield presence, self._pricer.local(item.bytes, layout)
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
+        touched = [(touch(decision), decision) for decision in plan]
+        rows = [self._rows.row(view, touched) for view in self._rows.views]
         for bucket in self._buckets:
-            lowered = self._lower(bucket, plan)
+            lowered = self._lower(bucket, rows)
             for item in bucket.arrays:
                 yield item, lowered
 
@@ -307,3 +311,7 @@ class Evaluator:
 
 def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:
     return any(first <= moment <= last for first, last in intervals)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds / QUANTUM) * QUANTUM

@@ -12,6 +12,7 @@ from typing import Any
 
 from toast_cli.cost.fusion import materialised
 from toast_cli.cost.liveness import Lives, find_lives
+from toast_cli.cost.merging import reduction_shares
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY
 
@@ -20,7 +21,8 @@ from toast_cli.program.model import ARGUMENT, CARRY
 class WorkItem:
     """Ops of one pattern that cost alike. bytes: unsharded, 0 for what is not read from or written to memory.
 
-    runs: executions in one run of the program, all ops of the item together. op: one of them.
+    reduction_share: part of its reductions that each op pays, see `merging`. runs: executions in one run of the program, all ops of
+    the item together. op: one of them.
     """
 
     pattern: int
@@ -30,6 +32,7 @@ class WorkItem:
     operand_bytes: tuple[int, ...]
     result_bytes: tuple[int, ...]
     whole_bytes: tuple[int, ...]  # of the results, whether stored or not
+    reduction_share: float
     runs: float
     op: int
 
@@ -73,6 +76,7 @@ def make_items(problem: Problem) -> Items:
 def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
     program, values = problem.program, problem.program.values
     sizes = [value.bytes for value in values]
+    shares = reduction_shares(problem)
     runs: dict[Any, float] = defaultdict(float)
     example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
@@ -86,7 +90,16 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
             update = sizes[op.operands[1 if op.name.endswith("slice") else -1]]
             reads, writes = (0, *reads[1:]), tuple(min(w, update) for w in writes)
         dtype = values[op.operands[0]].dtype if op.operands else ""
-        key = (problem.op_pattern[number], op.name, dtype, op.flops, reads, writes, tuple(sizes[v] for v in op.results))
+        key = (
+            problem.op_pattern[number],
+            op.name,
+            dtype,
+            op.flops,
+            reads,
+            writes,
+            tuple(sizes[v] for v in op.results),
+            shares[number],
+        )
         runs[key] += op.trips
         example.setdefault(key, number)
     return tuple(WorkItem(*key, *rest) for key, *rest in ((k, runs[k], example[k]) for k in runs))
@@ -105,7 +118,14 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
         if maker < 0:
             continue
         readers = frozenset((problem.op_pattern[op], k, problem.edge_trips(op, k)) for op, k in uses)
-        key = (problem.op_pattern[maker], place[value], program.values[value].bytes, problem.free[value], stored[value], readers)
+        key = (
+            problem.op_pattern[maker],
+            place[value],
+            program.values[value].bytes,
+            problem.free[value],
+            stored[value],
+            readers,
+        )
         found[key].append(value)
     return tuple(
         ArrayItem(pattern, k, size, free, kept, tuple(Reader(*r) for r in sorted(readers)), tuple(values))

@@ -57,15 +57,16 @@ class Pricer:
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results, halo exchanges of split neighbourhoods."""
         results = self._problem.program.ops[work.op].results
+        runs = work.runs * work.reduction_share
         if iteration.reduced or any(iteration.scattered):
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
                 if iteration.scattered[k]:
                     size /= prod(self._sizes[axis] for axis in iteration.scattered[k])
-                    yield self._use("reduce-scatter", iteration.scattered[k], size, work.runs, work.op, results[k])
+                    yield self._use("reduce-scatter", iteration.scattered[k], size, runs, work.op, results[k])
                 over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
                 if over:
-                    yield self._use("all-reduce", over, size, work.runs, work.op, results[k])
+                    yield self._use("all-reduce", over, size, runs, work.op, results[k])
         form = self._problem.patterns[work.pattern].form
         for slot, axes in enumerate(iteration.slot_axes):
             if axes and form.kinds[slot] is SlotKind.PERMUTATION:

@@ -1,7 +1,8 @@
 """The plan leaves the tool: what enters is a `Source` and a `LoweredPlan`, what leaves is the bytes of a file.
 
-`shardy` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
-Python. The first two mark the module through `annotate`, which takes its marks off again; `marks` says where they stand.
+`stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
+Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into the module (in the notation
+of `shardy` or `hlo`) and takes them off again. `constraints` lists them for people.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from toast_cli.emit.hlo import emit_hlo
-from toast_cli.emit.shardy import emit_shardy
 from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
+from toast_cli.emit.stablehlo import emit_shardy
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lowered import LoweredPlan

@@ -13,12 +13,12 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
-from toast_cli.program.remade import remade_values
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.program.remade import remade_values
 from toast_cli.xla import ir
 
 CONSTRAINT_TARGET = "Sharding"

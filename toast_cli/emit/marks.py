@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.program.remade import remade_values
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.program.model import CARRY, RESULT
+from toast_cli.program.remade import remade_values
 from toast_cli.xla import ir
 
 

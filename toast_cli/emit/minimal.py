@@ -23,11 +23,11 @@ from toast_cli.emit.marks import (
     pinnable_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
-from toast_cli.program.remade import PRESERVING, remade_values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.program.model import CARRY
+from toast_cli.program.remade import PRESERVING, remade_values
 
 MAX_ROUNDS = 10
 # From this round on everything that is wrong is pinned, not only where it starts.
@@ -200,7 +200,7 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
 
-    It does for products and reductions that keep the whole mesh busy; where an axis is idle it finds odder ways.
+    It does for products and reductions over one axis that keep the whole mesh busy; else it may find odder ways.
     """
     program = source.program
     number = program.producer[value]
@@ -210,7 +210,8 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
-    return finer and not idle and op.name in SCATTERING
+    spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
+    return finer and not idle and op.name in SCATTERING and spread == 1
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

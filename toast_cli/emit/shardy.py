@@ -1,7 +1,6 @@
-"""StableHLO with Shardy's shardings: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
+"""Shardy's notation: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments, results and constraints and
-drops those on other operations (docs/emitting.md), so constraints carry everything in between.
+Enters: a `Source`, a `LoweredPlan` and `Marks`. Leaves: the bytes of a StableHLO file.
 """
 
 from __future__ import annotations
@@ -10,37 +9,11 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import Undo, annotated, put
-from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
-from toast_cli.errors import UsageError
+from toast_cli.emit.marks import Marks
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.xla import ir, sdy, write_bytecode
-
-ANNOTATE = ("minimal", "full", "arguments")
-
-
-def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "full") -> bytes:
-    """The program as StableHLO text (or MLIR bytecode) that partitions as `lowered` says.
-
-    Args:
-        annotate: "full" states the layout of every value; "arguments" only those of arguments and results, and leaves the rest
-            to the compiler.
-    """
-    return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
-
-
-def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str) -> Marks:
-    """The places that carry a sharding. Raises `UsageError` for an unknown `annotate`."""
-    if annotate == "minimal":
-        from toast_cli.emit.minimal import choose_marks  # which runs this module's notation
-
-        return choose_marks(source, lowered).marks
-    if annotate == "full":
-        return pinned_marks(source, lowered)
-    if annotate == "arguments":
-        return argument_marks(source, lowered)
-    raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
 
 
 def write_shardy(source: Source, lowered: LoweredPlan, marks: Marks, *, binary: bool = False) -> bytes:

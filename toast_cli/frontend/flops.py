@@ -63,11 +63,8 @@ def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
     names = ("window_strides", "lhs_dilation", "rhs_dilation")
     strides, lhs_dilation, rhs_dilation = (_ints(op, key, [1] * len(spatial)) for key in names)
     padding = np.reshape(_ints(op, "padding", [0] * 2 * len(spatial)), (-1, 2))
-    batch_groups = int(op.attributes["batch_group_count"].value) if "batch_group_count" in op.attributes else 1
     features = operands[1][rhs.index("i")]
     flops = 2.0 * result[out.index("b")] * result[out.index("f")] * features
-    if batch_groups > 1:
-        flops *= operands[0][lhs.index("b")] / batch_groups / max(1, result[out.index("b")])
     for n, d in enumerate(spatial):
         flops *= _valid_pairs(
             operands[0][lhs.index(d)], operands[1][rhs.index(d)], result[out.index(d)],

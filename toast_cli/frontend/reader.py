@@ -35,7 +35,7 @@ class Reader:
         self._numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
-        self._flops: dict[Any, float] = {}
+        self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
 
@@ -123,8 +123,9 @@ class Reader:
         terminator = body.operations[len(body.operations) - 1]
         count = trip_count(operation)
         number = len(self.loops)
-        self.loops.append(Loop(loop, len(self.ops), -1, count or 1, count is not None))
-        inner = trips * (1 if count is None else count)
+        times = 1 if count is None else count
+        self.loops.append(Loop(loop, len(self.ops), -1, times, count is not None))
+        inner = trips * times
         yielded = list(terminator.operands)
         carries: list[tuple[int, int]] = []  # (op number of the carry, position)
         for k, init in enumerate(operation.operands):
@@ -141,6 +142,8 @@ class Reader:
             for handle in handles:
                 self._numbers[handle] = value
         self._block(condition, inner, number)
+        if count is None:
+            self._deciding.append(self._numbers[condition.operations[len(condition.operations) - 1].operands[0]])
         self._block(body, inner, number)
         for op, k in carries:
             start = self.ops[op].operands[0]
@@ -149,6 +152,7 @@ class Reader:
 
     def _branches(self, operation: Any, trips: float, loop: int) -> None:
         blocks = [region.blocks[0] for region in operation.regions]
+        self._deciding.append(self._numbers[operation.operands[0]])
         for block in blocks:
             self._block(block, trips / len(blocks), loop)
         terminators = [block.operations[len(block.operations) - 1] for block in blocks]
@@ -163,6 +167,8 @@ class Reader:
     def drop_dead_ops(self) -> None:
         """Forgets ops whose results nobody needs: the compiler will not run them either."""
         needed = [False] * len(self.values)
+        for value in self._deciding:
+            needed[value] = True
         kept = [False] * len(self.ops)
         changed = True
         while changed:  # a second round only where a loop carries something

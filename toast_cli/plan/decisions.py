@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 NOWHERE = -1
@@ -32,28 +33,30 @@ Decision = Shard | Replicate
 Plan = tuple[Decision, ...]
 
 
-# Pairs of class groups (smaller number first) one of which is major to the other in some dimension of some op.
-Nested = frozenset[tuple[int, int]]
+# Whether no op can tell which of two decisions came first.
+Commute = Callable[[Shard, Shard], bool]
 
 
-def canonical(plan: Plan, nested: Nested = frozenset()) -> Plan:
-    """The one order that stands for all equivalent ones: decisions that commute are sorted.
+def independent(a: Shard, b: Shard) -> bool:
+    """Decisions of which this can be said whatever the program: neither the axis nor the group is the same."""
+    return a.axis != b.axis and a.group != b.group
 
-    Two decisions commute when neither the axis nor the group is the same, and neither group is nested in the other (a minor
-    name may be split only once its majors are): no op can then tell which came first. `Replicate` commutes with everything and
-    stands last. Lexicographic normal form of the trace.
+
+def canonical(plan: Plan, commute: Commute = independent) -> Plan:
+    """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange neighbours that
+    commute (the normal form of a trace). `Replicate` commutes with everything and stands last.
     """
-    rest = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
-    shards = [d for d in plan if isinstance(d, Shard)]
-    ordered: list[Decision] = []
-    while shards:
-        free = [d for k, d in enumerate(shards) if all(commute(d, e, nested) for e in shards[:k])]
-        first = min(free, key=lambda d: (d.axis, d.group, d.sides))
-        shards.remove(first)
-        ordered.append(first)
-    return (*ordered, *rest)
+    ordered: list[Shard] = []
+    for decision in plan:
+        if isinstance(decision, Shard):
+            place = len(ordered)
+            while place and commute(decision, ordered[place - 1]):
+                place -= 1
+            while place < len(ordered) and _key(ordered[place]) < _key(decision):
+                place += 1
+            ordered.insert(place, decision)
+    return (*ordered, *sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis)))
 
 
-def commute(a: Shard, b: Shard, nested: Nested = frozenset()) -> bool:
-    apart = a.axis != b.axis and a.group != b.group
-    return apart and (min(a.group, b.group), max(a.group, b.group)) not in nested
+def _key(decision: Shard) -> tuple[int, int, tuple[int, ...], int]:
+    return decision.axis, decision.group, decision.sides, decision.unless

@@ -10,10 +10,12 @@ Enters: an `OpPattern` and a plan. Leaves: an `Iteration`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from toast_cli.dimensions.model import Form, SlotKind, Strand
-from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.layout import Layout
 
 NO_ROLE = -1
@@ -56,6 +58,11 @@ class Iteration:
     scattered: tuple[tuple[int, ...], ...]
 
 
+# What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis it is
+# partial over, the slot to scatter it on (NOWHERE: all-reduce it).
+Choice = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+
+
 def iterate(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Iteration:
     """Lowers one op.
 
@@ -63,40 +70,63 @@ def iterate(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: 
         plan: decisions in order of priority. resolutions: resolution group -> its place in its group's `Shard.sides`.
         sizes: [axes] of the mesh.
     """
-    form = pattern.form
-    slot_axes = _spend_axes(pattern, plan, resolutions, sizes)
+    return lay_out(pattern, choose(pattern, plan, resolutions, sizes))
 
-    def layout(dims: tuple[tuple[int, ...], ...]) -> Layout:
-        return tuple(tuple(axis for slot in slots for axis in slot_axes[slot]) for slots in dims)
+
+def choose(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Choice:
+    """Who gets which axis in one op; arguments as for `iterate`."""
+    slot_axes = _spend_axes(pattern, plan, resolutions, sizes)
+    partial = _partial(pattern.form, slot_axes)
+    if not partial:
+        return tuple(slot_axes), ()
+    wanted: list[tuple[int, ...]] = []
+    for dims in pattern.form.results:
+        own = {slot: slot_axes[slot] for slots in dims for slot in slots}
+        places: list[int] = []
+        for axis in partial:
+            slot = _wants(pattern, plan, resolutions, sizes, axis, own, dims)
+            places.append(slot)
+            if slot != NOWHERE:
+                own[slot] = (*own[slot], axis)
+        wanted.append(tuple(places))
+    return tuple(slot_axes), tuple(wanted)
+
+
+def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
+    """The layouts that follow from a choice."""
+    form = pattern.form
+    slot_axes, wanted = choice
+
+    def layout(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Layout:
+        return tuple(tuple(axis for slot in slots for axis in axes_of[slot]) for slots in dims)
 
     operands = tuple(map(layout, form.operands))
     if pattern.operand_pins:
         operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
-    partial = [a for slot, axes in enumerate(slot_axes) for a in axes if form.kinds[slot] is SlotKind.REDUCTION]
-    computed: list[Layout] = []
-    layouts: list[Layout] = []
-    scattered: list[tuple[int, ...]] = []
+    partial = _partial(form, slot_axes)
+    computed = tuple(map(layout, form.results))
+    layouts = list(computed)
+    scattered: list[tuple[int, ...]] = [()] * len(computed)
     reduced: list[int] = []
-    for dims in form.results:
-        own = {slot: slot_axes[slot] for slots in dims for slot in slots}
-        over: list[int] = []
-        computed.append(layout(dims))
-        for axis in partial:
-            slot = _wants(pattern, plan, resolutions, sizes, axis, own, dims)
-            if slot is None:
+    for k, places in enumerate(wanted):
+        own = list(slot_axes)
+        for axis, slot in zip(partial, places, strict=True):
+            if slot == NOWHERE:
                 reduced.append(axis)
             else:
                 own[slot] = (*own[slot], axis)
-                over.append(axis)
-        scattered.append(tuple(over))
-        layouts.append(tuple(tuple(axis for slot in slots for axis in own[slot]) for slots in dims))
+                scattered[k] = (*scattered[k], axis)
+        layouts[k] = layout(form.results[k], own)
     if pattern.result_pins:
         layouts = [_pin(at, pin) for at, pin in zip(layouts, pattern.result_pins, strict=True)]
         if not operands and not partial:  # an argument: it simply rests as pinned
-            computed = list(layouts)
-    return Iteration(
-        tuple(slot_axes), operands, tuple(computed), tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered)
-    )
+            computed = tuple(layouts)
+    return Iteration(slot_axes, operands, computed, tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered))
+
+
+def _partial(form: Form, slot_axes: Sequence[tuple[int, ...]]) -> list[int]:
+    """Axes over which results are partial."""
+    return [a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes]
 
 
 def _spend_axes(
@@ -104,8 +134,8 @@ def _spend_axes(
 ) -> list[tuple[int, ...]]:
     form, groups = pattern.form, pattern.groups
     slot_axes: list[tuple[int, ...]] = [()] * len(groups)
-    used = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}
     shards = [1] * len(groups)
+    used = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}
     for decision in plan:
         if isinstance(decision, Replicate) or decision.axis in used or decision.group not in groups:
             continue
@@ -113,11 +143,9 @@ def _spend_axes(
             continue
         size = sizes[decision.axis]
         for slot in _candidates(pattern, decision, resolutions):
-            if form.kinds[slot] is SlotKind.BLOCKED:
+            if form.kinds[slot] is SlotKind.BLOCKED or not _divides(shards[slot] * size, form.extents[slot]):
                 continue
-            if any(extent % (shards[slot] * size) for extent in form.extents[slot]):
-                continue
-            if any(shards[major] != form.sizes[major] for major in form.majors[slot]):
+            if form.majors[slot] and any(shards[major] != form.sizes[major] for major in form.majors[slot]):
                 continue
             slot_axes[slot] = (*slot_axes[slot], decision.axis)
             shards[slot] *= size
@@ -126,9 +154,16 @@ def _spend_axes(
     return slot_axes
 
 
-def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> list[int]:
+def _divides(count: int, extents: tuple[int, ...]) -> bool:
+    for extent in extents:  # noqa: SIM110 - called millions of times, and a generator costs more than the loop
+        if extent % count:
+            return False
+    return True
+
+
+def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
     """Slots of the decision's group, the chosen side of a conflict first."""
-    slots = [slot for slot, group in enumerate(pattern.groups) if group == decision.group]
+    slots = _slots_of(pattern.groups, decision.group)
     if pattern.strands and len(slots) > 1:
 
         def distance(slot: int) -> int:
@@ -139,8 +174,13 @@ def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]
             chosen = decision.sides[place] if 0 <= place < len(decision.sides) else 0
             return (strand.side - chosen) % 64
 
-        slots.sort(key=distance)
+        return tuple(sorted(slots, key=distance))
     return slots
+
+
+@lru_cache(maxsize=100_000)
+def _slots_of(groups: tuple[int, ...], group: int) -> tuple[int, ...]:
+    return tuple(slot for slot, other in enumerate(groups) if other == group)
 
 
 def _wants(
@@ -151,8 +191,8 @@ def _wants(
     axis: int,
     own: dict[int, tuple[int, ...]],
     dims: tuple[tuple[int, ...], ...],
-) -> int | None:
-    """The slot of a result on which the first interested decision wants `axis`, which the result is partial over."""
+) -> int:
+    """The slot of a result on which the first interested decision wants `axis`, which the result is partial over, or NOWHERE."""
     form = pattern.form
     for decision in plan:
         if isinstance(decision, Replicate) or decision.axis != axis or decision.unless in pattern.groups:
@@ -160,7 +200,7 @@ def _wants(
         for slot in _candidates(pattern, decision, resolutions):
             if slot in own and _room(form, slot, own, dims, sizes, sizes[axis]):
                 return slot
-    return None
+    return NOWHERE
 
 
 def _room(
@@ -179,7 +219,7 @@ def _room(
             total *= sizes[a]
         return total
 
-    if any(extent % (count(slot) * more) for extent in form.extents[slot]):
+    if not _divides(count(slot) * more, form.extents[slot]):
         return False
     slots = next(slots for slots in dims if slot in slots)
     return all(count(major) == form.sizes[major] for major in slots[: slots.index(slot)])

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from toast_cli.dimensions.model import Dimensions, Strand
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.decisions import NOWHERE, Decision, Nested, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
 from toast_cli.plan.pins import number_pins
 from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
@@ -58,20 +58,32 @@ class Problem:
         """The decisions of `plan` that can matter to something with these groups and argument roles."""
         return tuple(d for d in plan if (d.group in groups if isinstance(d, Shard) else d.role in roles))
 
-    @cached_property
-    def nested(self) -> Nested:
-        """Pairs of groups one of which is major to the other in some dimension of some op."""
-        return frozenset(
-            (min(p.groups[major], p.groups[minor]), max(p.groups[major], p.groups[minor]))
-            for p in self.patterns
-            for minor, majors in enumerate(p.form.majors)
-            for major in majors
-        )
+    def commute(self, a: Shard, b: Shard) -> bool:
+        """Whether no op of this program can tell which of the two decisions came first."""
+        pair = (a.group, b.group)
+        return pair not in self._meeting or (a.axis != b.axis and a.group != b.group and pair not in self._nested)
 
     def canonical(self, plan: Plan) -> Plan:
         """The one order that stands for all that mean the same here; decisions every plan starts with stay in front."""
         start = len(self.fixed) if plan[: len(self.fixed)] == self.fixed else 0
-        return (*plan[:start], *canonical(plan[start:], self.nested))
+        return (*plan[:start], *canonical(plan[start:], self.commute))
+
+    @cached_property
+    def _meeting(self) -> frozenset[tuple[int, int]]:
+        """Pairs of groups, in both orders, that some op has both of; each group with itself."""
+        together = {frozenset(p.groups) for p in self.patterns}
+        return frozenset((a, b) for groups in together for a in groups for b in groups)
+
+    @cached_property
+    def _nested(self) -> frozenset[tuple[int, int]]:
+        """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor name may be
+        split only once its majors are."""
+        found: set[tuple[int, int]] = set()
+        for pattern in self.patterns:
+            for minor, majors in enumerate(pattern.form.majors):
+                for major in majors:
+                    found.add((pattern.groups[major], pattern.groups[minor]))
+        return frozenset(found | {(b, a) for a, b in found})
 
     def edge_trips(self, op: int, position: int) -> float:
         """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""

@@ -1,0 +1,108 @@
+"""Random small programs and random plans for them, as hypothesis strategies.
+
+A program is a list of steps over a growing pile of arrays: products, transposes, reshapes that split and merge dimensions,
+sums, concatenations, slices, elementwise work and loops. A step that does not fit the arrays it is pointed at does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax import lax
+
+from programs import Case, arg, case_of
+from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.problem import Problem
+
+Pile = list[Any]
+SIZES = (4, 8, 16)
+
+
+def product(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    pairs = [(i, j) for i in range(x.ndim) for j in range(y.ndim) if x.shape[i] == y.shape[j]]
+    if not pairs or x.ndim + y.ndim > 6:
+        return None
+    i, j = pairs[k % len(pairs)]
+    return lax.dot_general(x, y, (((i,), (j,)), ((), ())))
+
+
+def transpose(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    orders = list(permutations(range(x.ndim)))
+    return jnp.transpose(x, orders[k % len(orders)])
+
+
+def merge(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1]) if x.ndim > 1 else None
+
+
+def split(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    major = (2, 4)[k % 2]
+    fits = 0 < x.ndim < 4 and x.shape[-1] % major == 0
+    return x.reshape(*x.shape[:-1], major, x.shape[-1] // major) if fits else None
+
+
+def combine(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    alike = [v for v in pile if v.shape == x.shape]
+    return x * alike[k % len(alike)] + 1.0
+
+
+def total(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return jnp.sum(x, axis=k % x.ndim) if x.ndim > 1 else None
+
+
+def double(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return jnp.concatenate([x, x], axis=k % x.ndim) if x.ndim else None
+
+
+def halve(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return lax.slice_in_dim(x, 0, max(1, x.shape[k % x.ndim] // 2), axis=k % x.ndim) if x.ndim else None
+
+
+def loop(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    if x.ndim != 2 or x.shape[0] != x.shape[1]:
+        return None
+    return lax.fori_loop(0, 3, lambda _, carry: carry @ x + (carry.T if k % 2 else carry), x)
+
+
+STEPS: tuple[Callable[[Pile, Any, Any, int], Any], ...] = (
+    product, transpose, merge, split, combine, total, double, halve, loop,
+)  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn, loops: bool = True) -> Case:
+    """A random program on the mesh data=4, model=2; half of them donate their arguments where a result fits."""
+    shapes = draw(st.lists(st.lists(st.sampled_from(SIZES), min_size=2, max_size=3), min_size=2, max_size=3))
+    kinds = STEPS if loops else STEPS[:-1]
+    step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9), st.integers(0, 23))
+    steps = draw(st.lists(step, min_size=2, max_size=6))
+    donates = draw(st.booleans())
+
+    def run(*arguments: Any) -> Any:
+        pile = list(arguments)
+        for kind, a, b, k in steps:
+            made = kind(pile, pile[a % len(pile)], pile[b % len(pile)], k)
+            if made is not None:
+                pile.append(made)
+        taking_over = [next(v for v in reversed(pile) if v.shape == x.shape) for x in arguments] if donates else []
+        return [*taking_over, pile[-1], pile[len(pile) // 2]]
+
+    return case_of(run, *(arg(*s) for s in shapes), donate=tuple(range(len(shapes))) if donates else ())
+
+
+def plans(problem: Problem) -> st.SearchStrategy[Plan]:
+    """Plans of at most six decisions: each group takes each axis once, `Replicate` stands last."""
+    if not problem.choices:
+        return st.just(())
+    return st.lists(st.sampled_from(problem.choices), max_size=6, unique_by=_place).map(
+        lambda found: tuple(sorted(found, key=lambda d: isinstance(d, Replicate)))
+    )
+
+
+def _place(decision: Shard | Replicate) -> tuple[bool, int, int]:
+    group = decision.group if isinstance(decision, Shard) else decision.role
+    return isinstance(decision, Shard), group, decision.axis

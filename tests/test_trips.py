@@ -1,0 +1,121 @@
+"""Trip counts of loops, read from the counters that `lax.scan`, `fori_loop` and plain `while_loop` leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from programs import arg, program_of, source_of, source_of_text
+
+X = arg(8, 8)
+
+
+def counted(start: int, keep: Callable[[Any], Any], step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A `while` over a counter beside one array."""
+
+    def run(x: Any) -> Any:
+        return lax.while_loop(lambda s: keep(s[0]), lambda s: (step(s[0]), jnp.sin(s[1])), (jnp.int32(start), x))[1]
+
+    return run
+
+
+def scanned(x: Any) -> Any:
+    return lax.scan(lambda carry, row: (carry + row, carry * row), jnp.zeros(8), x)
+
+
+# name, function of one f32[8,8], trip counts of its loops from the outside in
+LOOPS: list[tuple[str, Callable[[Any], Any], list[int]]] = [
+    ("scan over rows", scanned, [8]),
+    ("scan without inputs", lambda x: lax.scan(lambda c, _: (c @ c, None), x, None, length=5)[0], [5]),
+    ("scan backwards", lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x, reverse=True), [8]),
+    ("scan unrolled by 2", lambda x: lax.scan(lambda c, r: (c + r, None), x[0], x, unroll=2)[0], [4]),
+    ("fori_loop up", lambda x: lax.fori_loop(0, 7, lambda i, c: c @ c, x), [7]),
+    ("fori_loop from 3", lambda x: lax.fori_loop(3, 10, lambda i, c: c * i, x), [7]),
+    ("while up by 3", counted(0, lambda i: i < 10, lambda i: i + 3), [4]),  # 0 3 6 9
+    ("while up, <=", counted(0, lambda i: i <= 9, lambda i: i + 3), [4]),
+    ("while that never runs", counted(5, lambda i: i < 2, lambda i: i + 1), [0]),
+    ("while down", counted(10, lambda i: i > 0, lambda i: i - 1), [10]),
+    ("while down by 4, >=", counted(10, lambda i: i >= 2, lambda i: i - 4), [3]),  # 10 6 2
+    ("while, bound on the left", counted(0, lambda i: 6 > i, lambda i: 2 + i), [3]),
+    ("while, !=", counted(2, lambda i: i != 8, lambda i: i + 2), [3]),
+    (
+        "nested",
+        lambda x: lax.fori_loop(0, 3, lambda i, c: lax.fori_loop(0, 4, lambda j, d: d @ d, c), x),
+        [3, 4],
+    ),
+    (
+        "nested with the inner bound outside both",
+        lambda x: lax.scan(lambda c, r: (lax.fori_loop(0, 6, lambda j, d: d + r, c), None), x[0], x)[0],
+        [8, 6],
+    ),
+]
+
+# Loops whose counts depend on data, or on something the pattern does not know.
+UNKNOWN: list[tuple[str, Callable[[Any], Any]]] = [
+    ("until small", lambda x: lax.while_loop(lambda c: jnp.sum(c) > 1.0, lambda c: c / 2, x)),
+    ("doubling", counted(1, lambda i: i < 100, lambda i: i * 2)),
+    ("never true again", counted(0, lambda i: i < 10, lambda i: i - 1)),
+    ("missed by !=", counted(1, lambda i: i != 8, lambda i: i + 2)),
+    ("bound from data", lambda x: lax.fori_loop(0, x[0, 0].astype(int), lambda i, c: c + 1, x)),
+]
+
+
+@pytest.mark.parametrize(("run", "trips"), [case[1:] for case in LOOPS], ids=[case[0] for case in LOOPS])
+def test_the_count_is_read_from_the_counter(run: Callable[[Any], Any], trips: list[int]) -> None:
+    source = source_of(run, X)
+    loops = source.program.loops
+    assert [loop.trips_known for loop in loops] == [True] * len(trips)
+    assert [loop.trips for loop in loops] == trips
+    assert source.notices == ()
+
+
+@pytest.mark.parametrize("run", [case[1] for case in UNKNOWN], ids=[case[0] for case in UNKNOWN])
+def test_an_unknown_count_is_one_and_said_so(run: Callable[[Any], Any]) -> None:
+    source = source_of(run, X)
+    assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(1, False)]
+    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as 1",)
+
+
+def test_ops_run_as_often_as_all_loops_around_them_together() -> None:
+    program = program_of(
+        lambda x: lax.fori_loop(0, 3, lambda i, c: lax.fori_loop(0, 4, lambda j, d: d @ d, c) + jnp.sin(c), x), X
+    )
+    assert [op.trips for op in program.ops if op.name == "stablehlo.dot_general"] == [12.0]
+    assert [op.trips for op in program.ops if op.name == "stablehlo.sine"] == [3.0]
+    assert [loop.parent for loop in program.loops] == [-1, 0]
+    outer, inner = program.loops
+    assert outer.first < inner.first < inner.last <= outer.last
+
+
+def test_a_bound_that_an_outer_loop_carries_unchanged_is_known() -> None:
+    text = """
+    func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %three = stablehlo.constant dense<3> : tensor<i32>
+      %five = stablehlo.constant dense<5> : tensor<i32>
+      %outer:3 = stablehlo.while(%i = %zero, %n = %five, %a = %x) : tensor<i32>, tensor<i32>, tensor<4xf32>
+      cond {
+        %c = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %inner:3 = stablehlo.while(%j = %zero, %m = %n, %b = %a) : tensor<i32>, tensor<i32>, tensor<4xf32>
+        cond {
+          %c = stablehlo.compare LT, %j, %m : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        } do {
+          %k = stablehlo.add %j, %one : tensor<i32>
+          %d = stablehlo.sine %b : tensor<4xf32>
+          stablehlo.return %k, %m, %d : tensor<i32>, tensor<i32>, tensor<4xf32>
+        }
+        %k = stablehlo.add %i, %one : tensor<i32>
+        stablehlo.return %k, %n, %inner#2 : tensor<i32>, tensor<i32>, tensor<4xf32>
+      }
+      return %outer#2 : tensor<4xf32>
+    }
+    """
+    assert [loop.trips for loop in source_of_text(text).program.loops] == [3, 5]

@@ -1,0 +1,68 @@
+"""The constraints of a written program, for people: where each stands and the line that says the same in JAX.
+
+Enters: a `Source`, a `LoweredPlan` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toast_cli.emit.marks import Marks
+from toast_cli.emit.snippet import entry_text
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.xla import ir
+
+UNCONSTRAINED = "P.UNCONSTRAINED"
+
+
+@dataclass(frozen=True)
+class ConstraintFacts:
+    """One constraint.
+
+    Attributes:
+        place: "definition" (the value lies so from where it is made) or "use" (these uses need it so).
+        location: source location of the operation that makes the value, or that uses it. type: of the value.
+        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
+    """
+
+    place: str
+    location: str
+    type: str
+    name: str
+    uses: int
+    line: str
+
+
+def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list[ConstraintFacts]:
+    """What `marks` adds to a program, save arguments and results."""
+    program = source.program
+    numbers = {handle: value for value, handle in enumerate(source.definitions)}
+    paths = {argument.value: argument.path for argument in program.arguments}
+    found: list[tuple[int, ConstraintFacts]] = []
+
+    def fact(place: str, op: int, value: int, layout: Layout, uses: int, open: frozenset[int] = frozenset()) -> None:
+        line = constraint_line(layout, lowered.axis_names, open)
+        facts = ConstraintFacts(
+            place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line
+        )
+        found.append((op, facts))
+
+    for pin in marks.pins:
+        if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
+            value = numbers[pin.handle]
+            fact("definition", program.producer[value], value, pin.layouts[-1], len(program.users[value]))
+    for reshard in marks.reshards:
+        fact("use", reshard.edges[0][0], reshard.value, reshard.layout, len(reshard.edges), reshard.open)
+    return [facts for _, facts in sorted(found, key=lambda item: item[0])]
+
+
+def constraint_line(layout: Layout, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
+    """The line to paste. An open dimension is left to the compiler."""
+    entries = [
+        UNCONSTRAINED if d in open else entry_text(tuple(axis_names[a] for a in axes) or None)
+        for d, axes in enumerate(layout)
+    ]
+    return f"x = jax.lax.with_sharding_constraint(x, P({', '.join(entries)}))"
