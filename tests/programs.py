@@ -123,7 +123,7 @@ def value_classes(program: Program, dimensions: Dimensions, value: int) -> tuple
 
 
 def argument(program: Program, path: str) -> int:
-    return next(k for k, a in enumerate(program.arguments) if a.path == path)
+    return [a.path for a in program.arguments].index(path)
 
 
 @dataclass(frozen=True)

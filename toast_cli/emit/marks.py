@@ -157,12 +157,18 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 
 def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Layout, ...]]]:
-    """Each operation that makes arrays of the program, with the layout in which it computes each of its results."""
+    """Each operation that makes arrays of the program, with the layout in which it computes each of its results.
+
+    Of values made from constants those have one that something else reads; what they are made from lies as they do.
+    """
     layout_of = layout_finder(source, lowered, lowered.computed)
-    remade = remade_values(source.program)
+    program = source.program
+    remade = remade_values(program)
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
-        if not lowered.layouts[value] or remade[value] or isinstance(handle, ir.BlockArgument):
+        if not lowered.layouts[value] or isinstance(handle, ir.BlockArgument):
+            continue
+        if remade[value] and all(remade[r] for op, _ in program.users[value] for r in program.ops[op].results):
             continue
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:

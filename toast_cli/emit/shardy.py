@@ -5,19 +5,22 @@ Enters: a `Source`, a `LoweredPlan` and `Marks`. Leaves: the bytes of a StableHL
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any
 
-from toast_cli.emit.annotate import Undo, annotated, put
+from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks
+from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
-from toast_cli.xla import ir, sdy, write_bytecode
+from toast_cli.xla import ir, write_bytecode
 
 
 def write_shardy(source: Source, lowered: LoweredPlan, marks: Marks, *, binary: bool = False) -> bytes:
     """The program with these marks on it; the module of `source` is as before afterwards."""
+    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
         if binary:
@@ -34,26 +37,19 @@ class ShardyNotation:
     def __init__(self, module: Any, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
         self._context = module.context
         self._axis_names = axis_names
-        axes = ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
-        self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes}]>", self._context)
-        symbols = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-        self._existing = [
-            op for op in module.body.operations if op.operation.name == "sdy.mesh" and fits(op, axis_names)
-        ]
-        names = ("mesh", *(f"mesh_{k}" for k in range(len(symbols))))
-        self._symbol = (
-            self._existing[0].attributes["sym_name"].value
-            if self._existing
-            else next(name for name in names if name not in symbols)
-        )
+        self._mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
+        meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
+        same = [op.attributes["sym_name"].value for op in meshes if op.attributes["mesh"] == self._mesh]
+        taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+        names = ("mesh", *(f"mesh_{k}" for k in range(len(taken))))
+        self._declared = bool(same)
+        self._symbol = same[0] if same else next(name for name in names if name not in taken)
         self._values: dict[tuple[Layout, frozenset[int]], Any] = {}
         self._operations: dict[tuple[Layout, ...], Any] = {}
 
     def prepare(self, module: Any, undo: Undo) -> None:
-        """Declares the mesh. Manual regions bring one along, perhaps with some of our axes only: ours takes its place."""
-        for mesh in self._existing:
-            put(mesh.operation, "mesh", self._mesh, undo)
-        if not self._existing:
+        """Declares the mesh, unless the program brings the same one along for its manual regions."""
+        if not self._declared:
             added = ir.Operation.create(
                 "sdy.mesh",
                 attributes={"sym_name": ir.StringAttr.get(self._symbol, self._context), "mesh": self._mesh},
@@ -95,12 +91,31 @@ class ShardyNotation:
         ]
 
 
-def fits(mesh: Any, axis_names: tuple[str, ...]) -> bool:
-    """Whether a mesh in the program, with devices in their own order, has no axes but ours."""
-    attribute = sdy.MeshAttr(mesh.attributes["mesh"])
-    return not list(attribute.device_ids) and {sdy.MeshAxisAttr(axis).name for axis in attribute.axes} <= set(
-        axis_names
-    )
+def check_manual_regions(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
+    """Manual regions hold device numbers of the mesh they were written for; on another one they would mean something else.
+
+    Raises `UsageError` for the first region on a mesh that is not exactly this one.
+    """
+    ours = f"[{axes_text(axis_names, axis_sizes)}]"
+    for number, op in enumerate(source.program.ops):
+        if op.name != "sdy.manual_computation":
+            continue
+        theirs = re.search(r"@(\w+|\"[^\"]*\")", str(source.operations[number].attributes["out_shardings"]))
+        meshes = [m for m in source.module.body.operations if m.operation.name == "sdy.mesh"]
+        used = [m for m in meshes if theirs and m.attributes["sym_name"].value == theirs[1].strip('"')]
+        for mesh in used:
+            text = str(mesh.attributes["mesh"])
+            if text != f"#sdy.mesh<{ours}>":
+                raise UsageError(
+                    f"a manual region was written for the mesh {text[len('#sdy.mesh<') : -1]}, not for {ours}",
+                    where=source.location(number),
+                    hint="give --mesh-shape the same axes, sizes and order",
+                )
+
+
+def axes_text(axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> str:
+    """The axes as Shardy prints them: `"data"=8, "model"=2`."""
+    return ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
 
 
 def quoted(name: str) -> str:

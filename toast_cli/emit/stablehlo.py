@@ -12,6 +12,7 @@ from toast_cli.emit.shardy import write_shardy
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.xla import ir
 
 ANNOTATE = ("minimal", "full", "arguments")
 
@@ -36,5 +37,8 @@ def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str = "minimal"
         return argument_marks(source, lowered)
     if annotate != "minimal":
         raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
-    choice = choose_marks(source, lowered)
+    try:
+        choice = choose_marks(source, lowered)
+    except ir.MLIRError:  # a program that Shardy's passes refuse; XLA may still take it
+        return pinned_marks(source, lowered)
     return pinned_marks(source, lowered) if choice.unsettled else choice.marks

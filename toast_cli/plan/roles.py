@@ -17,7 +17,12 @@ ROLES = (WEIGHTS, STATE, INPUTS)
 _VIEWS = frozenset(
     ["stablehlo.convert", "stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier", "stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.broadcast_in_dim"]
 )
-_READERS = frozenset({"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.gather"})
+# Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
+_READERS = {
+    "stablehlo.dot_general": slice(None),
+    "stablehlo.convolution": slice(1, 2),
+    "stablehlo.gather": slice(0, 1),
+}
 _ROOT = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -52,11 +57,17 @@ def views(program: Program) -> dict[int, int]:
 
 
 def _read_by_products(program: Program) -> set[int]:
-    """Arguments that a contraction, convolution or gather reads, directly or through a plain view."""
+    """Arguments that a contraction, convolution (its kernel) or gather (its table) reads, directly or through a plain view.
+
+    What a donated argument is multiplied with, itself not donated, is data: the first layer's input beside its weight.
+    """
     origin = views(program)
     read: set[int] = set()
+    data: set[int] = set()
     for op in program.ops:
         if op.name in _READERS:
-            tables = op.operands[:1] if op.name == "stablehlo.gather" else op.operands
-            read.update(origin[v] for v in tables if v in origin)
-    return read
+            found = {origin[v] for v in op.operands[_READERS[op.name]] if v in origin}
+            donated = {k for k in found if program.arguments[k].donated}
+            read |= found
+            data |= found - donated if donated else set()
+    return read - data

@@ -1,11 +1,21 @@
-"""Moves between plans: which decisions may follow a plan, and the plans one change away from it."""
+"""Moves between plans: which decisions may follow a plan, and the plans one edit away from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
+
+Move = tuple[Decision, ...]  # decisions taken together, in order
+
+
+class Edit(NamedTuple):
+    """A change to a plan: decisions taken out, decisions put in (anywhere). Both the same: they move."""
+
+    out: Move
+    into: Move
 
 
 def next_decisions(problem: Problem, plan: Plan) -> list[Decision]:
@@ -18,36 +28,55 @@ def next_decisions(problem: Problem, plan: Plan) -> list[Decision]:
     ]  # fmt: skip
 
 
-Move = tuple[Decision, ...]  # decisions taken together, in order
-
-
 def next_moves(problem: Problem, plan: Plan) -> list[Move]:
     """Single decisions, and those that only pay together: a group over all axes, a family or all weights over one axis."""
     singles = next_decisions(problem, plan)
-    open_shards = [d for d in singles if isinstance(d, Shard)]
-    allowed = set(open_shards)
-    moves: list[Move] = [(d,) for d in singles]
-    moves += [move for move in problem.macros if allowed.issuperset(move)]
-    return moves
+    allowed = {d for d in singles if isinstance(d, Shard)}
+    return [*((d,) for d in singles), *(move for move in problem.macros if allowed.issuperset(move))]
 
 
-def neighbours(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """Plans that differ by one decision removed, exchanged, moved or added, in canonical order; `problem.fixed` stays in front."""
+def small_edits(problem: Problem, plan: Plan) -> list[Edit]:
+    """Everything that takes out, moves or adds; decisions every plan starts with stay."""
+    free = plan[len(problem.fixed) :]
+    return [
+        *(Edit((d,), ()) for d in free),
+        *(Edit((d,), (d,)) for d in free if isinstance(d, Shard)),
+        *(Edit((), move) for move in next_moves(problem, plan)),
+    ]
+
+
+def exchanges(problem: Problem, plan: Plan) -> list[Edit]:
+    """Everything that puts one decision in place of another of its kind."""
+    free = plan[len(problem.fixed) :]
+    return [Edit((d,), (e,)) for d in free for e in problem.choices if e not in plan and type(d) is type(e)]
+
+
+def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
+    """The plans an edit can lead to, in canonical order, each once: what it puts in may stand at any place that makes a
+    difference. None where the edit does not suit the plan."""
     fixed = len(problem.fixed)
-    free = plan[fixed:]
-    for k in range(len(free)):
-        yield problem.canonical((*problem.fixed, *free[:k], *free[k + 1 :]))
-    for k in range(len(free)):
-        rest = free[:k] + free[k + 1 :]
-        for place in range(len(rest) + 1):
-            if place != k:
-                yield problem.canonical((*problem.fixed, *rest[:place], free[k], *rest[place:]))
-    for decision in next_decisions(problem, plan):
-        for place in range(len(free) + 1):
-            if isinstance(decision, Shard) or place == len(free):
-                yield problem.canonical((*problem.fixed, *free[:place], decision, *free[place:]))
-    for k in range(len(free)):
-        rest = free[:k] + free[k + 1 :]
-        for decision in next_decisions(problem, (*problem.fixed, *rest)):
-            if isinstance(decision, Shard) or isinstance(free[k], Replicate):
-                yield problem.canonical((*problem.fixed, *rest[:k], decision, *rest[k:]))
+    free = list(plan[fixed:])
+    if any(d not in free for d in edit.out):
+        return
+    free = [d for d in free if d not in edit.out]
+    taken = {d[:2] for d in free if isinstance(d, Shard)}
+    if any(d[:2] in taken if isinstance(d, Shard) else d in free for d in edit.into):
+        return
+    if not edit.into:
+        yield problem.canonical((*problem.fixed, *free))
+        return
+    seen = {plan}
+    for place in _places(problem, free, edit.into):
+        result = problem.canonical((*problem.fixed, *free[:place], *edit.into, *free[place:]))
+        if result not in seen:
+            seen.add(result)
+            yield result
+
+
+def _places(problem: Problem, free: list[Decision], move: Move) -> Iterator[int]:
+    """Where to insert a move: at the front, and behind each decision that one of it does not commute with."""
+    shards = [d for d in move if isinstance(d, Shard)]
+    yield 0
+    for place, before in enumerate(free, 1):
+        if isinstance(before, Shard) and any(not problem.commute(d, before) for d in shards):
+            yield place
