@@ -161,7 +161,7 @@ class Case:
         for use in self.evaluator.collectives(plan):
             key = (use.kind, tuple(self.problem.mesh.names[a] for a in use.axes), use.bytes)
             found[key] = found.get(key, 0.0) + use.count
-        return sorted((*key, count) for key, count in found.items())
+        return sorted((*key, round(count, 9)) for key, count in found.items())
 
     def lowered(self, plan: Plan) -> LoweredPlan:
         return lower(self.problem, plan)

@@ -205,6 +205,27 @@ def compile_program(program: bytes, devices: list[Any], *, shardy: bool) -> Any:
     return devices[0].client.compile_and_load(program, _jax.DeviceList(tuple(devices)), options)
 
 
+def tpu_devices(topology: str, megacore: bool) -> list[Any]:
+    """Devices of a TPU slice that need not be there, e.g. `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu."""
+    from jax.experimental import topologies
+
+    options = {"chip_config_name": "megacore"} if megacore else {}
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
+
+
+def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool) -> Any:
+    """An executable of StableHLO for devices that are not there. Raises RuntimeError, also when it cannot fit in their memory."""
+    from jax._src import compiler
+
+    count = len(devices)
+    options = compiler.get_compile_options(
+        1, count, device_assignment=np.arange(count).reshape(1, count), backend=devices[0].client
+    )
+    options.executable_build_options.use_shardy_partitioner = shardy
+    module = parse_module(make_context(), program)
+    return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options)
+
+
 def compiled_text(executable: Any) -> str:
     """The HLO text of the compiled modules: one device's program."""
     return "\n".join(module.to_string() for module in executable.hlo_modules())
@@ -215,27 +236,26 @@ def run_program(
 ) -> list[Any]:
     """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are split as the program says.
 
-    `shapes` [results] are of the whole arrays. Imports jax, which must find enough virtual CPU devices: set XLA_FLAGS before.
-    Raises RuntimeError.
+    `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises RuntimeError.
     """
     import jax
     from jax._src.sharding_impls import GSPMDSharding
 
-    jax.config.update("jax_enable_x64", True)
-    chosen = jax.devices("cpu")[:devices]
+    chosen = cpu_devices(devices)
     executable = compile_program(program, chosen, shardy=shardy)
 
     def shardings(found: Any, count: int) -> list[Any]:
         return [GSPMDSharding(chosen, s) for s in found] if found else [GSPMDSharding.get_replicated(chosen)] * count
 
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
-    placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
-    pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
-    ways_out = shardings(executable.get_output_shardings(), len(shapes))
-    return [
-        np.asarray(jax.make_array_from_single_device_arrays(shape, sharding, parts))
-        for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
-    ]
+    with jax.enable_x64(True):
+        placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
+        pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+        ways_out = shardings(executable.get_output_shardings(), len(shapes))
+        return [
+            np.asarray(jax.make_array_from_single_device_arrays(shape, sharding, parts))
+            for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
+        ]
 
 
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:

@@ -13,6 +13,12 @@ class Search(StrEnum):
     exact = "exact"
 
 
+class Compiler(StrEnum):
+    cpu = "cpu"
+    tpu = "tpu"
+    gpu = "gpu"
+
+
 class Format(StrEnum):
     stablehlo = "stablehlo"
     bytecode = "bytecode"

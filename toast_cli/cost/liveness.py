@@ -88,13 +88,17 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int]) -> list[boo
     for number, op in enumerate(program.ops):
         if op.name in _IN_PLACE and op.operands:
             source = op.operands[0]
-            if (source in donated or borrowed[source]) and last_read(source) <= 2 * number:
+            if (source in donated or borrowed[source]) and last_read(source) < 2 * number:
                 borrowed[op.results[0]] = True
+                if op.name == CARRY:  # what an iteration yields is made where the carry was, if that is no longer read
+                    made = program.producer[op.operands[1]]
+                    anew = made > number and program.ops[made].name != CARRY
+                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < 2 * made
     for argument in program.arguments:
         if argument.aliased_result >= 0:
             result = program.results[argument.aliased_result].value
             maker = program.producer[result]
-            if last_read(argument.value) <= 2 * maker and program.ops[maker].name != ARGUMENT:
+            if last_read(argument.value) < 2 * maker and program.ops[maker].name != ARGUMENT:
                 borrowed[result] = True
     return borrowed
 

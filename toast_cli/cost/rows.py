@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, choose, lay_out
+from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, choose, decisive, lay_out
 from toast_cli.plan.problem import Problem
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
@@ -19,12 +19,12 @@ Row = tuple[Iteration, ...]  # [patterns of the view]
 
 @dataclass(slots=True)
 class View:
-    """patterns: their numbers. touches: of the decisions that matter to them, see `touch`."""
+    """touches: of the decisions that matter, see `touch`. patterns: numbers of those that always choose alike, together."""
 
     touches: frozenset[int]
-    patterns: list[int]
+    patterns: list[list[int]]
     rows: list[Row] = field(default_factory=list)
-    number: dict[tuple[int, ...], int] = field(default_factory=dict)  # identities of a row's iterations -> its number
+    number: dict[tuple[Choice, ...], int] = field(default_factory=dict)  # [lists of patterns] choices -> row number
     memo: dict[Plan, int] = field(default_factory=dict)  # the decisions that matter -> row number
 
 
@@ -44,24 +44,22 @@ class Rows:
         self._problem = problem
         self._sizes = problem.mesh.sizes
         self.size = 0
-        self.place: list[tuple[int, int]] = []  # [patterns] number of its view, place in it
+        self.place: list[tuple[int, int]] = [(0, 0)] * len(problem.patterns)  # [patterns] number of its view, place in it
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._iterations: list[dict[Choice, Iteration]] = [{} for _ in problem.patterns]
         self.views = self._make_views()
 
     def _make_views(self) -> list[View]:
-        views: list[View] = []
-        numbers: dict[frozenset[int], int] = {}
+        found: dict[frozenset[int], dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
         for number, pattern in enumerate(self._problem.patterns):
             role = [] if pattern.role == NO_ROLE else [_role(pattern.role)]
-            touches = frozenset([*pattern.groups, *role])
-            at = numbers.setdefault(touches, len(views))
-            if at == len(views):
-                views.append(View(touches, []))
-                for what in touches:
-                    self.of_touch[what].append(at)
-            self.place.append((at, len(views[at].patterns)))
-            views[at].patterns.append(number)
+            found[frozenset([*pattern.groups, *role])][decisive(pattern)].append(number)
+        views = [View(touches, list(alike.values())) for touches, alike in found.items()]
+        for at, view in enumerate(views):
+            for what in view.touches:
+                self.of_touch[what].append(at)
+            for place, number in enumerate(number for alike in view.patterns for number in alike):
+                self.place[number] = at, place
         return views
 
     def row(self, view: View, touched: list[tuple[int, Decision]]) -> int:
@@ -76,18 +74,26 @@ class Rows:
 
     def _make_row(self, view: View, plan: Plan) -> int:
         problem = self._problem
-        row: list[Iteration] = []
-        for number in view.patterns:
-            pattern = problem.patterns[number]
-            choice = choose(pattern, plan, problem.resolution_place, self._sizes)
-            iteration = self._iterations[number].get(choice)
-            if iteration is None:
-                iteration = self._iterations[number][choice] = lay_out(pattern, choice)
-            row.append(iteration)
-        key = tuple(map(id, row))
-        found = view.number.setdefault(key, len(view.rows))
+        choices = tuple(
+            choose(problem.patterns[alike[0]], plan, problem.resolution_place, self._sizes) for alike in view.patterns
+        )
+        found = view.number.setdefault(choices, len(view.rows))
         if found == len(view.rows):
-            view.rows.append(tuple(row))
+            view.rows.append(
+                tuple(
+                    self._lay_out(number, choice)
+                    for alike, choice in zip(view.patterns, choices, strict=True)
+                    for number in alike
+                )
+            )
+        return found
+
+    def _lay_out(self, pattern: int, choice: Choice) -> Iteration:
+        """Equal choices give one object, so that items can be remembered by identity."""
+        known = self._iterations[pattern]
+        found = known.get(choice)
+        if found is None:
+            found = known[choice] = lay_out(self._problem.patterns[pattern], choice)
         return found
 
     def iteration(self, pattern: int, rows: list[int]) -> Iteration:

@@ -17,8 +17,10 @@ from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import Resolution, Strand
 from toast_cli.program.model import Program
 
-# One occurrence of a group: (value number, or -1 - op number for an op of its own; place among the value's slots).
+# One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the op). Places
+# count from the dimension a slot lies in, since not every op has slots for all dimensions of a value.
 End = tuple[int, int]
+PLACES_PER_DIMENSION = 64
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,16 @@ def _ends(
     for number, crowded in ops.items():
         op, form, slot_class = program.ops[number], classes.forms[number], classes.slot_classes[number]
         for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
-            flat = [slot for slots in dims for slot in slots]
-            by_group: dict[int, list[int]] = defaultdict(list)
-            for place, slot in enumerate(flat):
-                if slot in crowded:
-                    by_group[class_group[slot_class[slot]]].append(place)
-            for group, places in by_group.items():
-                if len(places) > 1:
-                    ends.setdefault(value, {}).setdefault(group, [(value, p) for p in places])
-                    for place in places:
-                        slot_ends[number, flat[place]].append((value, place))
+            by_group: dict[int, list[tuple[int, int]]] = defaultdict(list)  # group -> place and slot of each occurrence
+            for dim, slots in enumerate(dims):
+                for k, slot in enumerate(slots):
+                    if slot in crowded:
+                        by_group[class_group[slot_class[slot]]].append((PLACES_PER_DIMENSION * dim + k, slot))
+            for group, found in by_group.items():
+                if len(found) > 1:
+                    ends.setdefault(value, {}).setdefault(group, [(value, place) for place, _ in found])
+                    for place, slot in found:
+                        slot_ends[number, slot].append((value, place))
         own: dict[int, list[End]] = defaultdict(list)
         for slot in crowded:
             if not slot_ends[number, slot]:  # no value shows this conflict: the op has a choice of its own

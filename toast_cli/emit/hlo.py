@@ -13,6 +13,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
+from toast_cli.emit.settle import settled
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
@@ -30,6 +31,7 @@ def emit_hlo(source: Source, lowered: LoweredPlan) -> bytes:
     Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
     """
     refuse_shardy_operations(source)
+    lowered = settled(source.program, lowered)
     marks = operation_marks(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)

@@ -130,11 +130,13 @@ def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
 
 
 def pinnable_values(source: Source, lowered: LoweredPlan) -> Iterator[int]:
-    """Values whose layout is ours to say: arrays that an operation makes, once."""
+    """Values whose layout is ours to say: arrays that an operation of the program makes, once."""
     remade = remade_values(source.program)
+    producer = source.program.producer  # -1 for what the module computes and nobody needs
     for value, handle in enumerate(source.definitions):
-        ours = lowered.layouts[value] and not remade[value] and not isinstance(handle, ir.BlockArgument)
-        if ours and not handle.owner.name.startswith("sdy."):
+        if not lowered.layouts[value] or remade[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
+            continue
+        if not handle.owner.name.startswith("sdy."):
             yield value
 
 
@@ -157,18 +159,12 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 
 def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Layout, ...]]]:
-    """Each operation that makes arrays of the program, with the layout in which it computes each of its results.
-
-    Of values made from constants those have one that something else reads; what they are made from lies as they do.
-    """
+    """Each operation that makes arrays of the program, with the layout in which it computes each of its results."""
     layout_of = layout_finder(source, lowered, lowered.computed)
-    program = source.program
-    remade = remade_values(program)
+    producer = source.program.producer
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
-        if not lowered.layouts[value] or isinstance(handle, ir.BlockArgument):
-            continue
-        if remade[value] and all(remade[r] for op, _ in program.users[value] for r in program.ops[op].results):
+        if not lowered.layouts[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
             continue
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:

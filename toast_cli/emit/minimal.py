@@ -33,7 +33,7 @@ MAX_ROUNDS = 10
 # From this round on everything that is wrong is pinned, not only where it starts.
 EVERYTHING_FROM_ROUND = 6
 # Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
-PRUNING_WORK = 80_000
+PRUNING_WORK = 30_000
 
 # Operations whose operands follow from the layout of the result, dimension by dimension.
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
@@ -57,7 +57,11 @@ def choose_marks(source: Source, lowered: LoweredPlan) -> Choice:
 
 
 class Chooser:
-    """One choice; used once. `pinned` are the values pinned so far, `reshards` the constraints at uses."""
+    """One choice; used once.
+
+    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one layout and go on in
+    another, which only a pin can say.
+    """
 
     def __init__(self, source: Source, lowered: LoweredPlan) -> None:
         self._source, self._lowered = source, lowered
@@ -68,14 +72,15 @@ class Chooser:
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
-        self.pinned = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
+        self._twofold = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
+        self.pinned = set(self._twofold)
         self.rounds = 0
 
     def choose(self) -> Choice:
         wrong: list[int] = []
         for attempt in range(MAX_ROUNDS):
             found = self._propagate(self.pinned)
-            wrong, wrong_reshards = self._wrong(found, self.pinned)
+            wrong, wrong_reshards = self._wrong(found)
             if not wrong and not wrong_reshards:
                 break
             for k in wrong_reshards:
@@ -92,9 +97,8 @@ class Chooser:
 
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
-        layout, computed = self._lowered.layouts[value], self._lowered.computed.get(value)
-        handle = self._source.definitions[value]
-        yield Pin(handle, (layout,) if computed is None else (computed, layout))
+        layout, handle = self._lowered.layouts[value], self._source.definitions[value]
+        yield Pin(handle, (self._lowered.computed[value], layout) if value in self._twofold else (layout,))
         if self._program.ops[self._program.producer[value]].name == CARRY:
             yield from argument_pins(handle.owner.operation, handle.result_number, layout)
 
@@ -102,7 +106,7 @@ class Chooser:
         self.rounds += 1
         return self._propagation.run(self._marks(pinned))
 
-    def _wrong(self, found: Propagated, pinned: set[int]) -> tuple[list[int], list[int]]:
+    def _wrong(self, found: Propagated) -> tuple[list[int], list[int]]:
         """Values, and reshards, that lie elsewhere than planned."""
         lowered = self._lowered
 
@@ -110,8 +114,7 @@ class Chooser:
             return got != without_units(want, lowered.axis_sizes)
 
         def wanted(value: int) -> Layout:
-            layout = lowered.layouts[value]
-            return lowered.computed.get(value, layout) if value in pinned else layout
+            return (lowered.computed if value in self._twofold else lowered.layouts)[value]
 
         values = [v for v in self._movable if v in found.values and differs(found.values[v], wanted(v))]
         return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].layout)]
@@ -140,24 +143,24 @@ class Chooser:
             yield from op.results
             yield from (v for k, v in enumerate(op.operands) if (number, k) not in required)
 
+    def settles(self, pinned: set[int]) -> bool:
+        """Whether everything lies as planned with these values pinned."""
+        return self._wrong(self._propagate(pinned)) == ([], [])
+
+    def optional(self) -> set[int]:
+        """Pinned values that propagation might take to the right place by itself."""
+        return self.pinned - self._twofold
+
     def _prune(self) -> None:
         """Takes away pins, halves of them first, for as long as the work allowed lasts."""
         tries = PRUNING_WORK // max(1, len(self._program.ops))
-
-        def dispensable(values: list[int]) -> bool:
-            nonlocal tries
-            tries -= 1
-            rest = self.pinned.difference(values)
-            wrong, wrong_reshards = self._wrong(self._propagate(rest), rest)
-            return not wrong and not wrong_reshards
-
-        fixed = {v for v in self.pinned if v in self._lowered.computed and not scatters(self._source, self._lowered, v)}
-        waiting = [sorted(self.pinned - fixed)]
+        waiting = [sorted(self.optional())]
         while waiting and tries > 0:
             values = waiting.pop()
             if not values:
                 continue
-            if dispensable(values):
+            tries -= 1
+            if self.settles(self.pinned.difference(values)):
                 self.pinned.difference_update(values)
             elif len(values) > 1:
                 half = len(values) // 2

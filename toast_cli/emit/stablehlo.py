@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
@@ -26,6 +27,7 @@ def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, a
 
     Raises `UsageError` for another value.
     """
+    lowered = settled(source.program, lowered)
     return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
 

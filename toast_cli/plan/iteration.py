@@ -73,6 +73,13 @@ def iterate(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: 
     return lay_out(pattern, choose(pattern, plan, resolutions, sizes))
 
 
+def decisive(pattern: OpPattern) -> tuple[object, ...]:
+    """What a choice depends on: patterns that agree in it make the same one under every plan."""
+    form = pattern.form
+    sums = form.results if SlotKind.REDUCTION in form.kinds else ()
+    return pattern.groups, pattern.strands, pattern.role, form.sizes, form.kinds, form.extents, form.majors, sums
+
+
 def choose(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Choice:
     """Who gets which axis in one op; arguments as for `iterate`."""
     slot_axes = _spend_axes(pattern, plan, resolutions, sizes)

@@ -39,7 +39,8 @@ def reshard_steps(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tup
     for axis in added:
         if axis not in removed:  # a slice
             count *= sizes[axis]
-    reordered = tuple(a for a, dim in removed.items() if added.get(a) == dim)
+    shuffled = {dim for axis, dim in removed.items() if added.get(axis) == dim}  # an axis stays, but at another place
+    reordered = tuple(axis for axis, dim in removed.items() if dim in shuffled)
     if reordered:
         steps.append(Step("collective-permute", reordered, 1.0 / count))
     for axis, dim in removed.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from toast_cli.cost.compute import op_seconds
 from toast_cli.cost.collectives import collective_seconds
+from toast_cli.cost.compute import op_seconds
 from toast_cli.cost.fusion import materialised
 from toast_cli.cost.items import WorkItem, work_items
 from toast_cli.plan.decisions import Plan
@@ -45,11 +45,9 @@ class LowerBound:
         traffic = sum(work.operand_bytes) + sum(work.result_bytes)
         seconds = op_seconds(mesh.chip, work.name, work.dtype, work.flops / ways, traffic / ways)
         unspent = prod(sizes[a] for a in range(len(sizes)) if a not in spent)
-        whole = prod(sizes[a] for a in spent)
-        seconds = max(seconds, op_seconds(mesh.chip, work.name, work.dtype, work.flops / whole / unspent, 0.0))
         for k, size in enumerate(work.whole_bytes):
             over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
             if over:
                 local = size / prod(sizes[a] for axes in iteration.computed[k] for a in axes) / unspent
-                seconds += 0.5 * collective_seconds(mesh, "all-reduce", local, over)
+                seconds += 0.5 * work.reduction_share * collective_seconds(mesh, "all-reduce", local, over)
         return seconds * work.runs

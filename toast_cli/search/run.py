@@ -58,7 +58,9 @@ def run_search(
             results.append(one(root))
             if results[-1].stopped == "interrupted":
                 break
-    return _best(results)
+    best = _best(results)
+    cost = evaluator.exact_cost(best.plan)  # searches look at memory at some moments only
+    return replace(best, cost=cost, fits=cost.peak_bytes <= evaluator.problem.mesh.limit_bytes)
 
 
 _TASK = None  # what forked workers run; set just before they are forked

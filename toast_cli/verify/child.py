@@ -1,7 +1,7 @@
 """Work that may abort the process, done in a child of its own.
 
-`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.child TASK FOLDER` with so many virtual CPU
-devices, and reads the answer back. A child that reports an error, dies or does not end comes back as a `Failure`.
+`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.child TASK FOLDER`, and reads the answer
+back. A child that reports an error, dies or does not end comes back as a `Failure`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 FAILED = 3
 REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
-_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} .*\] (.*)", re.MULTILINE)
+_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} (?!.*Check failed).*\] (.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Answer:
 
 
 def ask(
-    task: str, request: dict[str, Any], files: dict[str, bytes], *, devices: int = 1, timeout_seconds: float = 600.0
+    task: str, request: dict[str, Any], files: dict[str, bytes], *, timeout_seconds: float = 600.0
 ) -> Answer | Failure:
     """Runs one task of `TASKS` in a child process."""
     with tempfile.TemporaryDirectory(prefix="toast-") as name:
@@ -47,10 +47,10 @@ def ask(
         (folder / REQUEST).write_text(json.dumps(request))
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        command = [sys.executable, "-P", "-m", "toast_cli.verify.child", task, name]
+        command = command_of(task, name)
         try:
             child = subprocess.run(
-                command, env=environment(devices), capture_output=True, timeout=timeout_seconds, check=False
+                command, env=environment(), capture_output=True, timeout=timeout_seconds, check=False
             )
         except subprocess.TimeoutExpired:
             return Failure(f"no answer within {timeout_seconds:.0f} seconds", aborted=True)
@@ -64,15 +64,17 @@ def ask(
         return Answer(json.loads((folder / ANSWER).read_text()), written)
 
 
-def environment(devices: int) -> dict[str, str]:
-    """The parent's, with virtual CPU devices and no accelerator."""
-    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
-    }
+def command_of(task: str, folder: str) -> list[str]:
+    """How to start a child."""
+    return [sys.executable, "-P", "-m", "toast_cli.verify.child", task, folder]
+
+
+def environment() -> dict[str, str]:
+    """The parent's, without an accelerator and without chatter."""
+    quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    # libtpu asks a metadata server what machine this is, and locks the chips, unless told not to.
+    libtpu = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    return {**os.environ, **quiet, **libtpu}
 
 
 def abort_reason(code: int, stderr: str) -> str:
@@ -89,10 +91,12 @@ def abort_reason(code: int, stderr: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """TASK FOLDER."""
+    from toast_cli.verify.ahead import ahead_task
     from toast_cli.verify.compile import compile_task
     from toast_cli.verify.numbers import numbers_task
 
     tasks: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
+        "ahead": ahead_task,
         "compile": compile_task,
         "numbers": numbers_task,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 
 from toast_cli.verify.hlo_text import Instruction, instructions
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
@@ -34,25 +35,20 @@ class Collective:
 
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
     """All collectives of a compiled module, in the order of its text."""
-    found: list[Collective] = []
-    devices = 1
-    for size in axis_sizes:
-        devices *= size
-    seen: set[tuple[str, str, tuple[int, ...], tuple[str, ...]]] = set()
-    for instruction in instructions(text, OPCODES):
+    found: dict[tuple[object, ...], list[Collective]] = {}
+    devices = prod(axis_sizes)
+    for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
         if kind is None:
             continue
         axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
-        channel = _CHANNEL.search(instruction.attributes)
-        key = (kind, channel[1] if channel else "", instruction.sizes, axes)
-        if channel and key in seen:
-            continue
-        seen.add(key)
-        match = _OP_NAME.search(instruction.attributes)
-        name = match[1] if match else ""
-        found += [Collective(kind, axes, size, instruction.runs, name) for size in result_sizes(kind, instruction)]
-    return found
+        channel, match = _CHANNEL.search(instruction.attributes), _OP_NAME.search(instruction.attributes)
+        key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
+        if key not in found or (match and not found[key][0].name):
+            name = match[1] if match else ""
+            sizes = result_sizes(kind, instruction)
+            found[key] = [Collective(kind, axes, size, instruction.runs, name) for size in sizes]
+    return [collective for alike in found.values() for collective in alike]
 
 
 def kind_of(instruction: Instruction) -> str | None:

@@ -33,7 +33,7 @@ def compile_on_cpu(
 ) -> CompiledFacts | Failure:
     """Compiles for so many virtual CPU devices, with Shardy or with GSPMD propagation, in a child process."""
     request = {"form": form, "devices": devices, "shardy": shardy}
-    answer = ask("compile", request, {PROGRAM: content}, devices=devices, timeout_seconds=timeout_seconds)
+    answer = ask("compile", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return answer
     return CompiledFacts(hlo_text=answer.files[COMPILED].decode(), **answer.facts)

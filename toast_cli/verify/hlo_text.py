@@ -20,16 +20,12 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONSTANT = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
 
-# The other names HLO and MLIR have for one element type.
-HLO_DTYPES = {
-    "s2": "i2",
-    "s4": "i4",
-    "s8": "i8",
-    "s16": "i16",
-    "s32": "i32",
-    "s64": "i64",
-    "c64": "complex<f32>",
-    "c128": "complex<f64>",
+# Bits per element by HLO's names, which differ from MLIR's: `s32`, `u8`, `c64`, `f8e4m3fn`.
+BITS = {
+    **{name.lower().replace("ui", "u"): bits for name, bits in DTYPE_BITS.items()},
+    **{f"s{bits}": bits for bits in (2, 4, 8, 16, 32, 64)},
+    "c64": 64,
+    "c128": 128,
 }
 
 
@@ -139,6 +135,6 @@ def array_bytes(kind: str) -> tuple[int, ...]:
     """Bytes of each array in a type, `f32[8,16]{1,0}` or a tuple of such."""
     sizes = []
     for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", kind)):
-        bits = DTYPE_BITS.get(HLO_DTYPES.get(dtype, {"u": "ui" + dtype[1:]}.get(dtype[0], dtype)), 32)
-        sizes.append((prod(int(d) for d in dims.split(",") if d) * bits + 7) // 8)
+        elements = prod(int(d) for d in dims.split(",") if d)
+        sizes.append((elements * BITS.get(dtype, 32) + 7) // 8)
     return tuple(sizes)

@@ -5,7 +5,9 @@ Enters: the bytes of both. Leaves: the largest error of each result, relative to
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def compare_numbers(
     """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child process."""
     request = {"form": form, "devices": devices, "shardy": shardy, "seed": seed}
     files = {ORIGINAL: original, PARTITIONED: partitioned}
-    answer = ask("numbers", request, files, devices=devices, timeout_seconds=timeout_seconds)
+    answer = ask("numbers", request, files, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return answer
     return [ResultError(**error) for error in answer.facts["errors"]]
@@ -75,8 +77,10 @@ def own_devices(module: Any) -> int:
     """How many devices a program needs as it stands: one, or as many as its manual regions were written for."""
     from toast_cli import xla
 
-    partitions = xla.ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
-    return int(partitions) if xla.walk_ops(module, "sdy.manual_computation") else 1
+    if not xla.walk_ops(module, "sdy.manual_computation"):
+        return 1
+    meshes = [str(mesh.attributes["mesh"]) for mesh in xla.walk_ops(module, "sdy.mesh")]
+    return max(prod(int(size) for size in re.findall(r"=(\d+)", mesh)) for mesh in meshes)
 
 
 def relative_error(expected: NDArray[Any], found: NDArray[Any]) -> float:

@@ -1,0 +1,499 @@
+"""Plan semantics: each well-known strategy comes out of the same few rules, with the collectives it is known for.
+
+Every array is f32 (4 bytes an element). `bytes` are of the result on one device, see `CollectiveUse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from programs import Case, arg, case_of, round_mesh
+from random_programs import cases, plans
+from toast_cli.errors import UsageError
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.program.model import Program
+
+Collectives = list[tuple[str, tuple[str, ...], float, float]]
+
+# ---------------------------------------------------------------- weights of a perceptron: data parallel, ZeRO, FSDP
+
+N, D, F = 8, 16, 64  # batch, model, hidden
+WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
+WEIGHT = D * F * 4.0  # bytes of either
+
+
+def loss(p: Any, x: Any) -> Any:
+    return jnp.sum((x + jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
+
+
+def sgd(p: Any, x: Any) -> Any:
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x))
+
+
+def momentum(p: Any, m: Any, x: Any) -> Any:
+    m = jax.tree.map(lambda a, g: 0.9 * a + g, m, jax.grad(loss)(p, x))
+    return jax.tree.map(lambda w, a: w - 0.1 * a, p, m), m
+
+
+@pytest.fixture(scope="module")
+def plain() -> Case:
+    return case_of(sgd, WEIGHTS, arg(N, D), donate=(0,))
+
+
+@pytest.fixture(scope="module")
+def optimised() -> Case:
+    return case_of(momentum, WEIGHTS, WEIGHTS, arg(N, D), donate=(0, 1))
+
+
+def rests(case: Case, plan: Plan) -> dict[str, str]:
+    return {a.path: case.rest(a.path, plan) for a in case.program.arguments}
+
+
+def test_the_empty_plan_communicates_nothing(plain: Case) -> None:
+    assert plain.collectives(()) == []
+    assert set(rests(plain, ()).values()) == {"-|-"}
+
+
+def test_data_parallelism_all_reduces_gradients(plain: Case) -> None:
+    plan = (plain.shard("x.0", "data"),)
+    assert plain.collectives(plan) == [("all-reduce", ("data",), WEIGHT, 2.0)]
+    assert rests(plain, plan) == {"p['down']": "-|-", "p['up']": "-|-", "x": "data|-"}
+
+
+def test_data_parallelism_over_two_axes_is_one_all_reduce_over_both(plain: Case) -> None:
+    plan = (plain.shard("x.0", "data"), plain.shard("x.0", "model"))
+    assert plain.collectives(plan) == [("all-reduce", ("data", "model"), WEIGHT, 2.0)]
+    assert plain.rest("x", plan) == "data,model|-"
+
+
+def test_fsdp_gathers_weights_once_and_reduce_scatters_gradients(optimised: Case) -> None:
+    plan = (optimised.shard("x.0", "data"), optimised.shard("x.1", "data"))
+    assert optimised.collectives(plan) == [
+        ("all-gather", ("data",), WEIGHT, 2.0),  # each weight once: the backward pass uses the same copy
+        ("reduce-scatter", ("data",), WEIGHT / 4, 2.0),
+    ]
+    assert rests(optimised, plan) == {
+        "p['down']": "-|data", "p['up']": "data|-", "m['down']": "-|data", "m['up']": "data|-", "x": "data|-",
+    }  # fmt: skip
+
+
+def test_zero_1_and_2_keep_weights_whole_and_gather_them_after_the_update(optimised: Case) -> None:
+    plan = (optimised.shard("x.0", "data"), optimised.shard("x.1", "data"), optimised.replicate("weights", "data"))
+    assert optimised.collectives(plan) == [
+        ("all-gather", ("data",), WEIGHT, 2.0),  # the new weights
+        ("reduce-scatter", ("data",), WEIGHT / 4, 2.0),
+    ]
+    assert rests(optimised, plan) == {
+        "p['down']": "-|-", "p['up']": "-|-", "m['down']": "-|data", "m['up']": "data|-", "x": "data|-",
+    }  # fmt: skip
+
+
+def test_zero_keeps_less_at_rest_the_more_it_splits(optimised: Case) -> None:
+    batch, embed = optimised.shard("x.0", "data"), optimised.shard("x.1", "data")
+    zero_0, zero_1, zero_3 = (
+        optimised.evaluator.cost(plan).argument_bytes
+        for plan in ((batch,), (batch, embed, optimised.replicate("weights", "data")), (batch, embed))
+    )
+    x = N * D * 4 / 4
+    assert (zero_0, zero_1, zero_3) == (4 * WEIGHT + x, 2 * WEIGHT + 2 * WEIGHT / 4 + x, WEIGHT + x)
+
+
+def test_replicate_says_nothing_of_other_axes(optimised: Case) -> None:
+    plan = (optimised.shard("x.1", "data"), optimised.replicate("weights", "model"))
+    assert optimised.rest("p['up']", plan) == "data|-"
+
+
+def test_data_parallel_and_megatron_compose(plain: Case) -> None:
+    plan = (plain.shard("x.0", "data"), plain.shard("p['up'].1", "model"))
+    assert plain.collectives(plan) == [
+        ("all-reduce", ("data",), WEIGHT / 2, 2.0),  # gradients, of a model shard
+        ("all-reduce", ("model",), N * D * 4 / 4, 1.0),  # the block's output, of a data shard
+    ]
+
+
+def test_two_dimensional_tensor_parallelism(plain: Case) -> None:
+    """Every product over a split dimension leaves partial sums: no weight moves, all activations are reduced."""
+    plan = (plain.shard("x.1", "data"), plain.shard("p['up'].1", "model"))
+    hidden, output = N * F * 4 / 2, N * D * 4 / 4
+    assert plain.collectives(plan) == [
+        ("all-reduce", ("data",), hidden, 2.0),  # x @ up, and d(out) @ down.T
+        ("all-reduce", ("model",), output, 1.0),  # hidden @ down
+    ]
+    assert rests(plain, plan) == {"p['down']": "model|data", "p['up']": "data|model", "x": "-|data"}
+
+
+# ---------------------------------------------------------------- transformer blocks: Megatron, sequence and context parallel
+
+B, S, M, H, K, W = 2, 16, 32, 4, 8, 64  # batch, sequence, model, heads, head size, hidden
+ACTIVATION = B * S * M * 4.0
+FOUR = round_mesh(data=2, model=4)
+ATTENTION = {"wk": arg(M, H, K), "wo": arg(H, K, M), "wq": arg(M, H, K), "wv": arg(M, H, K)}
+MLP = {"down": arg(W, M), "up": arg(M, W)}
+
+
+def norm(x: Any) -> Any:
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def attention(x: Any, p: Any) -> Any:
+    n = norm(x)
+    q, k, v = (jnp.einsum("bsd,dhk->bshk", n, p[w]) for w in ("wq", "wk", "wv"))
+    scores = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k))
+    return x + jnp.einsum("bshk,hkd->bsd", jnp.einsum("bhst,bthk->bshk", scores, v), p["wo"])
+
+
+def mlp(x: Any, p: Any) -> Any:
+    return x + jax.nn.relu(norm(x) @ p["up"]) @ p["down"]
+
+
+def block(x: Any, p: Any) -> Any:
+    return mlp(attention(x, p), p)
+
+
+def backward(forward: Any) -> Any:
+    def run(x: Any, p: Any) -> Any:
+        return jax.grad(lambda x, p: jnp.sum(forward(x, p) ** 2), argnums=(0, 1))(x, p)
+
+    return run
+
+
+# name, function, its weights, how often Megatron reduces an activation in it
+BLOCKS: list[tuple[str, Any, dict[str, Any], float]] = [
+    ("mlp, forward", mlp, MLP, 1.0),
+    ("attention, forward", attention, ATTENTION, 1.0),
+    ("block, forward", block, MLP | ATTENTION, 2.0),
+    ("mlp, both ways", backward(mlp), MLP, 2.0),
+    ("attention, both ways", backward(attention), ATTENTION, 2.0),
+    ("block, both ways", backward(block), MLP | ATTENTION, 4.0),
+]
+
+
+def megatron(case: Case) -> Plan:
+    names = {a.path: a for a in case.program.arguments}
+    places = [place for place in ("p['wq'].1", "p['up'].1") if place.partition(".")[0] in names]
+    return tuple(case.shard(place, "model") for place in places)
+
+
+@pytest.mark.parametrize(("run", "weights", "count"), [b[1:] for b in BLOCKS], ids=[b[0] for b in BLOCKS])
+def test_megatron_all_reduces_twice_a_block_and_direction(run: Any, weights: Any, count: float) -> None:
+    case = case_of(run, arg(B, S, M), weights, mesh=FOUR)
+    assert case.collectives(megatron(case)) == [("all-reduce", ("model",), ACTIVATION, count)]
+
+
+@pytest.mark.parametrize(("run", "weights", "count"), [b[1:] for b in BLOCKS], ids=[b[0] for b in BLOCKS])
+def test_sequence_parallelism_turns_them_into_reduce_scatters_and_all_gathers(run: Any, weights: Any, count: float) -> None:
+    case = case_of(run, arg(B, S, M), weights, mesh=FOUR)
+    plan = (*megatron(case), case.shard("x.1", "model"))
+    assert case.collectives(plan) == [
+        ("all-gather", ("model",), ACTIVATION, count),
+        ("reduce-scatter", ("model",), ACTIVATION / 4, count),
+    ]
+    assert case.rest("x", plan) == "-|model|-"
+
+
+def test_sequence_first_gathers_weights_instead() -> None:
+    case = case_of(mlp, arg(B, S, M), MLP, mesh=FOUR)
+    plan = (case.shard("x.1", "model"), *megatron(case))
+    assert case.collectives(plan) == [("all-gather", ("model",), M * W * 4.0, 2.0)]
+    assert case.rest("p['up']", plan) == "-|model"
+
+
+def test_context_parallelism_over_queries_gathers_keys_and_values() -> None:
+    case = case_of(attention, arg(B, S, M), ATTENTION, mesh=FOUR)
+    plan = (case.shard("x.1", "model", side=0),)
+    assert case.collectives(plan) == [("all-gather", ("model",), B * S * H * K * 4.0, 2.0)]
+
+
+def test_context_parallelism_over_keys_gathers_queries_and_reduces_what_comes_out() -> None:
+    case = case_of(attention, arg(B, S, M), ATTENTION, mesh=FOUR)
+    plan = (case.shard("x.1", "model", side=1),)
+    row = B * H * S * 4.0  # one number for each query and head: the softmax's maximum and its sum
+    assert case.collectives(plan) == [
+        ("all-gather", ("model",), row, 2.0),
+        ("all-gather", ("model",), B * S * H * K * 4.0, 1.0),  # queries
+        ("reduce-scatter", ("model",), row / 4, 2.0),
+        ("reduce-scatter", ("model",), B * S * H * K * 4.0 / 4, 1.0),  # the mixed values
+    ]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_side_decides_which_dimension_of_the_scores_is_split(side: int) -> None:
+    case = case_of(backward(attention), arg(B, S, M), ATTENTION, mesh=FOUR)
+    lowered = case.lowered((case.shard("x.1", "model", side=side),))
+    (first, *_) = case.ops("exponential")  # of the scores [b, h, s, t]
+    expected = "-|-|model|-" if side == 0 else "-|-|-|model"
+    assert case.text(lowered.layouts[case.program.ops[first].results[0]]) == expected
+
+
+def test_both_sides_can_be_split_over_different_axes() -> None:
+    case = case_of(attention, arg(B, S, M), ATTENTION, mesh=FOUR)
+    lowered = case.lowered((case.shard("x.1", "model", side=0), case.shard("x.1", "data", side=1)))
+    (exponential,) = case.ops("exponential")
+    assert case.text(lowered.layouts[case.program.ops[exponential].results[0]]) == "-|-|model|data"
+
+
+# ---------------------------------------------------------------- tables and graphs
+
+
+def lookup(table: Any, index: Any) -> Any:
+    how = lax.GatherDimensionNumbers((index.ndim,), (0,), (0,))
+    return lax.gather(table, index[..., None], how, (1, table.shape[1]), mode="promise_in_bounds")
+
+
+def test_a_table_split_over_its_rows_is_looked_up_in_part_everywhere() -> None:
+    case = case_of(lookup, arg(64, M), arg(B, S, dtype=jnp.int32), mesh=FOUR)
+    vocab, batch = case.shard("table.0", "model"), case.shard("index.0", "data")
+    assert case.collectives((vocab,)) == [("all-reduce", ("model",), ACTIVATION, 1.0)]
+    assert case.collectives((batch, vocab)) == [("all-reduce", ("model",), ACTIVATION / 2, 1.0)]
+    # Split over the axis that the batch has, it has to be gathered.
+    assert case.collectives((batch, case.shard("table.0", "data"))) == [("all-gather", ("data",), 64 * M * 4.0, 1.0)]
+    # Split over its columns it needs nothing.
+    assert case.collectives((case.shard("table.1", "model"),)) == []
+
+
+NODES, EDGES, WIDTH = 16, 64, 8
+
+
+def message_passing(nodes: Any, edges: Any, sender: Any, receiver: Any) -> Any:
+    how = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    messages = lookup(nodes, sender) * edges
+    return nodes + lax.scatter_add(jnp.zeros_like(nodes), receiver[:, None], messages, how, mode="promise_in_bounds")
+
+
+def test_edge_sharding_sums_messages_over_devices() -> None:
+    index = arg(EDGES, dtype=jnp.int32)
+    case = case_of(message_passing, arg(NODES, WIDTH), arg(EDGES, WIDTH), index, index, mesh=FOUR)
+    edges = case.shard("edges.0", "model")
+    table = NODES * WIDTH * 4.0
+    assert case.collectives((edges,)) == [("all-reduce", ("model",), table, 1.0)]
+    assert rests(case, (edges,)) == {"nodes": "-|-", "edges": "model|-", "sender": "model", "receiver": "model"}
+    # Nodes at rest split as well: gathered to be read, sums reduce-scattered.
+    assert case.collectives((edges, case.shard("nodes.0", "model"))) == [
+        ("all-gather", ("model",), table, 1.0),
+        ("reduce-scatter", ("model",), table / 4, 1.0),
+    ]
+
+
+def test_experts_have_an_axis_only_away_from_the_batch() -> None:
+    """[tokens, experts, slots] says who goes where: dispatch, one weight an expert, combine."""
+
+    def experts(x: Any, route: Any, w: Any) -> Any:
+        inside = jnp.einsum("nd,nec->ecd", x, route)
+        return jnp.einsum("ecd,nec->nd", jnp.einsum("ecd,edf->ecf", inside, w), route)
+
+    case = case_of(experts, arg(32, M), arg(32, 4, 16), arg(4, M, M), mesh=FOUR)
+    plan = (case.shard("w.0", "model", unless="x.0"), case.shard("x.0", "model"))
+    lowered = case.lowered(plan)
+    layouts = [case.text(lowered.layouts[case.program.ops[n].results[0]]) for n in case.ops("dot_general")]
+    assert case.rest("w", plan) == "model|-|-"
+    assert "model|-|-" in layouts  # experts apart
+    assert layouts[-1] == "model|-"  # tokens apart
+
+
+# ---------------------------------------------------------------- what can be split
+
+
+def merged(x: Any, w: Any) -> Any:
+    return x.reshape(B, S, H * K) @ w
+
+
+# decisions (dimension of x, axis) -> collectives. Mesh data=2, model=4; x is [B, S, 4 heads, 8], merged to [B, S, 32].
+X, OUT = B * S * H * K * 4.0, B * S * 8 * 4.0
+MINOR: list[tuple[str, list[tuple[str, str]], Collectives]] = [
+    ("all heads", [("x.2", "model")], [("all-reduce", ("model",), OUT, 1.0)]),
+    ("half the heads", [("x.2", "data")], [("all-reduce", ("data",), OUT, 1.0)]),
+    ("head size alone is gathered", [("x.3", "model")], [("all-gather", ("model",), X, 1.0)]),
+    ("head size within all heads", [("x.2", "model"), ("x.3", "data")], [("all-reduce", ("model", "data"), OUT, 1.0)]),
+    ("head size within half the heads is gathered", [("x.2", "data"), ("x.3", "model")],
+     [("all-gather", ("model",), X / 2, 1.0), ("all-reduce", ("data",), OUT, 1.0)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("places", "expected"), [m[1:] for m in MINOR], ids=[m[0] for m in MINOR])
+def test_a_minor_part_is_split_only_within_fully_split_major_ones(places: list[tuple[str, str]], expected: Collectives) -> None:
+    case = case_of(merged, arg(B, S, H, K), arg(H * K, 8), mesh=FOUR)
+    assert case.collectives(tuple(case.shard(*place) for place in places)) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "expected"),
+    [(6, ["data"], "data"), (6, ["model"], "-"), (4, ["model", "data"], "model"), (8, ["model", "data"], "model,data"), (1, [], "-")],
+)
+def test_shards_divide(size: int, axes: list[str], expected: str) -> None:
+    case = case_of(lambda x: x * 2.0, arg(size), mesh=FOUR)
+    assert case.rest("x", tuple(case.shard("x.0", axis) for axis in axes)) == expected
+
+
+def test_the_first_decision_that_can_wins_the_axis_in_each_op() -> None:
+    case = case_of(lambda x, y: (x * 2.0, y * 2.0), arg(6, 8), arg(8, 6), mesh=FOUR)
+    first, second = case.shard("x.0", "model"), case.shard("x.1", "model")
+    assert case.rest("x", (first, second)) == "-|model"  # 6 rows cannot be split 4 ways
+    case = case_of(lambda x: x * 2.0, arg(8, 8), mesh=FOUR)
+    first, second = case.shard("x.0", "model"), case.shard("x.1", "model")
+    assert case.rest("x", (first, second)) == "model|-"
+    assert case.rest("x", (second, first)) == "-|model"
+
+
+def test_equal_uses_share_one_reshard() -> None:
+    case = case_of(lambda x, v, w: (x @ v, x @ w, (x @ w).T), arg(8, 16), arg(16, 4), arg(16, 4), mesh=FOUR)
+    plan = (case.shard("v.1", "model"), case.shard("w.1", "model"), case.shard("x.1", "model"))
+    assert case.collectives(plan) == [("all-gather", ("model",), 8 * 16 * 4.0, 1.0)]
+
+
+# ---------------------------------------------------------------- loops
+
+
+def scan_over_layers(w: Any, x: Any) -> Any:
+    return lax.scan(lambda c, layer: (jnp.tanh(c @ layer), None), x, w)[0]
+
+
+def test_weights_stacked_for_a_scan_are_gathered_layer_by_layer() -> None:
+    case = case_of(scan_over_layers, arg(6, M, M), arg(8, M), mesh=FOUR)
+    plan = (case.shard("x.0", "data"), case.shard("x.1", "data"))
+    assert case.collectives(plan) == [("all-gather", ("data",), M * M * 4.0, 6.0)]
+    assert rests(case, plan) == {"w": "-|data|-", "x": "data|-"}
+
+
+def test_a_carry_keeps_its_layout_through_the_loop() -> None:
+    case = case_of(scan_over_layers, arg(6, M, M), arg(8, M), mesh=FOUR)
+    plan = (case.shard("x.1", "model"),)
+    # Each product sums over a split dimension, and its result wants to be split the same way again.
+    assert case.collectives(plan) == [("reduce-scatter", ("model",), 8 * M * 4.0 / 4, 6.0)]
+    lowered = case.lowered(plan)
+    (carry,) = (op for op in case.program.ops if op.name == "toast.carry" and case.program.values[op.results[0]].shape)
+    assert case.text(lowered.layouts[carry.results[0]]) == "-|model"
+
+
+def test_a_gather_of_what_a_loop_starts_with_happens_once() -> None:
+    def run(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w), x.reshape(8, 32))
+
+    case = case_of(run, arg(8, 4, 8), arg(32, 32), mesh=FOUR)
+    plan = (case.shard("x.2", "model"),)  # the minor part of what the loop carries
+    assert case.collectives(plan) == [("all-gather", ("model",), 8 * 32 * 4.0, 1.0)]
+
+
+# ---------------------------------------------------------------- pins
+
+
+def test_a_pin_decides_how_an_argument_and_what_takes_its_buffer_rest() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p['up']=model,None",))
+    plan = (case.shard("x.0", "data"),)
+    lowered = case.lowered(plan)
+    assert rests(case, plan) == {"p['down']": "-|-", "p['up']": "model|-", "x": "data|-"}
+    assert result_layouts(case.program, lowered)[1] == ((1,), ())
+    assert case.collectives(plan) == [
+        ("all-gather", ("model",), WEIGHT, 1.0),
+        ("all-reduce", ("data",), WEIGHT, 2.0),
+    ]
+
+
+def test_a_pin_of_a_result_holds_for_the_argument_whose_buffer_it_takes() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("result*up*=data,None",))
+    assert case.rest("p['up']", ()) == "data|-"
+    assert result_layouts(case.program, case.lowered(()))[1] == ((0,), ())
+
+
+def test_open_dimensions_of_a_pin_follow_the_plan() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p*=?,-",))
+    plan = (case.shard("p['up'].1", "model"), case.shard("x.1", "data"))
+    assert rests(case, plan) == {"p['down']": "model|-", "p['up']": "data|-", "x": "-|data"}
+
+
+def test_an_axis_that_a_pin_takes_leaves_the_open_dimensions() -> None:
+    case = case_of(lambda x: x * 2.0, arg(8, 8), pins=("x=?,data",))
+    assert case.rest("x", (case.shard("x.0", "data"),)) == "-|data"
+
+
+@pytest.mark.parametrize(
+    ("pin", "what", "hint"),
+    [
+        ("x", "cannot read 'x'", "write --pin"),
+        ("x=data,-,-", "has 3 entries", "2 dimensions"),
+        ("nothing=data", "no argument or result matches 'nothing'", "arguments are x"),
+        ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
+        ("x=data,data", "an axis splits two dimensions", "use each axis once"),
+        ("x=-,data", "does not divide dimension 1 (6)", "leave the dimension open"),
+    ],
+)
+def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        case_of(lambda x: x * 2.0, arg(8, 6), pins=(pin,))
+    assert caught.value.where == "--pin"
+    assert what in caught.value.what
+    assert hint in f"{caught.value.what} {caught.value.hint}"
+
+
+# ---------------------------------------------------------------- laws
+
+
+def result_layouts(program: Program, lowered: LoweredPlan) -> list[Layout]:
+    first = len(program.ops) - len(program.results)
+    return [lowered.required.get((first + k, 0), lowered.layouts[r.value]) for k, r in enumerate(program.results)]
+
+
+def check(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    axes = [axis for dim in layout for axis in dim]
+    assert len(set(axes)) == len(axes)
+    for size, dim in zip(shape, layout, strict=True):
+        ways = 1
+        for axis in dim:
+            ways *= sizes[axis]
+        assert size % ways == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_layout_uses_an_axis_once_and_divides(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    lowered = case.lowered(data.draw(plans(case.problem)))
+    program, sizes = case.program, case.problem.mesh.sizes
+    for value, layout in zip(program.values, lowered.layouts, strict=True):
+        check(layout, value.shape, sizes)
+    for value, layout in lowered.computed.items():
+        check(layout, program.values[value].shape, sizes)
+    for (op, position), layout in lowered.required.items():
+        check(layout, program.values[program.ops[op].operands[position]].shape, sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_donated_arguments_and_the_results_in_their_buffers_lie_alike(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    lowered = case.lowered(data.draw(plans(case.problem)))
+    results = result_layouts(case.program, lowered)
+    for argument in case.program.arguments:
+        if argument.aliased_result >= 0:
+            assert results[argument.aliased_result] == lowered.layouts[argument.value]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_canonical_order_means_the_same(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    plan = data.draw(plans(case.problem))
+    canonical = case.problem.canonical(plan)
+    assert case.lowered(canonical) == case.lowered(plan)
+    assert case.problem.canonical(canonical) == canonical
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_decisions_that_commute_have_one_canonical_order(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    plan = list(data.draw(plans(case.problem)))
+    canonical = case.problem.canonical(tuple(plan))
+    for place in data.draw(st.lists(st.integers(0, max(0, len(plan) - 2)), max_size=8)):
+        pair = plan[place : place + 2]
+        if len(pair) == 2 and all(isinstance(d, Shard) for d in pair) and case.problem.commute(*pair):
+            plan[place : place + 2] = reversed(pair)
+    assert case.problem.canonical(tuple(plan)) == canonical

@@ -1,0 +1,106 @@
+"""How an array gets from one layout to another: a table, and what must hold for any two layouts."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toast_cli.plan.layout import Layout, replicated, shards
+from toast_cli.plan.reshard import reshard_steps
+
+# The mesh a=2, b=4, c=8; a layout is written as one word a dimension.
+AXES = "abc"
+SIZES = (2, 4, 8)
+
+
+def layout(text: str) -> Layout:
+    return tuple(tuple(AXES.index(letter) for letter in dim if letter != "-") for dim in text.split())
+
+
+# from, to, [(kind, axes, 1 / fraction of the array that each device has afterwards)]
+TABLE: list[tuple[str, str, list[tuple[str, str, int]]]] = [
+    # Nothing to do, and slicing what is there.
+    ("- -", "- -", []),
+    ("ab -", "ab -", []),
+    ("- -", "a b", []),
+    ("a -", "ab -", []),
+    ("a -", "a b", []),
+    # Gathering.
+    ("a -", "- -", [("all-gather", "a", 1)]),
+    ("ab -", "- -", [("all-gather", "ab", 1)]),
+    ("ab -", "a -", [("all-gather", "b", 2)]),
+    ("a b", "- -", [("all-gather", "a", 4), ("all-gather", "b", 1)]),
+    ("a b", "a -", [("all-gather", "b", 2)]),
+    # Slices come first: what is gathered is smaller by then.
+    ("a -", "- b", [("all-gather", "a", 4)]),
+    ("b -", "- a", [("all-gather", "b", 2)]),
+    # From one dimension to another.
+    ("a -", "- a", [("all-to-all", "a", 2)]),
+    ("ab -", "a b", [("all-to-all", "b", 8)]),
+    ("a b", "ab -", [("all-to-all", "b", 8)]),
+    ("a b", "b a", [("all-to-all", "a", 8), ("all-to-all", "b", 8)]),
+    ("ab c", "a bc", [("all-to-all", "b", 64), ("collective-permute", "c", 64)]),
+    # In another order along one dimension: every device needs another's piece.
+    ("ab -", "ba -", [("collective-permute", "ab", 8)]),
+    ("abc -", "acb -", [("collective-permute", "bc", 64)]),
+    # The major axis leaves: pieces move so that they lie next to each other, then they are gathered.
+    ("ab -", "b -", [("collective-permute", "ab", 8), ("all-gather", "a", 4)]),
+    ("ab -", "b a", [("collective-permute", "ab", 8), ("all-to-all", "a", 8)]),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "expected"), TABLE)
+def test_steps(source: str, target: str, expected: list[tuple[str, str, int]]) -> None:
+    steps = reshard_steps(layout(source), layout(target), SIZES)
+    found = [(step.kind, "".join(AXES[a] for a in step.axes), round(1 / step.fraction)) for step in steps]
+    assert sorted(found) == sorted(expected)
+    gathers = [step.kind == "all-gather" for step in steps]
+    assert gathers == sorted(gathers)  # what makes arrays larger comes last
+
+
+@st.composite
+def layouts(draw: st.DrawFn, rank: int = 3) -> Layout:
+    dims: list[list[int]] = [[] for _ in range(rank)]
+    for axis in draw(st.permutations(range(3))):
+        place = draw(st.integers(-1, rank - 1))
+        if place >= 0:
+            dims[place].append(axis)
+    return tuple(map(tuple, dims))
+
+
+@given(layouts())
+def test_staying_costs_nothing(at: Layout) -> None:
+    assert reshard_steps(at, at, SIZES) == ()
+
+
+@given(layouts())
+def test_slicing_costs_nothing(at: Layout) -> None:
+    assert reshard_steps(replicated(3), at, SIZES) == ()
+
+
+@given(layouts())
+def test_gathering_everything_ends_with_everything(at: Layout) -> None:
+    steps = reshard_steps(at, replicated(3), SIZES)
+    assert {step.kind for step in steps} <= {"all-gather"}
+    assert sorted(axis for step in steps for axis in step.axes) == sorted(axis for dim in at for axis in dim)
+    assert (steps[-1].fraction if steps else 1.0) == 1.0 / (1 if steps else shards(at, SIZES))
+
+
+@given(layouts(), layouts())
+def test_the_last_step_leaves_each_device_its_part_of_the_target(source: Layout, target: Layout) -> None:
+    steps = reshard_steps(source, target, SIZES)
+    if steps:
+        assert steps[-1].fraction == pytest.approx(1 / shards(target, SIZES))
+        kept = {a for dim in source for a in dim} | {a for dim in target for a in dim}
+        assert min(step.fraction for step in steps) >= 1 / prod(SIZES[a] for a in kept)
+
+
+@given(layouts(), layouts())
+def test_an_axis_that_stays_in_place_does_not_move(source: Layout, target: Layout) -> None:
+    moved = {axis for step in reshard_steps(source, target, SIZES) for axis in step.axes}
+    for have, want in zip(source, target, strict=True):
+        if have == want[: len(have)]:
+            assert not moved.intersection(have)

@@ -1,0 +1,276 @@
+"""Searches: one signature, same seed same plan, anytime, within budget, and as good as what can be proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, permutations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
+from random_programs import cases, plans
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import Cost
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.search import SEARCHES, Budget, SearchResult
+from toast_cli.search.bound import LowerBound
+from toast_cli.search.run import run_search
+
+WEIGHTS = {"down": arg(512, 256), "up": arg(256, 512)}
+
+
+def momentum(p: Any, m: Any, x: Any) -> Any:
+    def loss(p: Any) -> Any:
+        return jnp.sum((x + jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
+
+    m = jax.tree.map(lambda a, g: 0.9 * a + g, m, jax.grad(loss)(p))
+    return jax.tree.map(lambda w, a: w - 0.1 * a, p, m), m
+
+
+def gradient_step(x: Any, w: Any) -> Any:
+    return w - 0.1 * jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+
+PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {
+    "perceptron": (momentum, (WEIGHTS, WEIGHTS, arg(64, 256)), (0, 1)),
+    "gradient step": (gradient_step, (arg(64, 32), arg(32, 64)), (1,)),
+    "gram matrix": (lambda x: x.T @ x, (arg(256, 64),), ()),
+}
+ONE_AXIS, TWO_AXES = round_mesh(data=4), round_mesh(data=4, model=2)
+
+
+@cache
+def case(name: str, axes: int = 2) -> Case:
+    run, shapes, donate = PROGRAMS[name]
+    return case_of(run, *shapes, donate=donate, mesh=TWO_AXES if axes == 2 else ONE_AXIS)
+
+
+def search(name: str, of: Case | Evaluator, budget: Budget = Budget(), seed: int = 0) -> SearchResult:  # noqa: B008 - frozen
+    evaluator = of.evaluator if isinstance(of, Case) else of
+    return SEARCHES[name](evaluator.problem, evaluator.cost, budget, np.random.default_rng(seed), None)
+
+
+def tight(of: Case, limit_bytes: int) -> Evaluator:
+    """The same with so much memory."""
+    return Evaluator(make_problem(of.program, of.problem.dimensions, replace(of.problem.mesh, limit_bytes=limit_bytes)))
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_all_share_one_signature_and_beat_the_unsharded_program(name: str) -> None:
+    of = case("gradient step")
+    result = search(name, of, Budget(evaluations=500))
+    assert result.fits
+    assert result.cost == of.evaluator.cost(result.plan)
+    assert result.cost.step_seconds < of.evaluator.cost(()).step_seconds
+    assert 0 <= result.best_found_at <= result.evaluations <= 500
+    assert result.plan == of.problem.canonical(result.plan)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_same_seed_gives_the_same_plan(name: str) -> None:
+    first, second = (search(name, case("perceptron"), Budget(evaluations=300), seed=7) for _ in range(2))
+    assert (first.plan, first.cost, first.evaluations, first.best_found_at, first.stopped) == (
+        second.plan, second.cost, second.evaluations, second.best_found_at, second.stopped,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("evaluations", [1, 17, 60])
+def test_no_more_plans_are_evaluated_than_allowed(name: str, evaluations: int) -> None:
+    of = case("perceptron")
+    result = search(name, of, Budget(evaluations=evaluations))
+    assert result.evaluations <= evaluations
+    if result.evaluations == evaluations:
+        assert result.stopped == "iterations"
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_clock_ends_a_search(name: str) -> None:
+    of = case("perceptron")
+
+    def slow(plan: Plan) -> Cost:
+        time.sleep(0.01)
+        return of.evaluator.cost(plan)
+
+    start = time.monotonic()
+    result = SEARCHES[name](of.problem, slow, Budget(seconds=0.15), np.random.default_rng(0), None)
+    assert time.monotonic() - start < 2.0
+    assert result.stopped in ("budget", "plateau")
+    assert result.evaluations <= 16
+
+
+class Interrupting:
+    """Costs of plans, and Ctrl-C at one of them."""
+
+    def __init__(self, evaluator: Evaluator, at: int) -> None:
+        self.evaluator, self.at, self.calls = evaluator, at, 0
+        self.looked_at: list[tuple[float, Plan]] = []
+
+    def __call__(self, plan: Plan) -> Cost:
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        cost = self.evaluator.cost(plan)
+        self.looked_at.append((cost.step_seconds, plan))
+        return cost
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("at", [2, 9, 20])
+def test_an_interrupt_returns_the_best_so_far(name: str, at: int) -> None:
+    of = case("perceptron")
+    evaluate = Interrupting(of.evaluator, at)
+    result = SEARCHES[name](of.problem, evaluate, Budget(evaluations=5000), np.random.default_rng(0), None)
+    assert result.stopped == "interrupted"
+    assert not result.proven
+    assert result.cost == of.evaluator.cost(result.plan)
+    assert result.cost.step_seconds <= min(seconds for seconds, _ in evaluate.looked_at) * 1.01  # all but the price of decisions
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_when_nothing_fits_the_plan_of_least_memory_comes_back(name: str) -> None:
+    of = case("perceptron")
+    evaluator = tight(of, 1)
+    result = search(name, evaluator, Budget(evaluations=3000))
+    assert not result.fits
+    assert result.cost.peak_bytes < of.evaluator.cost(()).peak_bytes / 4
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_plan_that_fits_beats_a_faster_one_that_does_not(name: str) -> None:
+    of = case("gram matrix")
+    free, least = search(name, of), search(name, tight(of, 1))
+    assert least.cost.peak_bytes < free.cost.peak_bytes / 2
+    limit = int(free.cost.peak_bytes / 2)
+    result = search(name, tight(of, limit))
+    assert result.fits
+    assert result.cost.peak_bytes <= limit
+    assert free.cost.step_seconds < result.cost.step_seconds <= least.cost.step_seconds
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_decisions_that_are_given_stay(name: str) -> None:
+    of = case("perceptron")
+    given = (of.shard("p['up'].1", "data"), of.shard("x.0", "model"))
+    evaluator = Evaluator(replace(of.problem, fixed=given))
+    result = search(name, evaluator, Budget(evaluations=400))
+    assert result.plan[:2] == given
+    assert len(set(result.plan)) == len(result.plan)
+
+
+def test_progress_is_told() -> None:
+    of = case("perceptron")
+    told: list[tuple[float, int, float, float]] = []
+    SEARCHES["mcts"](of.problem, of.evaluator.cost, Budget(evaluations=300), np.random.default_rng(0), lambda *a: told.append(a))
+    best = [seconds for seconds, *_ in told]
+    assert len(told) > 2
+    assert best == sorted(best, reverse=True)
+    assert [n for _, n, *_ in told] == sorted(n for _, n, *_ in told)
+    assert all(0.0 <= used <= 1.0 for *_, used in told)
+
+
+# ---------------------------------------------------------------- against the proven optimum
+
+
+def all_plans(problem: Problem) -> Iterator[Plan]:
+    shards = [d for d in problem.choices if isinstance(d, Shard)]
+    rest = [d for d in problem.choices if not isinstance(d, Shard)]
+    for count in range(len(shards) + 1):
+        for chosen in permutations(shards, count):
+            if len({(d.group, d.axis) for d in chosen}) == count:
+                for kept in range(len(rest) + 1):
+                    for whole in combinations(rest, kept):
+                        yield (*chosen, *whole)
+
+
+# The price of a decision lets a slightly slower plan of fewer decisions win; no plan here has more than ten.
+PRICED = 1.006
+
+
+@pytest.mark.parametrize(("name", "axes"), [("perceptron", 1), ("gradient step", 1), ("gram matrix", 2)])
+def test_exact_finds_what_trying_everything_finds(name: str, axes: int) -> None:
+    of = case(name, axes)
+    best = min(of.evaluator.cost(plan).step_seconds for plan in {of.problem.canonical(p) for p in all_plans(of.problem)})
+    result = search("exact", of)
+    assert result.proven
+    assert result.stopped == "exhausted"
+    assert best <= result.cost.step_seconds <= best * PRICED
+    assert result.lower_bound == result.cost.step_seconds
+
+
+@pytest.mark.parametrize("name", ["perceptron", "gradient step", "gram matrix"])
+def test_mcts_reaches_the_proven_optimum_for_every_seed(name: str) -> None:
+    of = case(name)
+    proven = search("exact", of)
+    assert proven.proven
+    for seed in range(6):
+        found = search("mcts", of, Budget(evaluations=1500), seed)
+        assert found.cost.step_seconds <= proven.cost.step_seconds * PRICED, seed
+
+
+def test_exact_out_of_budget_still_bounds_what_is_possible() -> None:
+    of = case("perceptron")
+    full, short = search("exact", of), search("exact", of, Budget(evaluations=40))
+    assert not short.proven
+    assert 0 < short.lower_bound <= full.cost.step_seconds <= short.cost.step_seconds
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_no_plan_beats_the_bound_of_what_it_starts_with(data: st.DataObject) -> None:
+    of = data.draw(cases(loops=False))
+    plan = tuple(d for d in data.draw(plans(of.problem)) if isinstance(d, Shard))
+    bound = LowerBound(of.problem)
+    cost = of.evaluator.cost(plan).step_seconds
+    bounds = [bound(plan[:k]) for k in range(len(plan) + 1)]
+    assert all(b <= cost * (1 + 1e-9) for b in bounds)
+
+
+# ---------------------------------------------------------------- runs of several roots
+
+
+# A fork of a process that has loaded JAX warns; nothing of JAX is used after it.
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*fork")
+def test_the_number_of_processes_does_not_change_the_plan() -> None:
+    results = []
+    for jobs in (1, 2):
+        evaluator = tight(case("perceptron"), 2**40)
+        results.append(run_search(evaluator, "mcts", 3, 400, None, 1, jobs))
+    one, two = results
+    assert (one.plan, one.cost.step_seconds, one.evaluations) == (two.plan, two.cost.step_seconds, two.evaluations)
+
+
+def test_a_run_shares_its_budget_between_roots_and_meshes() -> None:
+    evaluator = tight(case("perceptron"), 2**40)
+    result = run_search(evaluator, "mcts", 0, 200, None, 2, 1)
+    assert result.evaluations <= 100
+
+
+def test_an_interrupted_root_ends_the_run() -> None:
+    evaluator = tight(case("perceptron"), 2**40)
+    evaluator.cost = Interrupting(tight(case("perceptron"), 2**40), 30)  # type: ignore[method-assign]
+    result = run_search(evaluator, "mcts", 0, None, None, 1, 1)
+    assert result.stopped == "interrupted"
+    assert result.evaluations < 30
+
+
+def test_a_real_program_searched_twice_gives_one_plan() -> None:
+    source, _ = sample("mlp_tiny")
+    mesh: Mesh = round_mesh(data=8, model=2)
+    one, two = (run_search(evaluator_of(source, mesh), "mcts", 5, 300, None, 1, 1) for _ in range(2))
+    assert one.plan == two.plan
+    assert one.fits

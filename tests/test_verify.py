@@ -1,0 +1,97 @@
+"""`toast verify`: promises beside what XLA compiles. Differential: a true report agrees, a false one does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from toast_cli.cli.app import run
+from toast_cli.report.model import CollectiveFacts
+from toast_cli.verify.ahead import estimated_cycles
+from toast_cli.verify.collectives import Collective
+from toast_cli.verify.promises import read_promises
+from toast_cli.verify.verdict import tolerance_of, traffic, wire_bytes
+
+ROOT = Path(__file__).parents[1]
+MLP = ROOT / "sample_models" / "mlp_tiny.mlir"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A partitioned program whose batch is split, and its report."""
+    folder = tmp_path_factory.mktemp("verify")
+    program, report = folder / "out.mlir", folder / "report.json"
+    arguments = ["partition", str(MLP), "--mesh", "h100-8", "--iterations", "40", "--quiet"]
+    pins = ["--pin", "batch['x']=data+model"]
+    assert run([*arguments, *pins, "-o", str(program), "--json", str(report)]) == 0
+    return program, report
+
+
+def test_a_true_report_agrees(written: tuple[Path, Path], tmp_path: Path) -> None:
+    program, report = written
+    verdict = tmp_path / "verdict.json"
+    arguments = ["verify", str(program), "--report", str(report), "--against", str(MLP), "--json", str(verdict)]
+    assert run(arguments) == 0
+    facts = json.loads(verdict.read_text())
+    assert facts["schema"] == "toast.verify/1"
+    outcomes = {part["name"]: part["outcome"] for part in facts["parts"]}
+    assert outcomes == {"numbers": "agreed", "collectives": "agreed", "memory": "unchecked"}
+
+
+def test_another_program_has_other_numbers(written: tuple[Path, Path], tmp_path: Path) -> None:
+    text = MLP.read_text()
+    assert "stablehlo.subtract" in text
+    changed = tmp_path / "changed.mlir"
+    changed.write_text(text.replace("stablehlo.subtract", "stablehlo.add"))
+    assert run(["verify", str(written[0]), "--against", str(changed)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compiler", "tpu"], "--mesh"),
+        (["--report", str(MLP)], "is not JSON"),
+        (["--report", "nowhere.json"], "cannot be read"),
+    ],
+)
+def test_what_is_missing_is_said(
+    written: tuple[Path, Path], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(written[0]), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_promises_are_read(written: tuple[Path, Path]) -> None:
+    promises = read_promises(str(written[1]))
+    assert promises.axes == {"data": 4, "model": 2}
+    assert promises.fits
+    assert promises.argument_bytes > 0
+
+
+def test_equivalent_reductions_weigh_the_same() -> None:
+    """Over 4 devices a reduce-scatter to 1 MB moves half of what an all-reduce of 4 MB does; promised, it may be one."""
+    promised = [CollectiveFacts("reduce-scatter", ["data"], 1_000_000, 1, 0.0, "")]
+    compiled = [Collective("all-reduce", ("data",), 4_000_000, 1.0)]
+    sent = wire_bytes(traffic(compiled, promised), {"data": 4})
+    assert sent == {("data",): (2 * 3 * 1_000_000, 2 * 4_000_000 * 3 / 4)}
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("f32[8]", 0.04), ("f64[]", 0.04), ("i32[4]", 0.0)])
+def test_tolerances(kind: str, tolerance: float) -> None:
+    assert tolerance_of(kind) == tolerance
+
+
+def test_cycles_count_loops() -> None:
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            "ENTRY %main (p: f32[8]) -> f32[8] {",
+            '  %a = f32[8] fusion(%p), backend_config={"estimated_cycles":"100"}',
+            '  ROOT %b = f32[8] fusion(%a), backend_config={"estimated_cycles":"20"}',
+            "}",
+        ]
+    )
+    assert estimated_cycles(text) == 120

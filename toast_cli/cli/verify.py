@@ -1,0 +1,69 @@
+"""`toast verify`: a partitioned program through XLA, beside what was promised for it (exit code 0, 1 or 2)."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toast_cli.cli import options
+from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
+from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.cli.values import Compiler
+from toast_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.verify.promises import Promises
+
+_EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
+
+
+def verify(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A program that `toast partition -o` wrote.")],
+    report: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The report written with it (`--json`): what was promised.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="ORIGINAL", help="The program it came from: run both, compare the numbers.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", metavar="SPEC", help="Hardware to compile for; needed for --compiler tpu.")
+    ] = None,
+    compiler: Annotated[Compiler, typer.Option(help="Which XLA judges collectives and memory.")] = Compiler.cpu,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - for stdout.")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Check with XLA that PROGRAM does what its report says.
+
+    Compiled in a child process for virtual CPU devices, or ahead of time for the real chips (--compiler tpu, which needs libtpu and no
+    TPU). Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
+    """
+    from toast_cli.hardware import load_spec
+    from toast_cli.report.json_file import write_json
+    from toast_cli.verify.ahead import target_of
+    from toast_cli.verify.promises import read_promises
+    from toast_cli.verify.reading import original_bytes, partitioned_program
+    from toast_cli.verify.table import print_verdict
+    from toast_cli.verify.verdict import verify as check
+
+    output = Target("--json", json) if json is not None else None
+    check_targets([output] if output else [], [path for path in (program, report, against) if path])
+    if compiler is not Compiler.cpu and mesh is None:
+        raise UsageError(
+            "which machine to compile for is missing", where="--compiler", hint="name it with --mesh, e.g. --mesh v4-32"
+        )
+    target = target_of(load_spec(mesh)) if mesh is not None and compiler is not Compiler.cpu else None
+    promises = read_promises(report) if report is not None else None
+    content, form, axes = partitioned_program(program, _axes(promises))
+    verdict = check(content, form, axes, original_bytes(against) if against else None, promises, target)
+    if output is not None:
+        write_target(output, write_json(verdict.to_json()))
+    print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
+    return _EXITS[verdict.outcome]
+
+
+def _axes(promises: Promises | None) -> dict[str, int] | None:
+    return promises.axes if promises else None

@@ -1,0 +1,124 @@
+"""What XLA:TPU or XLA:GPU makes of a program, compiled ahead of time on a machine that has neither.
+
+Enters: the bytes of a StableHLO or HLO file and a `Target`. Leaves: `AheadFacts`, or the reason why there are none. Needs the compiler's own
+package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from toast_cli.errors import MissingExtraError, UsageError
+from toast_cli.hardware import Spec
+from toast_cli.verify.child import Failure, ask
+from toast_cli.verify.compile import COMPILED, PROGRAM, Form, as_stablehlo
+from toast_cli.verify.hlo_text import computations, run_counts
+
+Platform = Literal["tpu", "gpu"]
+_PACKAGE = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
+# Dimensions that a topology's name has, whatever the slice uses of them.
+_TORUS_RANK = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
+_MEGACORE = frozenset({"v4", "v5p"})
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine that XLA can compile for: `topology` as libtpu names it (`v4:2x2x4`)."""
+
+    platform: Platform
+    topology: str
+    devices: int
+    megacore: bool = False
+
+
+@dataclass(frozen=True)
+class AheadFacts:
+    """A program compiled for a real chip. Bytes per device; `cycles` are the compiler's own estimate of all computing, loops counted."""
+
+    hlo_text: str
+    seconds: float
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    cycles: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, results that do not take over an argument's buffer, and temporaries."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+
+def target_of(spec: Spec) -> Target:
+    """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot compile for it here."""
+    platform: Platform = spec.chip.platform
+    if importlib.util.find_spec(_PACKAGE[platform]) is None:
+        raise MissingExtraError(
+            f"compiling for {spec.chip.name} needs {_PACKAGE[platform]}", where=f"--compiler {platform}",
+            hint=f"pip install 'toast-cli[{platform}]'",
+        )  # fmt: skip
+    if platform == "gpu":
+        raise UsageError(
+            "compiling ahead for GPUs is not supported yet", where="--compiler gpu", hint="use --compiler cpu"
+        )
+    name = spec.chip.name
+    if name not in _TORUS_RANK or any(d.kind == "network" for d in spec.dimensions):
+        raise UsageError(
+            f"libtpu has no single-slice topology for {spec.name}", where="--mesh", hint="use --compiler cpu"
+        )
+    sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
+    sizes += [1] * (_TORUS_RANK[name] - len(sizes))
+    return Target(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, name in _MEGACORE)
+
+
+def compile_ahead(
+    content: bytes, form: Form, target: Target, *, shardy: bool = True, timeout_seconds: float = 3600.0
+) -> AheadFacts | Failure:
+    """Compiles a partitioned program for a target, in a child process. Out of memory is a `Failure` that says so."""
+    request = {"form": form, "shardy": shardy, "target": asdict(target)}
+    answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+    if isinstance(answer, Failure):
+        return answer
+    return AheadFacts(hlo_text=answer.files[COMPILED].decode(), **answer.facts)
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes the compiled text into the folder; returns the other facts."""
+    from toast_cli import xla
+
+    target = Target(**request["target"])
+    program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
+    devices = xla.tpu_devices(target.topology, target.megacore)[: target.devices]
+    start = time.monotonic()
+    executable = xla.compile_ahead(program, devices, shardy=request["shardy"])
+    seconds = time.monotonic() - start
+    text = xla.compiled_text(executable)
+    (folder / COMPILED).write_text(text)
+    memory = executable.get_compiled_memory_stats()
+    return {
+        "seconds": seconds,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "cycles": estimated_cycles(text),
+    }
+
+
+def estimated_cycles(text: str) -> float:
+    """Sum of the cycles XLA:TPU estimates for its fusions, each as often as its computation runs."""
+    bodies, entry = computations(text)
+    counts = run_counts(bodies, entry)
+    return sum(
+        counts.get(name, 0.0) * sum(float(c) for line in lines for c in _CYCLES.findall(line))
+        for name, lines in bodies.items()
+    )

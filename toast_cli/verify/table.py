@@ -1,0 +1,47 @@
+"""A `Verdict` for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.text import Text
+
+from toast_cli.report.format import format_bytes, format_seconds
+from toast_cli.report.style import make_console, render, section, table
+
+if TYPE_CHECKING:
+    from toast_cli.verify.verdict import Verdict
+
+_MARK = {"agreed": ("ok", "green"), "disagreed": ("FAILED", "bold red"), "unchecked": ("-", "dim")}
+_ROWS = 12
+
+
+def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> None:
+    """One row per part; then the collectives, promised beside compiled."""
+    parts = table((("", "left"), ("part", "left"), ("what", "fold")))
+    for part in verdict.parts:
+        word, style = _MARK[part.outcome]
+        parts.add_row(Text(word, style), part.name, part.text)
+    blocks = [section(f"verdict of XLA ({verdict.compiler}): {verdict.outcome}", parts)]
+    rows: list[dict[str, Any]] = next((part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), [])
+    if rows and not quiet:
+        compared = table(
+            (
+                ("kind", "left"),
+                ("axes", "left"),
+                ("promised", "right"),
+                ("", "right"),
+                ("compiled", "right"),
+                ("", "right"),
+            )
+        )
+        for row in rows[:_ROWS]:
+            compared.add_row(
+                row["kind"], "+".join(row["axes"]), format_bytes(row["promised_bytes"]), f"×{row['promised_count']:.0f}",
+                format_bytes(row["compiled_bytes"]), f"×{row['compiled_count']:.0f}",
+            )  # fmt: skip
+        blocks.append(section("collectives, bytes of results on each device", compared))
+    memory = next((part.facts for part in verdict.parts if part.name == "memory" and part.facts), None)
+    if memory and not quiet:
+        blocks.append(section(f"compiled in {format_seconds(memory['compile_seconds'])}"))
+    stream.write(render(blocks, make_console(stream)))
