@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
+from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem, make_problem
@@ -69,7 +70,7 @@ def program_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (
     return source_of(fn, *shapes, donate=donate).program
 
 
-@lru_cache(maxsize=None)
+@cache
 def sample(name: str) -> tuple[Source, Dimensions]:
     """A stored sample program and its analysis."""
     (path,) = (p for p in SAMPLES.iterdir() if p.name.split(".")[0] == name and p.suffix != ".py")
@@ -133,6 +134,14 @@ class Case:
     source: Source
     evaluator: Evaluator
 
+    def __repr__(self) -> str:
+        """The program op by op, so that a failure of a random one can be read."""
+        values = self.program.values
+        return "\n".join(
+            f"{n}: {op.name.partition('.')[2]}{op.operands} -> {', '.join(f'{v}: {values[v]}' for v in op.results)}"
+            for n, op in enumerate(self.program.ops)
+        )
+
     @property
     def problem(self) -> Problem:
         return self.evaluator.problem
@@ -179,8 +188,18 @@ class Case:
 
 
 def case_of(
-    fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (), mesh: str | Mesh | None = None, pins: tuple[str, ...] = ()
+    fn: Callable[..., Any],
+    *shapes: Any,
+    donate: tuple[int, ...] = (),
+    mesh: str | Mesh | None = None,
+    pins: tuple[str, ...] = (),
 ) -> Case:
     """A JAX function on a mesh (default: data=4, model=2 of round figures)."""
     source = source_of(fn, *shapes, donate=donate)
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins))
+
+
+def result_layouts(program: Program, lowered: LoweredPlan) -> list[Layout]:
+    """How each result of the program leaves it."""
+    first = len(program.ops) - len(program.results)
+    return [lowered.required.get((first + k, 0), lowered.layouts[r.value]) for k, r in enumerate(program.results)]

@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from hypothesis import strategies as st
 from jax import lax
-
 from programs import Case, arg, case_of
+
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 

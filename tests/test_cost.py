@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-
-from programs import ROUND_CHIP, Case, arg, case_of, problem_of, round_mesh, source_of
+from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, source_of
 from random_programs import cases, plans
+
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.fusion import materialised
 from toast_cli.hardware import Axis, Mesh
@@ -288,14 +288,16 @@ def test_the_parts_add_up(data: st.DataObject) -> None:
     case = data.draw(cases())
     plan = data.draw(plans(case.problem))
     cost, devices = case.evaluator.exact_cost(plan), case.problem.mesh.devices
-    assert sum(use.seconds for use in case.evaluator.collectives(plan)) == pytest.approx(cost.communication_seconds, rel=1e-9, abs=1e-12)
+    assert sum(use.seconds for use in case.evaluator.collectives(plan)) == pytest.approx(
+        cost.communication_seconds, rel=1e-9, abs=1e-12
+    )
     _, alive = case.evaluator.alive_at_peak(plan)
     assert sum(a.bytes for a in alive) == pytest.approx(cost.peak_bytes)
     whole = sum(case.program.values[a.value].bytes for a in case.program.arguments)
     assert cost.argument_bytes * devices >= whole
     assert cost.peak_bytes >= cost.argument_bytes
     unsharded = case.evaluator.exact_cost(())
-    assert cost.compute_seconds * devices >= unsharded.compute_seconds * (1 - 1e-9)
+    assert cost.compute_seconds * devices >= unsharded.compute_seconds - 1e-11  # parts are rounded to 2**-48 seconds
 
 
 def faster(mesh: Mesh, factor: float) -> Mesh:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-
 from programs import Case, arg, case_of, classes_of, groups_of, program_of, round_mesh, sample, value_classes
 from random_programs import cases
+
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Program
 
@@ -28,7 +28,9 @@ def letters(run: Any, *shapes: Any) -> str:
 
     def text(value: int) -> str:
         dims = value_classes(program, dimensions, value)
-        return " ".join("".join(names.setdefault(c, "abcdefghijklmnop"[len(names)]) for c in dim) or "1" for dim in dims)
+        return " ".join(
+            "".join(names.setdefault(c, "abcdefghijklmnop"[len(names)]) for c in dim) or "1" for dim in dims
+        )
 
     arguments = ", ".join(text(a.value) for a in program.arguments)
     return f"{arguments} -> {', '.join(text(r.value) for r in program.results)}"
@@ -112,7 +114,10 @@ def test_attention_has_one_conflict_with_two_sides(run: Any) -> None:
 def test_heads_are_the_major_part_of_a_merged_dimension() -> None:
     program = program_of(attention, *attention_shapes())
     dimensions = analyse(program)
-    (heads, query_size), (same_heads, value_size) = classes_of(program, dimensions, "wq")[1], classes_of(program, dimensions, "wv")[1]
+    (heads, query_size), (same_heads, value_size) = (
+        classes_of(program, dimensions, "wq")[1],
+        classes_of(program, dimensions, "wv")[1],
+    )
     assert (heads, dimensions.class_sizes[heads]) == (same_heads, H)
     assert dimensions.class_sizes[query_size] == dimensions.class_sizes[value_size] == K
     assert query_size != value_size  # what queries and keys share, values do not
@@ -213,7 +218,12 @@ def test_a_stencil_links_what_it_reads_with_what_it_writes() -> None:
     dimensions = analyse(program)
     groups = groups_of(program, dimensions, "x")
     assert [dimensions.groups[g].name for (g,) in groups] == ["batch", "height", "width", "channels"]
-    assert [sorted(dimensions.class_sizes[c] for c in dimensions.groups[g].classes) for (g,) in groups] == [[4], [16, 18], [32, 34], [8]]
+    assert [sorted(dimensions.class_sizes[c] for c in dimensions.groups[g].classes) for (g,) in groups] == [
+        [4],
+        [16, 18],
+        [32, 34],
+        [8],
+    ]
 
 
 def test_both_sizes_of_a_stencil_must_divide() -> None:
@@ -222,7 +232,11 @@ def test_both_sizes_of_a_stencil_must_divide() -> None:
 
     case = case_of(run, arg(4, 16, 18, 8), arg(3, 3, 8, 6))  # 16 -> 14 rows, 18 -> 16 columns; the mesh has 4 x 2
     result = case.program.results[0].value
-    for axis, place, expected in [("data", "x.1", "-|-|-|-"), ("model", "x.1", "-|model|-|-"), ("model", "x.2", "-|-|model|-")]:
+    for axis, place, expected in [
+        ("data", "x.1", "-|-|-|-"),
+        ("model", "x.1", "-|model|-|-"),
+        ("model", "x.2", "-|-|model|-"),
+    ]:
         assert case.text(case.lowered((case.shard(place, axis),)).layouts[result]) == expected
 
 
@@ -238,7 +252,8 @@ def structure(program: Program, dimensions: Dimensions) -> list[Any]:
 def renamed(program: Program, new: list[int]) -> Program:
     """The program with value v called new[v]."""
     ops = tuple(
-        replace(op, operands=tuple(new[v] for v in op.operands), results=tuple(new[v] for v in op.results)) for op in program.ops
+        replace(op, operands=tuple(new[v] for v in op.operands), results=tuple(new[v] for v in op.results))
+        for op in program.ops
     )
     values = [program.values[0]] * len(new)
     for old, value in enumerate(program.values):

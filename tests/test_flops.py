@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-
 from programs import arg, program_of
 
 
@@ -49,7 +48,9 @@ AS_XLA_COUNTS: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("run", "shapes"), [case[1:] for case in AS_XLA_COUNTS], ids=[case[0] for case in AS_XLA_COUNTS])
+@pytest.mark.parametrize(
+    ("run", "shapes"), [case[1:] for case in AS_XLA_COUNTS], ids=[case[0] for case in AS_XLA_COUNTS]
+)
 def test_counts_agree_with_xla(run: Callable[..., Any], shapes: tuple[Any, ...]) -> None:
     ours = program_of(run, *shapes).flops
     theirs = jax.jit(run).lower(*shapes).cost_analysis()["flops"]

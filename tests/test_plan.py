@@ -10,17 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
-
 from programs import Case, arg, case_of, round_mesh
-from random_programs import cases, plans
-from toast_cli.errors import UsageError
-from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.layout import Layout
-from toast_cli.plan.lowered import LoweredPlan
-from toast_cli.program.model import Program
+
+from toast_cli.plan.decisions import Plan
 
 Collectives = list[tuple[str, tuple[str, ...], float, float]]
 
@@ -190,7 +183,9 @@ def test_megatron_all_reduces_twice_a_block_and_direction(run: Any, weights: Any
 
 
 @pytest.mark.parametrize(("run", "weights", "count"), [b[1:] for b in BLOCKS], ids=[b[0] for b in BLOCKS])
-def test_sequence_parallelism_turns_them_into_reduce_scatters_and_all_gathers(run: Any, weights: Any, count: float) -> None:
+def test_sequence_parallelism_turns_them_into_reduce_scatters_and_all_gathers(
+    run: Any, weights: Any, count: float
+) -> None:
     case = case_of(run, arg(B, S, M), weights, mesh=FOUR)
     plan = (*megatron(case), case.shard("x.1", "model"))
     assert case.collectives(plan) == [
@@ -319,14 +314,22 @@ MINOR: list[tuple[str, list[tuple[str, str]], Collectives]] = [
 
 
 @pytest.mark.parametrize(("places", "expected"), [m[1:] for m in MINOR], ids=[m[0] for m in MINOR])
-def test_a_minor_part_is_split_only_within_fully_split_major_ones(places: list[tuple[str, str]], expected: Collectives) -> None:
+def test_a_minor_part_is_split_only_within_fully_split_major_ones(
+    places: list[tuple[str, str]], expected: Collectives
+) -> None:
     case = case_of(merged, arg(B, S, H, K), arg(H * K, 8), mesh=FOUR)
     assert case.collectives(tuple(case.shard(*place) for place in places)) == expected
 
 
 @pytest.mark.parametrize(
     ("size", "axes", "expected"),
-    [(6, ["data"], "data"), (6, ["model"], "-"), (4, ["model", "data"], "model"), (8, ["model", "data"], "model,data"), (1, [], "-")],
+    [
+        (6, ["data"], "data"),
+        (6, ["model"], "-"),
+        (4, ["model", "data"], "model"),
+        (8, ["model", "data"], "model,data"),
+        (1, [], "-"),
+    ],
 )
 def test_shards_divide(size: int, axes: list[str], expected: str) -> None:
     case = case_of(lambda x: x * 2.0, arg(size), mesh=FOUR)
@@ -380,120 +383,3 @@ def test_a_gather_of_what_a_loop_starts_with_happens_once() -> None:
     case = case_of(run, arg(8, 4, 8), arg(32, 32), mesh=FOUR)
     plan = (case.shard("x.2", "model"),)  # the minor part of what the loop carries
     assert case.collectives(plan) == [("all-gather", ("model",), 8 * 32 * 4.0, 1.0)]
-
-
-# ---------------------------------------------------------------- pins
-
-
-def test_a_pin_decides_how_an_argument_and_what_takes_its_buffer_rest() -> None:
-    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p['up']=model,None",))
-    plan = (case.shard("x.0", "data"),)
-    lowered = case.lowered(plan)
-    assert rests(case, plan) == {"p['down']": "-|-", "p['up']": "model|-", "x": "data|-"}
-    assert result_layouts(case.program, lowered)[1] == ((1,), ())
-    assert case.collectives(plan) == [
-        ("all-gather", ("model",), WEIGHT, 1.0),
-        ("all-reduce", ("data",), WEIGHT, 2.0),
-    ]
-
-
-def test_a_pin_of_a_result_holds_for_the_argument_whose_buffer_it_takes() -> None:
-    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("result*up*=data,None",))
-    assert case.rest("p['up']", ()) == "data|-"
-    assert result_layouts(case.program, case.lowered(()))[1] == ((0,), ())
-
-
-def test_open_dimensions_of_a_pin_follow_the_plan() -> None:
-    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p*=?,-",))
-    plan = (case.shard("p['up'].1", "model"), case.shard("x.1", "data"))
-    assert rests(case, plan) == {"p['down']": "model|-", "p['up']": "data|-", "x": "-|data"}
-
-
-def test_an_axis_that_a_pin_takes_leaves_the_open_dimensions() -> None:
-    case = case_of(lambda x: x * 2.0, arg(8, 8), pins=("x=?,data",))
-    assert case.rest("x", (case.shard("x.0", "data"),)) == "-|data"
-
-
-@pytest.mark.parametrize(
-    ("pin", "what", "hint"),
-    [
-        ("x", "cannot read 'x'", "write --pin"),
-        ("x=data,-,-", "has 3 entries", "2 dimensions"),
-        ("nothing=data", "no argument or result matches 'nothing'", "arguments are x"),
-        ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
-        ("x=data,data", "an axis splits two dimensions", "use each axis once"),
-        ("x=-,data", "does not divide dimension 1 (6)", "leave the dimension open"),
-    ],
-)
-def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        case_of(lambda x: x * 2.0, arg(8, 6), pins=(pin,))
-    assert caught.value.where == "--pin"
-    assert what in caught.value.what
-    assert hint in f"{caught.value.what} {caught.value.hint}"
-
-
-# ---------------------------------------------------------------- laws
-
-
-def result_layouts(program: Program, lowered: LoweredPlan) -> list[Layout]:
-    first = len(program.ops) - len(program.results)
-    return [lowered.required.get((first + k, 0), lowered.layouts[r.value]) for k, r in enumerate(program.results)]
-
-
-def check(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    axes = [axis for dim in layout for axis in dim]
-    assert len(set(axes)) == len(axes)
-    for size, dim in zip(shape, layout, strict=True):
-        ways = 1
-        for axis in dim:
-            ways *= sizes[axis]
-        assert size % ways == 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_every_layout_uses_an_axis_once_and_divides(data: st.DataObject) -> None:
-    case = data.draw(cases())
-    lowered = case.lowered(data.draw(plans(case.problem)))
-    program, sizes = case.program, case.problem.mesh.sizes
-    for value, layout in zip(program.values, lowered.layouts, strict=True):
-        check(layout, value.shape, sizes)
-    for value, layout in lowered.computed.items():
-        check(layout, program.values[value].shape, sizes)
-    for (op, position), layout in lowered.required.items():
-        check(layout, program.values[program.ops[op].operands[position]].shape, sizes)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_donated_arguments_and_the_results_in_their_buffers_lie_alike(data: st.DataObject) -> None:
-    case = data.draw(cases())
-    lowered = case.lowered(data.draw(plans(case.problem)))
-    results = result_layouts(case.program, lowered)
-    for argument in case.program.arguments:
-        if argument.aliased_result >= 0:
-            assert results[argument.aliased_result] == lowered.layouts[argument.value]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_canonical_order_means_the_same(data: st.DataObject) -> None:
-    case = data.draw(cases())
-    plan = data.draw(plans(case.problem))
-    canonical = case.problem.canonical(plan)
-    assert case.lowered(canonical) == case.lowered(plan)
-    assert case.problem.canonical(canonical) == canonical
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_decisions_that_commute_have_one_canonical_order(data: st.DataObject) -> None:
-    case = data.draw(cases())
-    plan = list(data.draw(plans(case.problem)))
-    canonical = case.problem.canonical(tuple(plan))
-    for place in data.draw(st.lists(st.integers(0, max(0, len(plan) - 2)), max_size=8)):
-        pair = plan[place : place + 2]
-        if len(pair) == 2 and all(isinstance(d, Shard) for d in pair) and case.problem.commute(*pair):
-            plan[place : place + 2] = reversed(pair)
-    assert case.problem.canonical(tuple(plan)) == canonical

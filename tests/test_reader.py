@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-
 from programs import arg, program_of, source_of, source_of_text
+
 from toast_cli.program.model import Program
 
 

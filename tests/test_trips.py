@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from jax import lax
-
 from programs import arg, program_of, source_of, source_of_text
 
 X = arg(8, 8)
@@ -40,7 +39,7 @@ LOOPS: list[tuple[str, Callable[[Any], Any], list[int]]] = [
     ("while that never runs", counted(5, lambda i: i < 2, lambda i: i + 1), [0]),
     ("while down", counted(10, lambda i: i > 0, lambda i: i - 1), [10]),
     ("while down by 4, >=", counted(10, lambda i: i >= 2, lambda i: i - 4), [3]),  # 10 6 2
-    ("while, bound on the left", counted(0, lambda i: 6 > i, lambda i: 2 + i), [3]),
+    ("while, bound on the left", counted(0, lambda i: lax.gt(jnp.int32(6), i), lambda i: 2 + i), [3]),
     ("while, !=", counted(2, lambda i: i != 8, lambda i: i + 2), [3]),
     (
         "nested",

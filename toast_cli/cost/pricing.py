@@ -61,9 +61,9 @@ class Pricer:
         if iteration.reduced or any(iteration.scattered):
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
-                if iteration.scattered[k]:
-                    size /= prod(self._sizes[axis] for axis in iteration.scattered[k])
-                    yield self._use("reduce-scatter", iteration.scattered[k], size, runs, work.op, results[k])
+                for axis in _in_order(iteration, k):  # one axis after the other, see `LoweredPlan.path`
+                    size /= self._sizes[axis]
+                    yield self._use("reduce-scatter", (axis,), size, runs, work.op, results[k])
                 over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
                 if over:
                     yield self._use("all-reduce", over, size, runs, work.op, results[k])
@@ -143,3 +143,9 @@ class Pricer:
         if seconds is None:
             seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes)
         return CollectiveUse(kind, axes, size, count, count * seconds, op, value)
+
+
+def _in_order(iteration: Iteration, k: int) -> list[int]:
+    """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
+    over = iteration.scattered[k]
+    return [axis for axes in iteration.layouts[k] for axis in axes if axis in over] if over else []

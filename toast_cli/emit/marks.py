@@ -22,7 +22,7 @@ from toast_cli.xla import ir
 class Pin:
     """A value lies, from where it is defined on, as `layouts` say one after the other: all its uses see the last.
 
-    Two layouts are a value that is computed in the first, partial, and reduce-scattered to the second. Where a loop's body hands
+    Several layouts are a value that is computed in the first, partial, and reduce-scattered step by step to the last. Where a loop's body hands
     its argument on unchanged, it goes on doing so.
     """
 
@@ -119,9 +119,9 @@ def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
     so do the results of Shardy's own operations. What nobody reads needs none.
     """
     for value in pinnable_values(source, lowered):
-        handle, layout = source.definitions[value], lowered.layouts[value]
+        handle = source.definitions[value]
         if is_read(handle):
-            yield Pin(handle, (lowered.computed[value], layout) if value in lowered.computed else (layout,))
+            yield Pin(handle, lowered.path(value))
     layout_of = layout_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
@@ -160,7 +160,7 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 def operation_layouts(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Layout, ...]]]:
     """Each operation that makes arrays of the program, with the layout in which it computes each of its results."""
-    layout_of = layout_finder(source, lowered, lowered.computed)
+    layout_of = layout_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer = source.program.producer
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):

@@ -98,7 +98,7 @@ class Chooser:
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
         layout, handle = self._lowered.layouts[value], self._source.definitions[value]
-        yield Pin(handle, (self._lowered.computed[value], layout) if value in self._twofold else (layout,))
+        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (layout,))
         if self._program.ops[self._program.producer[value]].name == CARRY:
             yield from argument_pins(handle.owner.operation, handle.result_number, layout)
 
@@ -114,7 +114,7 @@ class Chooser:
             return got != without_units(want, lowered.axis_sizes)
 
         def wanted(value: int) -> Layout:
-            return (lowered.computed if value in self._twofold else lowered.layouts)[value]
+            return lowered.path(value)[0] if value in self._twofold else lowered.layouts[value]
 
         values = [v for v in self._movable if v in found.values and differs(found.values[v], wanted(v))]
         return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].layout)]

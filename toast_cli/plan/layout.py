@@ -20,3 +20,14 @@ def shards(layout: Layout, sizes: tuple[int, ...]) -> int:
         for axis in axes:
             count *= sizes[axis]
     return count
+
+
+def refinements(coarse: Layout, fine: Layout) -> tuple[Layout, ...]:
+    """Layouts from `coarse` to `fine`, both included, one more axis at a time; only the two where `fine` does not refine `coarse`."""
+    steps = [coarse]
+    if any(b[: len(a)] != a for a, b in zip(coarse, fine, strict=True)):
+        return (coarse, fine)
+    for dim, axes in enumerate(fine):
+        for count in range(len(coarse[dim]) + 1, len(axes) + 1):
+            steps.append((*steps[-1][:dim], axes[:count], *steps[-1][dim + 1 :]))  # noqa: PERF401 - each step needs the last
+    return tuple(steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.layout import Layout, refinements
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,15 @@ class LoweredPlan:
     layouts: list[Layout]
     computed: dict[int, Layout]
     required: dict[tuple[int, int], Layout]
+
+    def path(self, value: int) -> tuple[Layout, ...]:
+        """Layouts a value goes through from where it is computed to where it stays.
+
+        A reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
+        through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
+        it writes reduce-scatters.
+        """
+        if value not in self.computed:
+            return (self.layouts[value],)
+        steps = refinements(self.computed[value], self.layouts[value])
+        return steps[1:] if len(steps) > 2 else steps

@@ -5,7 +5,6 @@ Enters: pins by axis name. Leaves: the same by axis number of one mesh, per valu
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from math import prod
 
@@ -57,12 +56,10 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
 
 
 def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    if pattern in (path, f"{kind}{index}") or fnmatch.fnmatchcase(path, pattern):
+    """Whether a pattern means this argument or result: `*` is anything, brackets and quotes, of which paths are full, themselves."""
+    if pattern == f"{kind}{index}":
         return True
-    try:
-        return bool(path) and re.fullmatch(pattern, path) is not None
-    except re.error:
-        return False
+    return bool(path) and re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path) is not None
 
 
 def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str) -> PinnedLayout:

@@ -53,7 +53,7 @@ def ask(
                 command, env=environment(), capture_output=True, timeout=timeout_seconds, check=False
             )
         except subprocess.TimeoutExpired:
-            return Failure(f"no answer within {timeout_seconds:.0f} seconds", aborted=True)
+            return Failure(f"no answer within {timeout_seconds:g} seconds", aborted=True)
         if child.returncode == FAILED:
             return Failure((folder / ERROR).read_text())
         if child.returncode != 0:

@@ -1,0 +1,245 @@
+"""Reading compiled HLO, random inputs, and work in child processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from toast_cli import xla
+from toast_cli.verify import child
+from toast_cli.verify.child import Failure, abort_reason, ask
+from toast_cli.verify.collectives import Collective, collectives_in
+from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
+from toast_cli.verify.hlo_text import array_bytes
+from toast_cli.verify.inputs import random_inputs
+from toast_cli.verify.numbers import ResultError, compare_numbers, relative_error
+from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
+
+MESH = (("data", "model"), (4, 2))
+
+GROUPS = [
+    ("replica_groups={{0,1},{2,3},{4,5},{6,7}}, x", ("model",)),
+    ("replica_groups={{0,2,4,6},{1,3,5,7}}", ("data",)),
+    ("replica_groups={{0,1,2,3,4,5,6,7}}", ("data", "model")),
+    ("replica_groups={}", ("data", "model")),
+    ("replica_groups=[4,2]<=[8]", ("model",)),
+    ("replica_groups=[2,4]<=[4,2]T(1,0)", ("data",)),
+    ("replica_groups=[1,8]<=[8]", ("data", "model")),
+    ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, dimensions={0}", ("data",)),
+    ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", ("data", "model")),
+    ("replica_groups=mesh['axis_0'=1,'axis_1'=2,'axis_2'=4], device_ids=([4,2]T(1,0)) {'axis_1'}", ("model",)),
+    ("replica_groups={{0,3},{1,2},{4,7},{5,6}}", UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("attributes", "axes"), GROUPS)
+def test_replica_groups(attributes: str, axes: tuple[str, ...]) -> None:
+    groups = groups_in(attributes, 8)
+    assert groups is not None
+    assert axes_of(groups, *MESH) == axes
+
+
+def test_no_replica_groups() -> None:
+    assert groups_in("dimensions={0}", 8) is None
+
+
+def test_permuted_axes() -> None:
+    assert permuted_axes("source_target_pairs={{0,2},{2,4},{4,6},{6,0}}", *MESH) == ("data",)
+    assert permuted_axes("source_target_pairs={{0,1},{1,0}}", *MESH) == ("model",)
+
+
+SIZES = [
+    ("f32[8,16]{1,0}", (512,)),
+    ("bf16[4,512]{1,0:T(8,128)(2,1)S(1)}", (4096,)),
+    ("(f32[2]{0}, s8[3]{0}, pred[5]{0}, c64[2]{0}, u4[4]{0}, f8e4m3fn[6]{0})", (8, 3, 5, 16, 2, 6)),
+    ("f32[]", (4,)),
+]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), SIZES)
+def test_array_bytes(kind: str, sizes: tuple[int, ...]) -> None:
+    assert array_bytes(kind) == sizes
+
+
+COMPILED = """HloModule jit_f, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %r = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.1 (p: f32[8,4]) -> f32[2,4] {
+  %ar = f32[8,4]{1,0} all-reduce(%p), channel_id=5, replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+  ROOT %ds = f32[2,4]{1,0} dynamic-slice(%ar), dynamic_slice_sizes={2,4}
+}
+
+%overlapping (p: f32[4]) -> f32[8] {
+  ROOT %ag.2 = f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[4,2]<=[8], dimensions={0}
+}
+
+%body (t: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %ag = f32[8]{0} all-gather(%x), channel_id=7, replica_groups=[4,2]<=[8], dimensions={0}, metadata={op_name="jit(f)/dot"}
+  %f = f32[8]{0} fusion(%x), kind=kCustom, calls=%overlapping
+  ROOT %t2 = (s32[], f32[8]{0}) tuple(%i, %ag)
+}
+
+%condition (t: (s32[], f32[8])) -> pred[] {
+  %limit = s32[] constant(5)
+  ROOT %c = pred[] compare(%i, %limit), direction=LT
+}
+
+%left (p: f32[4]) -> f32[4] {
+  ROOT %cp = f32[4]{0} collective-permute(%p), channel_id=9, source_target_pairs={{0,1},{1,0}}
+}
+
+%right (p: f32[4]) -> f32[4] {
+  ROOT %n = f32[4]{0} negate(%p)
+}
+
+%unused (p: f32[4]) -> f32[4] {
+  ROOT %lost = f32[4]{0} all-reduce(%p), channel_id=11, replica_groups={}, to_apply=%add
+}
+
+ENTRY %main (a: f32[8,4], p: pred[]) -> f32[2,4] {
+  %rs = f32[2,4]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1
+  %w = (s32[], f32[8]{0}) while(%init), condition=%condition, body=%body
+  %two = (f32[4]{0}, f32[2]{0}) all-reduce(%x, %y), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%add
+  %parts = (f32[1,2]{1,0}, f32[1,2]{1,0}) all-to-all(%x, %y), channel_id=2, replica_groups=[4,2]<=[8]
+  %start = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), channel_id=3, replica_groups=[4,2]<=[8], dimensions={0}
+  %done = f32[8]{0} all-gather-done(%start)
+  %b = f32[4]{0} conditional(%p, %x, %x), true_computation=%left, false_computation=%right
+}
+"""
+
+
+def test_collectives() -> None:
+    found = collectives_in(COMPILED, *MESH)
+    assert sorted(found, key=lambda c: (c.kind, c.bytes, c.count)) == [
+        Collective("all-gather", ("model",), 32, 1.0),
+        Collective("all-gather", ("model",), 32, 5.0, "jit(f)/dot"),
+        Collective("all-reduce", ("model",), 8, 1.0),
+        Collective("all-reduce", ("model",), 16, 1.0),
+        Collective("all-to-all", ("model",), 16, 1.0),
+        Collective("collective-permute", ("model",), 16, 0.5),
+        Collective("reduce-scatter", ("data",), 32, 1.0),
+    ]
+
+
+def test_the_compilers_trip_count_goes_first() -> None:
+    line = "condition=%condition, body=%body"
+    text = COMPILED.replace(line, line + ', backend_config={"known_trip_count":{"n":"3"}}')
+    assert [c.count for c in collectives_in(text, *MESH) if c.name] == [3.0]
+
+
+# ---------------------------------------------------------------- inputs and numbers
+
+READERS = """
+func.func public @main(%table: tensor<10x4xf32>, %i: tensor<3x1xi32>, %v: tensor<4xf32>, %n: tensor<5xi64>, %b: tensor<2xi1>,
+                       %h: tensor<4xbf16>, %e: tensor<4xf8E4M3FN>, %c: tensor<4xcomplex<f32>>, %u: tensor<4xui8>) -> tensor<3x4xf32> {
+  %0 = "stablehlo.gather"(%table, %i) <{dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 4>}> : (tensor<10x4xf32>, tensor<3x1xi32>) -> tensor<3x4xf32>
+  %1 = stablehlo.multiply %v, %v : tensor<4xf32>
+  %2 = stablehlo.sqrt %1 : tensor<4xf32>
+  return %0 : tensor<3x4xf32>
+}
+"""
+
+
+def test_random_inputs() -> None:
+    module = xla.parse_module(xla.make_context(), READERS)
+    table, index, moment, plain, flag, half, eighth, wave, small = random_inputs(module, seed=3)
+    assert table.shape == (10, 4) and (table < 0).any()
+    assert index.dtype == np.int32 and index.min() >= 0 and index.max() < 10
+    assert (moment >= 0).all()
+    assert plain.dtype == np.int64 and plain.max() < 8
+    dtypes = [str(a.dtype) for a in (flag, half, eighth, wave, small)]
+    assert dtypes == ["bool", "bfloat16", "float8_e4m3fn", "complex64", "uint8"]
+    again = random_inputs(module, seed=3)
+    assert all(np.array_equal(a, b) for a, b in zip(again[:3], (table, index, moment), strict=True))
+
+
+ERRORS = [
+    ([1.0, 2.0], [1.0, 2.0], 0.0),
+    ([1.0, -4.0], [1.0, -3.0], 0.25),
+    ([0.0, 0.0], [0.0, 0.5], 0.5),
+    ([np.nan, 1.0], [np.nan, 1.0], 0.0),
+    ([np.nan, 1.0], [0.0, 1.0], np.inf),
+    ([1.0, 1.0], [np.inf, 1.0], np.inf),
+    ([np.inf, 2.0], [np.inf, 2.0], 0.0),
+    ([], [], 0.0),
+]
+
+
+@pytest.mark.parametrize(("expected", "found", "error"), ERRORS)
+def test_relative_error(expected: list[float], found: list[float], error: float) -> None:
+    assert relative_error(np.array(expected), np.array(found)) == error
+
+
+# ---------------------------------------------------------------- child processes
+
+PROGRAM = b"""
+module @jit_f {
+  func.func public @main(%arg0: tensor<8x16xf32>, %arg1: tensor<16x4xf32>) -> tensor<8x4xf32> {
+    %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
+    return %0 : tensor<8x4xf32>
+  }
+}
+"""
+MARKS = [
+    (
+        b"module @jit_f {",
+        b'module @jit_f attributes {mhlo.num_partitions = 4 : i32} {\n  sdy.mesh @mesh = <["data"=4]>',
+    ),
+    (b"%arg0: tensor<8x16xf32>,", b'%arg0: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>},'),
+]
+
+
+def split_program() -> bytes:
+    text = PROGRAM
+    for before, after in MARKS:
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+def test_compile_on_cpu() -> None:
+    facts = compile_on_cpu(split_program(), "stablehlo", 4)
+    assert isinstance(facts, CompiledFacts)
+    assert [c.kind for c in collectives_in(facts.hlo_text, ("data",), (4,))] == ["all-reduce"]
+    assert facts.argument_bytes == 8 * 4 * 4 + 4 * 4 * 4  # Shardy splits the second argument along with the first
+
+
+def test_a_program_that_does_not_compile() -> None:
+    failure = compile_on_cpu(PROGRAM.replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 4)
+    assert isinstance(failure, Failure)
+    assert not failure.aborted and "contracting" in failure.reason
+
+
+def test_compare_numbers() -> None:
+    errors = compare_numbers(PROGRAM, split_program(), 4)
+    assert isinstance(errors, list)
+    (error,) = errors
+    assert isinstance(error, ResultError)
+    assert (error.index, error.type) == (0, "tensor<8x4xf32>") and error.error < 1e-6
+
+
+def test_a_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "echo 'F1121 04:00:00 1 a.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
+    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script])
+    assert ask("compile", {}, {}) == Failure("x > 0", aborted=True)
+
+
+def test_a_child_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sleep", "60"])
+    assert ask("compile", {}, {}, timeout_seconds=0.2) == Failure("no answer within 0.2 seconds", aborted=True)
+
+
+REASONS = [
+    (-6, "noise\nF1121 04:00:00.1 1 a.cc:3] Check failed: a == b (1 vs. 2)\n*** trace", "a == b (1 vs. 2)"),
+    (-6, "LLVM ERROR: out of memory\n", "out of memory"),
+    (1, "Traceback\nKeyError: 'x'\n", "KeyError: 'x'"),
+    (-11, "", "the compiler ended with signal 11"),
+]
+
+
+@pytest.mark.parametrize(("code", "stderr", "reason"), REASONS)
+def test_abort_reasons(code: int, stderr: str, reason: str) -> None:
+    assert abort_reason(code, stderr) == reason

@@ -1,0 +1,89 @@
+"""Pins: what the user has decided holds at rest, whatever the plan, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import Case, arg, case_of, result_layouts
+
+from toast_cli.errors import UsageError
+from toast_cli.plan.decisions import Plan
+
+N, D, F = 8, 16, 64  # batch, model, hidden
+WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
+WEIGHT = D * F * 4.0  # bytes of either
+
+
+def sgd(p: Any, x: Any) -> Any:
+    def loss(p: Any) -> Any:
+        return jnp.sum((x + jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+
+def rests(case: Case, plan: Plan) -> dict[str, str]:
+    return {a.path: case.rest(a.path, plan) for a in case.program.arguments}
+
+
+def test_a_pin_decides_how_an_argument_and_what_takes_its_buffer_rest() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p['up']=model,None",))
+    plan = (case.shard("x.0", "data"),)
+    lowered = case.lowered(plan)
+    assert rests(case, plan) == {"p['down']": "-|-", "p['up']": "model|-", "x": "data|-"}
+    assert result_layouts(case.program, lowered)[1] == ((1,), ())
+    assert case.collectives(plan) == [
+        ("all-gather", ("model",), WEIGHT, 1.0),
+        ("all-reduce", ("data",), WEIGHT, 2.0),
+    ]
+
+
+# pattern -> arguments it pins, of p['down'], p['up'] and x
+PATTERNS = {
+    "p['up']": ["p['up']"], "p[*]": ["p['down']", "p['up']"], "*": ["p['down']", "p['up']", "x"], "*p']": ["p['up']"],
+    "arg0": ["p['down']"], "x": ["x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_star_matches_anything_and_brackets_themselves(pattern: str) -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=(f"{pattern}=data,-",))
+    assert [path for path, rest in rests(case, ()).items() if rest == "data|-"] == PATTERNS[pattern]
+
+
+def test_a_pin_of_a_result_holds_for_the_argument_whose_buffer_it_takes() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("result*up*=data,None",))
+    assert case.rest("p['up']", ()) == "data|-"
+    assert result_layouts(case.program, case.lowered(()))[1] == ((0,), ())
+
+
+def test_open_dimensions_of_a_pin_follow_the_plan() -> None:
+    case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("p*=?,-",))
+    plan = (case.shard("p['up'].1", "model"), case.shard("x.1", "data"))
+    assert rests(case, plan) == {"p['down']": "model|-", "p['up']": "data|-", "x": "-|data"}
+
+
+def test_an_axis_that_a_pin_takes_leaves_the_open_dimensions() -> None:
+    case = case_of(lambda x: x * 2.0, arg(8, 8), pins=("x=?,data",))
+    assert case.rest("x", (case.shard("x.0", "data"),)) == "-|data"
+
+
+@pytest.mark.parametrize(
+    ("pin", "what", "hint"),
+    [
+        ("x", "cannot read 'x'", "write --pin"),
+        ("x=data,-,-", "has 3 entries", "2 dimensions"),
+        ("nothing=data", "no argument or result matches 'nothing'", "arguments are x"),
+        ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
+        ("x=data,data", "an axis splits two dimensions", "use each axis once"),
+        ("x=-,data", "does not divide dimension 1 (6)", "leave the dimension open"),
+    ],
+)
+def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        case_of(lambda x: x * 2.0, arg(8, 6), pins=(pin,))
+    assert caught.value.where == "--pin"
+    assert what in caught.value.what
+    assert hint in f"{caught.value.what} {caught.value.hint}"
