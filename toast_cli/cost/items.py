@@ -21,8 +21,8 @@ from toast_cli.program.model import ARGUMENT, CARRY
 class WorkItem:
     """Ops of one pattern that cost alike. bytes: unsharded, 0 for what is not read from or written to memory.
 
-    reduction_share: part of its reductions that each op pays, see `merging`. runs: executions in one run of the program, all ops of
-    the item together. op: one of them.
+    reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; () for all of them. runs:
+    executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -32,7 +32,7 @@ class WorkItem:
     operand_bytes: tuple[int, ...]
     result_bytes: tuple[int, ...]
     whole_bytes: tuple[int, ...]  # of the results, whether stored or not
-    reduction_share: float
+    reduction_shares: tuple[float, ...]
     runs: float
     op: int
 

@@ -1,15 +1,15 @@
 """Sums of partial results are reduced once: XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)`.
 
 The gradient of a block's input is such a sum: one term per projection that read it. This is why Megatron needs two all-reduces
-a block and direction and not five. (XLA's all-reduce reassociation.) Terms count as summed together when each has no other reader
-and they reduce over a group in common; which term pays does not matter, so each of n pays an n-th.
+a block and direction and not five. (XLA's all-reduce reassociation.) Terms count as summed together when each has no other
+reader; of the n that reduce over one group, all are partial when it is split, and each pays an n-th of the one reduction.
 
-Enters: a `Problem`. Leaves: per op the share of its own reductions that it pays.
+Enters: a `Problem`. Leaves: per op and slot the share of its own reductions that it pays.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from toast_cli.cost.fusion import VIEWS
 from toast_cli.dimensions.model import SlotKind
@@ -19,10 +19,10 @@ _SUM = "stablehlo.add"
 _PASSED = VIEWS - {"stablehlo.convert"}  # a conversion rounds: XLA does not move a reduction across it
 
 
-def reduction_shares(problem: Problem) -> list[float]:
-    """[ops] 1 for an op whose partial result is reduced alone, 1/n for one of n that are summed first."""
+def reduction_shares(problem: Problem) -> list[tuple[float, ...]]:
+    """[ops][slots] 1/n where n partial results are summed before they are reduced over that slot's group; () where all are alone."""
     program = problem.program
-    shares = [1.0] * len(program.ops)
+    shares: list[tuple[float, ...]] = [()] * len(program.ops)
     terms: dict[int, list[int]] = defaultdict(list)  # op that ends a sum -> ops whose results it adds up
     for number, op in enumerate(program.ops):
         if op.results and _reduced_groups(problem, number):
@@ -30,9 +30,11 @@ def reduction_shares(problem: Problem) -> list[float]:
             if end >= 0:
                 terms[end].append(number)
     for members in terms.values():
-        for together in _sharing_a_group(problem, members):
-            for number in together:
-                shares[number] = 1.0 / len(together)
+        count = Counter(group for number in members for group in _reduced_groups(problem, number))
+        if max(count.values()) > 1:
+            for number in members:
+                groups = problem.patterns[problem.op_pattern[number]].groups
+                shares[number] = tuple(1.0 / max(1, count[group]) for group in groups)
     return shares
 
 
@@ -55,20 +57,3 @@ def _end_of_sum(problem: Problem, value: int) -> int:
             break
         value = op.results[0]
     return end
-
-
-def _sharing_a_group(problem: Problem, members: list[int]) -> list[list[int]]:
-    """Members of one sum, those that reduce over a common group together."""
-    sets: list[tuple[set[int], list[int]]] = []
-    for number in members:
-        groups = set(_reduced_groups(problem, number))
-        joined = [number]
-        apart = []
-        for other, numbers in sets:
-            if other & groups:
-                groups |= other
-                joined = numbers + joined
-            else:
-                apart.append((other, numbers))
-        sets = [*apart, (groups, joined)]
-    return [numbers for _, numbers in sets]
