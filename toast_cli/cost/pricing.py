@@ -55,18 +55,23 @@ class Pricer:
         return work.runs * op_seconds(self._problem.mesh.chip, work.name, work.dtype, work.flops / ways, traffic)
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of partial results, halo exchanges of split neighbourhoods."""
+        """All-reduces and reduce-scatters of partial results, reshards to where results are pinned, halo exchanges of split
+        neighbourhoods."""
         results = self._problem.program.ops[work.op].results
-        runs = work.runs * work.reduction_share
         if iteration.reduced or any(iteration.scattered):
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
                 for axis in _in_order(iteration, k):  # one axis after the other, see `LoweredPlan.path`
                     size /= self._sizes[axis]
+                    runs = work.runs * _share(work, iteration, (axis,))
                     yield self._use("reduce-scatter", (axis,), size, runs, work.op, results[k])
                 over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
                 if over:
+                    runs = work.runs * _share(work, iteration, over)
                     yield self._use("all-reduce", over, size, runs, work.op, results[k])
+        for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
+            for step in reshard_steps(source, target, self._sizes):
+                yield self._use(step.kind, step.axes, work.whole_bytes[k] * step.fraction, work.runs, work.op, results[k])
         form = self._problem.patterns[work.pattern].form
         for slot, axes in enumerate(iteration.slot_axes):
             if axes and form.kinds[slot] is SlotKind.PERMUTATION:
@@ -148,4 +153,10 @@ class Pricer:
 def _in_order(iteration: Iteration, k: int) -> list[int]:
     """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
     over = iteration.scattered[k]
-    return [axis for axes in iteration.layouts[k] for axis in axes if axis in over] if over else []
+    return [axis for axes in iteration.reduced_to[k] for axis in axes if axis in over] if over else []
+
+
+def _share(work: WorkItem, iteration: Iteration, axes: tuple[int, ...]) -> float:
+    """Part of a reduction over `axes` that each op of the item pays."""
+    shares = zip(work.reduction_shares, iteration.slot_axes, strict=False)  # no shares: every op pays for itself
+    return max((share for share, spent in shares if not set(axes).isdisjoint(spent)), default=1.0)

@@ -46,13 +46,15 @@ class Iteration:
     Attributes:
         slot_axes: [slots] mesh axes that split each.
         operands: [operands] layout each must have.
-        computed: [results] layout the op computes each in. layouts: [results] layout once reductions are resolved.
+        computed: [results] layout the op computes each in. reduced_to: [results] layout once reductions are resolved. layouts: [results]
+            the same, but as pinned where a result is.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
     """
 
     slot_axes: tuple[tuple[int, ...], ...]
     operands: tuple[Layout, ...]
     computed: tuple[Layout, ...]
+    reduced_to: tuple[Layout, ...]
     layouts: tuple[Layout, ...]
     reduced: tuple[int, ...]
     scattered: tuple[tuple[int, ...], ...]
@@ -124,11 +126,14 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
                 own[slot] = (*own[slot], axis)
                 scattered[k] = (*scattered[k], axis)
         layouts[k] = layout(form.results[k], own)
+    reduced_to = tuple(layouts)
     if pattern.result_pins:
         layouts = [_pin(at, pin) for at, pin in zip(layouts, pattern.result_pins, strict=True)]
         if not operands and not partial:  # an argument: it simply rests as pinned
-            computed = tuple(layouts)
-    return Iteration(slot_axes, operands, computed, tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered))
+            computed = reduced_to = tuple(layouts)
+    return Iteration(
+        slot_axes, operands, computed, reduced_to, tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered)
+    )
 
 
 def _partial(form: Form, slot_axes: Sequence[tuple[int, ...]]) -> list[int]:

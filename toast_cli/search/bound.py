@@ -49,5 +49,6 @@ class LowerBound:
             over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
             if over:
                 local = size / prod(sizes[a] for axes in iteration.computed[k] for a in axes) / unspent
-                seconds += 0.5 * work.reduction_share * collective_seconds(mesh, "all-reduce", local, over)
+                share = min(work.reduction_shares, default=1.0)
+                seconds += 0.5 * share * collective_seconds(mesh, "all-reduce", local, over)
         return seconds * work.runs

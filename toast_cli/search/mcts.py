@@ -28,8 +28,10 @@ EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
 ROLLOUT_DEPTH = 10
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
-PATIENCE = 30
-PLATEAU = 40  # simulations without a better plan that end the search
+NEAR = 0.5  # roll-outs that stay further behind the best plan, in units of reward, are not climbed from
+PATIENCE = 30  # edits in a row that may fail in such a climb
+POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
+PLATEAU = 60  # simulations without a better plan that end the search
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class _Tree:
     def simulate(self) -> None:
         path = self.descend()
         plan, best = self.roll_out(path[-1].plan)
-        if best > self.high - 0.5:
+        if best > self.high - NEAR:
             best = max(best, self.reward(climb(self.problem, self.reward, plan, self.promise, PATIENCE)))
         self.back_up(path, best)
 
@@ -140,7 +142,7 @@ def mcts(
         tree.look_around()
         climb(problem, tree.reward, problem.fixed, tree.promise)
         idle = 0
-        while idle < PLATEAU and tree.node(problem.fixed).moves:
+        while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).moves:
             before = incumbent.best
             tree.simulate()
             idle = 0 if incumbent.best != before else idle + 1
