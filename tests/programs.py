@@ -58,12 +58,12 @@ def source_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()
     return source_of_text(module.operation.get_asm(enable_debug_info=True))
 
 
-def source_of_text(text: str) -> Source:
+def source_of_text(text: str, *, keep_shardings: bool = False) -> Source:
     """The `Source` of a StableHLO module given as text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.mlir")
         path.write_text(text)
-        return load(str(path))
+        return load(str(path), keep_shardings=keep_shardings)
 
 
 def program_of(fn: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Program:

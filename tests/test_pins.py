@@ -7,10 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import Case, arg, case_of, result_layouts
+from programs import Case, arg, case_of, result_layouts, round_mesh, source_of_text
 
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
-from toast_cli.plan.decisions import Plan
+from toast_cli.frontend import stated_pins
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.problem import make_problem
 
 N, D, F = 8, 16, 64  # batch, model, hidden
 WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
@@ -68,6 +72,32 @@ def test_open_dimensions_of_a_pin_follow_the_plan() -> None:
 def test_an_axis_that_a_pin_takes_leaves_the_open_dimensions() -> None:
     case = case_of(lambda x: x * 2.0, arg(8, 8), pins=("x=?,data",))
     assert case.rest("x", (case.shard("x.0", "data"),)) == "-|data"
+
+
+KEPT = """
+sdy.mesh @mesh = <["data"=4, "model"=2]>
+func.func @main(%x: tensor<8x16xf32>, %w: tensor<16x32xf32>) -> tensor<8x32xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+  %1 = sdy.sharding_constraint %0 <@mesh, [{}, {}]> : tensor<8x32xf32>
+  %2 = stablehlo.sine %1 : tensor<8x32xf32>
+  return %2 : tensor<8x32xf32>
+}
+"""
+
+
+def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
+    source = source_of_text(KEPT, keep_shardings=True)
+    mesh = round_mesh(data=4, model=2)
+    stated = stated_pins(source, mesh.names, mesh.sizes)
+    problem = make_problem(source.program, analyse(source.program), mesh, (), stated)
+    case = Case(source, Evaluator(problem))
+    (dot,) = case.ops("dot_general")
+    rows, columns, inner = problem.patterns[problem.op_pattern[dot]].groups
+    model = mesh.names.index("model")
+    # The product is split by columns and gathered, or partial and reduced: 8 * 32 * 4 bytes either way.
+    assert case.collectives((Shard(columns, model),)) == [("all-gather", ("model",), 1024.0, 1.0)]
+    assert case.collectives((Shard(inner, model),)) == [("all-reduce", ("model",), 1024.0, 1.0)]
+    assert case.text(case.lowered((Shard(rows, model),)).layouts[case.program.ops[dot].results[0]]) == "-|-"
 
 
 @pytest.mark.parametrize(

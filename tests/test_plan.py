@@ -195,6 +195,24 @@ def test_sequence_parallelism_turns_them_into_reduce_scatters_and_all_gathers(
     assert case.rest("x", plan) == "-|model|-"
 
 
+def shared_heads(x: Any, p: Any) -> Any:
+    """Multi-query attention: all heads share one key and value head."""
+    n = norm(x)
+    q, k, v = jnp.einsum("bsd,dhk->bshk", n, p["wq"]), n @ p["wk"], n @ p["wv"]
+    scores = jax.nn.softmax(jnp.einsum("bshk,btk->bhst", q, k))
+    return x + jnp.einsum("bshk,hkd->bsd", jnp.einsum("bhst,btk->bshk", scores, v), p["wo"])
+
+
+def test_only_terms_that_are_partial_share_a_reduction() -> None:
+    """Going back, queries leave a partial term of the input's gradient; keys and values are summed over heads before that."""
+    weights = {"wk": arg(M, K), "wo": arg(H, K, M), "wq": arg(M, H, K), "wv": arg(M, K)}
+    case = case_of(backward(shared_heads), arg(B, S, M), weights, mesh=FOUR)
+    assert case.collectives(megatron(case)) == [
+        ("all-reduce", ("model",), B * S * K * 4.0, 2.0),
+        ("all-reduce", ("model",), ACTIVATION, 2.0),
+    ]
+
+
 def test_sequence_first_gathers_weights_instead() -> None:
     case = case_of(mlp, arg(B, S, M), MLP, mesh=FOUR)
     plan = (case.shard("x.1", "model"), *megatron(case))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -272,6 +275,25 @@ def test_an_interrupted_root_ends_the_run() -> None:
     result = run_search(evaluator, "mcts", 0, None, None, 1, 1)
     assert result.stopped == "interrupted"
     assert result.evaluations < 30
+
+
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*fork")
+def test_an_interrupt_reaches_roots_in_other_processes() -> None:
+    evaluator = tight(case("perceptron"), 2**40)
+    quick = evaluator.cost
+
+    def slow(plan: Plan) -> Cost:
+        time.sleep(0.01)
+        return quick(plan)
+
+    evaluator.cost = slow  # type: ignore[method-assign]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    result = run_search(evaluator, "mcts", 0, 100_000, None, 1, 2)  # far longer than until the interrupt
+    timer.join()
+    assert result.stopped == "interrupted"
+    assert 2 <= result.evaluations < 1000
+    assert result.cost.step_seconds < quick(()).step_seconds
 
 
 def test_a_real_program_searched_twice_gives_one_plan() -> None:

@@ -26,6 +26,8 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 # Rows of neighbours a split stencil needs from both sides together (a 3-wide window), and the ops whose neighbours are that near.
 HALO_ROWS = 2.0
 STENCILS = frozenset({"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"})
+# XLA looks rows up in a split table by masking and one all-reduce, and slices afterwards whatever the plan wants.
+NEVER_SCATTERED = frozenset({"stablehlo.gather"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,12 @@ class Pricer:
         if iteration.reduced or any(iteration.scattered):
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
-                for axis in _in_order(iteration, k):  # one axis after the other, see `LoweredPlan.path`
+                scattered = [] if work.name in NEVER_SCATTERED else _in_order(iteration, k)
+                for axis in scattered:  # one axis after the other, see `LoweredPlan.path`
                     size /= self._sizes[axis]
                     runs = work.runs * _share(work, iteration, (axis,))
                     yield self._use("reduce-scatter", (axis,), size, runs, work.op, results[k])
-                over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])
+                over = tuple(a for a in (*iteration.reduced, *iteration.scattered[k]) if a not in scattered)
                 if over:
                     runs = work.runs * _share(work, iteration, over)
                     yield self._use("all-reduce", over, size, runs, work.op, results[k])

@@ -7,7 +7,11 @@ same however many processes they run in, so the plan does not depend on `jobs`.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +55,7 @@ def run_search(
         return SEARCHES[name](evaluator.problem, evaluator.cost, budget, rng, report)
 
     if jobs > 1 and roots > 1:
-        results = _in_processes(one, roots, jobs)
+        results = _in_processes(one, roots)
     else:
         results = []
         for root in range(roots):
@@ -63,22 +67,57 @@ def run_search(
     return replace(best, cost=cost, fits=cost.peak_bytes <= evaluator.problem.mesh.limit_bytes)
 
 
-_TASK = None  # what forked workers run; set just before they are forked
-
-
-def _in_processes(one, roots: int, jobs: int) -> list[SearchResult]:  # type: ignore[no-untyped-def]
-    global _TASK  # noqa: PLW0603 - a closure cannot be pickled, a forked child inherits it
-    _TASK = one
+def _in_processes(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:
+    """Each root in a forked process. An interrupt reaches them all, and each then returns its best so far."""
+    context = multiprocessing.get_context("fork")  # `one` is a closure: it can be inherited, not pickled
+    started = []
+    for root in range(roots):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(one, root, sender))
+        process.start()
+        sender.close()
+        started.append((process, receiver))
+    results: list[SearchResult | None] = []
     try:
-        with multiprocessing.get_context("fork").Pool(min(jobs, roots)) as pool:
-            return pool.map(_run_task, range(roots))
+        try:
+            _receive(started, results)
+        except KeyboardInterrupt:
+            for process, _ in started:
+                if process.is_alive() and process.pid is not None:
+                    os.kill(process.pid, signal.SIGINT)
+            _receive(started, results)
     finally:
-        _TASK = None
+        for process, _ in started:
+            process.terminate()
+            process.join()
+    found = [result for result in results if result is not None]
+    if not found:
+        raise KeyboardInterrupt
+    return found
 
 
-def _run_task(root: int) -> SearchResult:
-    assert _TASK is not None
-    return _TASK(root)
+def _receive(started: list[tuple[Any, Any]], results: list[SearchResult | None]) -> None:
+    """Adds the results that are still to come, in order of the roots."""
+    for process, receiver in started[len(results) :]:
+        try:
+            results.append(receiver.recv())
+        except EOFError:
+            process.join()
+            raise RuntimeError(f"a search process ended with exit code {process.exitcode}") from None
+
+
+def _serve(one: Callable[[int], SearchResult], root: int, sender: Any) -> None:
+    """The life of a forked process: one root, interrupted at most once."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        sender.send(one(root))
+    except KeyboardInterrupt:  # before there was any plan
+        sender.send(None)
 
 
 def _best(results: list[SearchResult]) -> SearchResult:
