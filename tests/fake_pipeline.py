@@ -21,6 +21,7 @@ class Pipeline:
     error: BaseException | None = None
     requests: list[Request] = field(default_factory=list)
     emitted: list[str] = field(default_factory=list)
+    annotated: list[str] = field(default_factory=list)
 
     def partition(self, request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
         self.requests.append(request)
@@ -30,8 +31,9 @@ class Pipeline:
             raise self.error
         return self
 
-    def emit(self, format: str) -> bytes:
+    def emit(self, format: str, annotate: str = "minimal") -> bytes:
         self.emitted.append(format)
+        self.annotated.append(annotate)
         return f"program as {format}\n".encode()
 
 

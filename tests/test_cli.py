@@ -139,6 +139,18 @@ def test_what_does_not_fit_is_not_written(pipeline: Pipeline, capsys: pytest.Cap
     assert out.endswith("\nout.mlir was not written: the plan does not fit\n")
 
 
+def test_annotate_reaches_the_pipeline(pipeline: Pipeline) -> None:
+    assert partition("-o", "a.mlir") == partition("-o", "b.mlirbc", "--annotate", "full") == 0
+    assert pipeline.annotated == ["minimal", "full"]
+
+
+def test_annotate_is_for_stablehlo(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition("-o", "a.hlo", "--format", "hlo", "--annotate", "full") == 2
+    err = capsys.readouterr().err
+    assert "--annotate: hlo has no constraints to choose" in err and "--format stablehlo" in err
+    assert pipeline.requests == []
+
+
 def test_program_on_stdout_report_on_stderr(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert partition("-o", "-") == 0
     out, err = capsys.readouterr()

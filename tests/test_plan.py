@@ -90,6 +90,15 @@ def test_zero_1_and_2_keep_weights_whole_and_gather_them_after_the_update(optimi
     }  # fmt: skip
 
 
+def test_what_is_spread_over_the_batch_is_no_weight_any_more() -> None:
+    case = case_of(lambda p, x: jnp.tanh(x @ p["w"] + p["b"]), {"w": arg(D, F), "b": arg(F)}, arg(N, D))
+    plan = (case.shard("x.0", "data"), case.shard("p['b'].0", "data"), case.replicate("weights", "data"))
+    lowered = case.lowered(plan)
+    (spread,) = (v for n in case.ops("broadcast_in_dim") for v in case.program.ops[n].results if case.program.values[v].shape == (N, F))
+    assert case.rest("p['b']", plan) == "-"
+    assert case.text(lowered.layouts[spread]) == "data|-"
+
+
 def test_zero_keeps_less_at_rest_the_more_it_splits(optimised: Case) -> None:
     batch, embed = optimised.shard("x.0", "data"), optimised.shard("x.1", "data")
     zero_0, zero_1, zero_3 = (

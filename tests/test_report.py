@@ -10,7 +10,7 @@ import pytest
 from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli.report import format as text
-from toast_cli.report.model import AnalysisFacts, PlanFacts, Report
+from toast_cli.report.model import AnalysisFacts, ConstraintFacts, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 
 
@@ -211,6 +211,38 @@ def test_verbose_shows_every_argument_and_the_analysis() -> None:
 def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> None:
     lines = shown(make_report(TOO_LARGE), width, verbose=verbose).splitlines()
     assert [line for line in lines if len(line) > width or line != line.rstrip()] == []
+
+
+CONSTRAINTS_100 = """\
+constraints, 9 in all
+  at                    type          line to paste
+  model.py:1 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  model.py:2 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  model.py:3 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  model.py:4 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  model.py:5 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  model.py:6 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  and 3 more, all with --verbose
+"""
+
+
+def constrained() -> Report:
+    """Seven different constraints, the last of them three times."""
+    line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
+    found = [
+        ConstraintFacts("definition", f"model.py:{k} (f/layer)", "bf16[8,1024]", "", 2, line)
+        for k in (1, 2, 3, 4, 5, 6, 7, 7, 7)
+    ]
+    return replace(make_report(), constraints=found)
+
+
+def test_constraints_are_listed_and_equal_ones_once() -> None:
+    assert CONSTRAINTS_100 in shown(constrained(), 100)
+    assert "model.py:7 (f/layer)  bf16[8,1024]  ×3  with_sharding_constraint(x, P(" in shown(
+        constrained(), 100, verbose=True
+    )
+    assert all(len(line) <= 60 for line in shown(constrained(), 60).splitlines())
+    assert "constraints" not in shown(make_report(), 100)
 
 
 def test_what_does_not_fit_a_short_report_is_counted() -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from toast_cli.cli.app import run
 from toast_cli.report.model import CollectiveFacts
 from toast_cli.verify.ahead import estimated_cycles
+from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import Collective
+from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.promises import read_promises
 from toast_cli.verify.verdict import tolerance_of, traffic, wire_bytes
 
@@ -38,6 +43,28 @@ def test_a_true_report_agrees(written: tuple[Path, Path], tmp_path: Path) -> Non
     assert facts["schema"] == "toast.verify/1"
     outcomes = {part["name"]: part["outcome"] for part in facts["parts"]}
     assert outcomes == {"numbers": "agreed", "collectives": "agreed", "memory": "unchecked"}
+
+
+SUMS = """
+func.func @main(%x: tensor<8x64xf32>, %y: tensor<64x8xf32>, %z: tensor<8xcomplex<f32>>) -> (tensor<8x8xf32>, tensor<8xcomplex<f32>>) {
+  %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<8x64xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
+  %1 = stablehlo.multiply %z, %z : tensor<8xcomplex<f32>>
+  return %0, %1 : tensor<8x8xf32>, tensor<8xcomplex<f32>>
+}
+"""
+
+
+def test_sums_in_another_order_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original, program, report = tmp_path / "in.mlir", tmp_path / "out.mlir", tmp_path / "report.json"
+    original.write_text(SUMS)
+    pins = ["--pin", "arg0=-,data", "--pin", "arg1=data,-", "--iterations", "20"]
+    saved = ["-o", str(program), "--json", str(report)]
+    assert run(["partition", str(original), "--mesh", "h100-8", "--quiet", *pins, *saved]) == 0
+    capsys.readouterr()
+    assert run(["verify", str(program), "--report", str(report), "--against", str(original)]) == 0
+    said = capsys.readouterr().out
+    assert "all 2 results equal, largest error 0.0e+00" not in said  # rounded otherwise, so the tolerance was needed
+    assert "KiB, predicted" in said or " B, predicted" in said
 
 
 def test_another_program_has_other_numbers(written: tuple[Path, Path], tmp_path: Path) -> None:
@@ -78,7 +105,9 @@ def test_equivalent_reductions_weigh_the_same() -> None:
     assert sent == {("data",): (2 * 3 * 1_000_000, 2 * 4_000_000 * 3 / 4)}
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [("f32[8]", 0.04), ("f64[]", 0.04), ("i32[4]", 0.0)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("f32[8]", 0.04), ("f64[]", 0.04), ("complex<f32>[2]", 0.04), ("i32[4]", 0.0)]
+)
 def test_tolerances(kind: str, tolerance: float) -> None:
     assert tolerance_of(kind) == tolerance
 
@@ -95,3 +124,26 @@ def test_cycles_count_loops() -> None:
         ]
     )
     assert estimated_cycles(text) == 120
+
+
+def test_linear_algebra_runs() -> None:
+    """What JAX leaves to LAPACK finds its handlers in the child."""
+
+    def factors(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        square = x @ x.T + 64 * jnp.eye(x.shape[0])
+        return jnp.linalg.cholesky(square), jnp.linalg.svd(square, compute_uv=False)
+
+    program = jax.jit(factors).lower(jnp.zeros((16, 8))).as_text().encode()
+    errors = compare_numbers(program, program, 2)
+    assert not isinstance(errors, Failure), errors
+    assert [e.error for e in errors] == [0.0, 0.0]
+
+
+def test_a_callback_into_python_cannot_run() -> None:
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct((4,), np.float32), x)  # type: ignore[no-any-return]
+
+    program = jax.jit(doubled).lower(jnp.zeros((4,))).as_text().encode()
+    answer = compare_numbers(program, program, 2)
+    assert isinstance(answer, Failure) and not answer.aborted
+    assert "calls back into Python" in answer.reason

@@ -14,7 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from toast_cli.cost.evaluator import Evaluator
@@ -60,12 +60,18 @@ class Outcome:
     result: SearchResult
     timings: dict[str, float] = field(default_factory=dict)
 
-    def emit(self, format: str) -> bytes:
-        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python". Adds its time to `timings`."""
-        from toast_cli.emit import emit  # heavy, and not every run writes something
+    def emit(self, format: str, annotate: str = "minimal") -> bytes:
+        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python".
+
+        Adds its time to `timings`, and to `report` the constraints written (`annotate`: "minimal", "full", "arguments") and notes on them.
+        """
+        from toast_cli.emit import write  # heavy, and not every run writes something
 
         with _timed("emit", self.timings, lambda *_: None):
-            return emit(self.source, lower(self.problem, self.result.plan), format)
+            written = write(self.source, lower(self.problem, self.result.plan), format, annotate)
+        analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
+        self.report = replace(self.report, constraints=list(written.constraints), analysis=analysis)
+        return written.content
 
 
 def partition(request: Request, progress: Progress | None = None) -> Outcome:

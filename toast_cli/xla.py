@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,19 @@ def remove_sharding_rules(module: Any) -> None:
 
 def cpu_devices(count: int) -> list[Any]:
     """So many virtual CPU devices of a fresh client. A compiler that finds a fault in itself aborts the process."""
+    register_lapack()
     return list(_jax.get_tfrt_cpu_client(num_devices=count).devices())
+
+
+@cache
+def register_lapack() -> None:
+    """Lets this process run what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular values."""
+    from jaxlib import lapack, xla_client
+
+    lapack._lapack.initialize()
+    xla_client.register_custom_call_handler("cpu", _jax.register_custom_call_target)
+    for name, function, version in lapack.registrations()["cpu"]:
+        xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
 
 
 def compile_program(program: bytes, devices: list[Any], *, shardy: bool) -> Any:

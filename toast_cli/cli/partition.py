@@ -11,7 +11,8 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Format, Search
+from toast_cli.cli.values import Annotate, Format, Search
+from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -25,6 +26,10 @@ def partition(
     ] = None,
     format: Annotated[
         Format | None, typer.Option("--format", help="What to write (default: by OUT's extension).")
+    ] = None,
+    annotate: Annotated[
+        Annotate | None,
+        typer.Option("--annotate", help="What carries a sharding in StableHLO besides arguments and results (default: minimal)."),
     ] = None,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
@@ -47,6 +52,8 @@ def partition(
     """
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
+    if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode):
+        raise UsageError(f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo")
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
     targets = [target for target in (program_target, report_target) if target is not None]
@@ -75,7 +82,8 @@ def partition(
         if program_target is not None and fits:
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            write_target(program_target, outcome.emit(chosen.value))
+            write_target(program_target, outcome.emit(chosen.value, (annotate or Annotate.minimal).value))
+            report = outcome.report
     if report_target is not None:
         write_target(report_target, to_bytes(report))
 

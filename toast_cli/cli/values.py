@@ -27,6 +27,12 @@ class Format(StrEnum):
     python = "python"
 
 
+class Annotate(StrEnum):
+    minimal = "minimal"
+    full = "full"
+    arguments = "arguments"
+
+
 def bytes_or_none(text: str | None, option: str) -> int | None:
     """Bytes of `28GiB`, None for an option that was not given."""
     from toast_cli.hardware.units import parse_bytes

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-NO_GROUP = -1
-
 
 class SlotKind(IntEnum):
     """What splitting a slot means for the op that has it."""

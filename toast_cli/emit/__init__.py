@@ -2,7 +2,7 @@
 
 `stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
 Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into the module (in the notation
-of `shardy` or `hlo`) and takes them off again. `constraints` lists them for people.
+of `shardy` or `hlo`) and takes them off again. `constraints` lists them for people, and `recheck` reads the written file again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 from toast_cli.emit.hlo import emit_hlo
 from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
-from toast_cli.emit.stablehlo import emit_shardy
+from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lowered import LoweredPlan
 
-__all__ = ["FORMATS", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs"]
+__all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "write"]
 
 FORMATS: dict[str, Callable[[Source, LoweredPlan], bytes]] = {
     "stablehlo": emit_shardy,
@@ -34,3 +34,10 @@ def emit(source: Source, lowered: LoweredPlan, format: str) -> bytes:
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
     return FORMATS[format](source, lowered)
+
+
+def write(source: Source, lowered: LoweredPlan, format: str, annotate: str = "minimal") -> Written:
+    """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see `emit_shardy`."""
+    if format in ("stablehlo", "bytecode"):
+        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
+    return Written(emit(source, lowered, format))

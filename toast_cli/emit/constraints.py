@@ -5,35 +5,15 @@ Enters: a `Source`, a `LoweredPlan` and the `Marks` that were written. Leaves: `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.snippet import entry_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
 UNCONSTRAINED = "P.UNCONSTRAINED"
-
-
-@dataclass(frozen=True)
-class ConstraintFacts:
-    """One constraint.
-
-    Attributes:
-        place: "definition" (the value lies so from where it is made) or "use" (these uses need it so).
-        location: source location of the operation that makes the value, or that uses it. type: of the value.
-        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
-        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
-    """
-
-    place: str
-    location: str
-    type: str
-    name: str
-    uses: int
-    line: str
 
 
 def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list[ConstraintFacts]:

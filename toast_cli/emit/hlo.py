@@ -23,6 +23,8 @@ from toast_cli.program.remade import remade_values
 from toast_cli.xla import ir
 
 CONSTRAINT_TARGET = "Sharding"
+# A mesh of one device, as Shardy prints it.
+ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
 
 def emit_hlo(source: Source, lowered: LoweredPlan) -> bytes:
@@ -55,14 +57,37 @@ def refuse_shardy_operations(source: Source) -> None:
 
 
 def bare_bytecode(module: Any) -> bytes:
-    """The module without its `sdy.mesh` declarations, which would turn up in the HLO as attributes."""
+    """The module without its `sdy.mesh` declarations, which would turn up in the HLO as attributes.
+
+    What is bound to one device (a host callback) names a mesh of that device alone; it says the same in GSPMD's words instead.
+    """
     if not any(op.operation.name == "sdy.mesh" for op in module.body.operations):
         return xla.write_bytecode(module)
     clone = module.operation.clone()
-    for op in list(clone.regions[0].blocks[0].operations):
-        if op.operation.name == "sdy.mesh":
-            op.operation.erase()
+    body = clone.regions[0].blocks[0].operations
+    meshes = {op.attributes["sym_name"].value: op for op in list(body) if op.operation.name == "sdy.mesh"}
+    devices = {name: found[1] for name, op in meshes.items() if (found := ONE_DEVICE.search(str(op.attributes["mesh"])))}
+
+    def visit(operation: Any) -> Any:
+        if "sdy.sharding" in operation.attributes:
+            mesh = re.search(r"@(\w+)", str(operation.attributes["sdy.sharding"]))
+            if mesh and mesh[1] in devices:
+                bind(operation, devices[mesh[1]])
+            del operation.attributes["sdy.sharding"]
+        return ir.WalkResult.ADVANCE
+
+    clone.walk(visit)
+    for op in meshes.values():
+        op.operation.erase()
     return xla.write_bytecode(clone)
+
+
+def bind(operation: Any, device: str) -> None:
+    """The operation runs on this device alone."""
+    one = f"{{maximal device={device}}}"
+    count = len(operation.results)
+    text = one if count < 2 else "{" + ", ".join([one] * count) + "}"
+    operation.attributes[GspmdNotation.attribute] = ir.StringAttr.get(text, operation.context)
 
 
 def with_partitions(text: str, devices: int) -> str:

@@ -58,7 +58,11 @@ class Propagation:
         notation = NumberingNotation(source, lowered, sum(len(pin.layouts) for pin in marks.pins))
         with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
             copy = source.module.operation.clone()
-        run_passes(copy, pipeline)
+        return self.propagate(copy, pipeline)
+
+    def propagate(self, module: Any, pipeline: str = QUICK) -> Propagated:
+        """Where everything lies after propagation in a module whose operations are numbered; the module is changed."""
+        run_passes(module, pipeline)
         values: dict[int, Layout] = {}
         reshards: dict[int, Layout] = {}
 
@@ -70,7 +74,7 @@ class Propagation:
                 (reshards[ir.IntegerAttr(attributes[RESHARD]).value],) = self._read(attributes["sharding"])
             return ir.WalkResult.ADVANCE
 
-        copy.walk(visit)
+        module.operation.walk(visit)
         return Propagated(values, reshards)
 
     def _value_layouts(self, attributes: Any) -> Iterator[tuple[int, Layout]]:
@@ -109,12 +113,7 @@ class NumberingNotation(ShardyNotation):
 @contextmanager
 def numbered(source: Source) -> Iterator[None]:
     """While the block runs, each operation says which values of the program its results are (-1: none)."""
-    operations: dict[Any, list[int]] = defaultdict(list)
-    for value, handle in enumerate(source.definitions):
-        if not isinstance(handle, ir.BlockArgument):
-            numbers = operations[handle.owner.operation]
-            numbers += [-1] * (handle.result_number + 1 - len(numbers))
-            numbers[handle.result_number] = value
+    operations = value_numbers(source)
     with source.module.context:
         for operation, numbers in operations.items():
             operation.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers)
@@ -123,6 +122,17 @@ def numbered(source: Source) -> Iterator[None]:
     finally:
         for operation in operations:
             del operation.attributes[VALUES]
+
+
+def value_numbers(source: Source) -> dict[Any, list[int]]:
+    """Operation -> the number of the value that each of its results is (-1: none)."""
+    operations: dict[Any, list[int]] = defaultdict(list)
+    for value, handle in enumerate(source.definitions):
+        if not isinstance(handle, ir.BlockArgument):
+            numbers = operations[handle.owner.operation]
+            numbers += [-1] * (handle.result_number + 1 - len(numbers))
+            numbers[handle.result_number] = value
+    return operations
 
 
 def read_layout(attribute: Any, axis_names: tuple[str, ...]) -> Layout:

@@ -6,16 +6,30 @@ drops those on other operations (docs/emitting.md), so constraints carry everyth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from toast_cli.emit.constraints import constraint_facts
 from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.recheck import check_note
 from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
 ANNOTATE = ("minimal", "full", "arguments")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file's content, the constraints in it, and sentences about what is not as planned."""
+
+    content: bytes
+    constraints: tuple[ConstraintFacts, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "minimal") -> bytes:
@@ -31,16 +45,32 @@ def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, a
     return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
 
+def write_checked(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "minimal") -> Written:
+    """What `emit_shardy` writes, read again and checked, with the constraints in it."""
+    lowered = settled(source.program, lowered)
+    marks, note = choose(source, lowered, annotate)
+    content = write_shardy(source, lowered, marks, binary=binary)
+    notes = (note, check_note(source, lowered, marks, content))
+    return Written(content, tuple(constraint_facts(source, lowered, marks)), tuple(filter(None, notes)))
+
+
 def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str = "minimal") -> Marks:
     """The places that carry a sharding. Where few do not suffice, every value has one."""
+    return choose(source, lowered, annotate)[0]
+
+
+def choose(source: Source, lowered: LoweredPlan, annotate: str) -> tuple[Marks, str]:
+    """The same, and a sentence where it is not what was asked for."""
     if annotate == "full":
-        return pinned_marks(source, lowered)
+        return pinned_marks(source, lowered), ""
     if annotate == "arguments":
-        return argument_marks(source, lowered)
+        return argument_marks(source, lowered), ""
     if annotate != "minimal":
         raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
     try:
         choice = choose_marks(source, lowered)
     except ir.MLIRError:  # a program that Shardy's passes refuse; XLA may still take it
-        return pinned_marks(source, lowered)
-    return pinned_marks(source, lowered) if choice.unsettled else choice.marks
+        return pinned_marks(source, lowered), "Shardy's propagation refuses the program, so every value is constrained"
+    if choice.unsettled:
+        return pinned_marks(source, lowered), "no few constraints reproduce the plan, so every value is constrained"
+    return choice.marks, ""

@@ -189,7 +189,11 @@ def make_problem(
     """
     roles, argument_role = argument_roles(program)
     value_pins, use_pins = number_pins(program, mesh, wishes, stated)
-    role_of_value = {value: argument_role[k] for value, k in views(program).items()}
+    role_of_value = {
+        value: argument_role[k]
+        for value, k in views(program).items()
+        if program.values[value].elements <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
+    }
     result_role = {a.aliased_result: argument_role[k] for k, a in enumerate(program.arguments) if a.aliased_result >= 0}
     patterns: list[OpPattern] = []
     numbers: dict[tuple[object, ...], int] = {}

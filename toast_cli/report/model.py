@@ -97,6 +97,25 @@ class CollectiveFacts:
 
 
 @dataclass(frozen=True)
+class ConstraintFacts:
+    """One constraint in the written program, beside the shardings of arguments and results.
+
+    Attributes:
+        place: "definition" (the value lies so from where it is made) or "use" (these uses need it so).
+        location: source location of the operation that makes the value, or that uses it. type: of the value.
+        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
+    """
+
+    place: str
+    location: str
+    type: str
+    name: str
+    uses: int
+    line: str
+
+
+@dataclass(frozen=True)
 class ArgumentFacts:
     index: int
     name: str
@@ -158,6 +177,7 @@ class Report:
     analysis: AnalysisFacts
     search: SearchFacts
     timings: dict[str, float]
+    constraints: list[ConstraintFacts] = field(default_factory=list)  # of the StableHLO that was written, in program order
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -27,6 +28,9 @@ from toast_cli.report.style import Part
 SHORT_COLLECTIVES = 6
 SHORT_LIVE = 10
 SHORT_NOTES = 6
+SHORT_CONSTRAINTS = 6
+# What stands before every line to paste; a report has no room for it.
+JAX = "x = jax.lax."
 # What the words and figures beside a bar need.
 BAR_COLUMNS = 70
 LEAST_BAR = 8
@@ -175,6 +179,22 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     return style.section(
         f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn
     )
+
+
+def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
+    """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
+    if not report.constraints:
+        return None
+    alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
+    listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
+    rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
+    room = style.room(width, rows)
+    drawn = style.table([("at", "fold"), ("type", "left"), ("", "right"), ("line to paste", "fold")])
+    for ((location, _, _), _), cells in zip(listed, rows, strict=True):
+        drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
+    rest = len(report.constraints) - sum(count for _, count in listed)
+    more = [Text(f"and {format_count(rest)} more, all with --verbose", style.LABEL)] if rest else []
+    return style.section(f"constraints, {format_count(len(report.constraints))} in all", drawn, *more)
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:

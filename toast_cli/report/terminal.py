@@ -54,6 +54,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         sections.collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,
+        sections.constraints(report, width, verbose),
         sections.groups(report) if verbose else None,
         sections.notes(report, verbose),
         sections.statistics(report, verbose),

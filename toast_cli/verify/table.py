@@ -23,7 +23,9 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
         word, style = _MARK[part.outcome]
         parts.add_row(Text(word, style), part.name, part.text)
     blocks = [section(f"verdict of XLA ({verdict.compiler}): {verdict.outcome}", parts)]
-    rows: list[dict[str, Any]] = next((part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), [])
+    rows: list[dict[str, Any]] = next(
+        (part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), []
+    )
     if rows and not quiet:
         compared = table(
             (

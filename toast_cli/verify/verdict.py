@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any, Literal
 
+from toast_cli.report.format import format_bytes
 from toast_cli.report.model import CollectiveFacts
 from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
 from toast_cli.verify.child import Failure
@@ -111,14 +112,12 @@ def check_numbers(original: bytes, program: bytes, form: Form, devices: int) -> 
             f"{len(wrong)} of {len(errors)} results differ, the first is result {wrong[0].index}",
             facts,
         )
-    return Part(
-        "numbers", "agreed", f"all {len(errors)} results equal, largest error {largest:.1e}", facts
-    )
+    return Part("numbers", "agreed", f"all {len(errors)} results equal, largest error {largest:.1e}", facts)
 
 
 def tolerance_of(kind: str) -> float:
     """Relative error allowed in a result of this type (`f32[8]`); its inputs may have been narrower, so never below bf16's for floats."""
-    dtype = kind.partition("[")[0]
+    dtype = kind.partition("[")[0].removeprefix("complex<").removesuffix(">")
     return max(TOLERANCES.get(dtype, 0.0), TOLERANCES["bf16"]) if dtype in TOLERANCES else 0.0
 
 
@@ -213,11 +212,9 @@ def check_memory(
     if isinstance(compiled, AheadFacts):
         facts["cycles"] = compiled.cycles
     if promises is None:
-        return Part(
-            "memory", "unchecked", f"peak {peak / 2**30:.2f} GiB; the promise is in the report (--report)", facts
-        )
+        return Part("memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts)
     facts |= {"predicted_peak_bytes": promises.peak_bytes, "predicted_argument_bytes": promises.argument_bytes}
-    text = f"peak {peak / 2**30:.2f} GiB, predicted {promises.peak_bytes / 2**30:.2f} GiB of {promises.limit_bytes / 2**30:.1f} GiB"
+    text = f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of {format_bytes(promises.limit_bytes)}"
     if target is None:
         return Part("memory", "unchecked", f"{text}; a CPU compiler cannot judge it", facts)
     return Part("memory", "agreed" if (peak <= promises.limit_bytes) == promises.fits else "disagreed", text, facts)

@@ -1,0 +1,138 @@
+"""What is written is read again: the constraints in the report, and notes on what lies elsewhere than planned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import source_of
+
+from toast_cli.emit import emit_hlo, recheck, stablehlo, write
+from toast_cli.emit.minimal import Choice
+from toast_cli.emit.recheck import check_note, strays
+from toast_cli.emit.settle import settled
+from toast_cli.emit.shardy import write_shardy
+from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.frontend import Source
+from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.plan.lower import lower
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.tactics import strategies
+from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
+
+TINY = Path(__file__).parents[1] / "sample_models" / "block_tiny.mlirbc.zst"
+
+
+@pytest.fixture(scope="module")
+def found() -> Outcome:
+    """A tiny transformer's training step under FSDP and Megatron."""
+    outcome = partition(Request(str(TINY), "v4-32", iterations=10))
+    plan = strategies(outcome.problem)["fsdp x megatron"]
+    outcome.result = replace(outcome.result, plan=plan)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def planned(found: Outcome) -> tuple[Source, LoweredPlan]:
+    return found.source, settled(found.source.program, lower(found.problem, found.result.plan))
+
+
+def test_constraints_reach_the_report(found: Outcome) -> None:
+    sizes = {}
+    for annotate in ("minimal", "full", "arguments"):
+        outcome = replace(found)
+        content = outcome.emit("stablehlo", annotate)
+        sizes[annotate] = len(outcome.report.constraints)
+        assert content.count(b"sdy.sharding_constraint") >= sizes[annotate]
+        assert outcome.timings["emit"] > 0
+    assert 0 == sizes["arguments"] < sizes["minimal"] < sizes["full"]
+
+
+def test_each_constraint_can_be_found_and_pasted(found: Outcome) -> None:
+    outcome = replace(found)
+    outcome.emit("bytecode")
+    for fact in outcome.report.to_json()["constraints"]:
+        assert set(fact) == {"place", "location", "type", "name", "uses", "line"}
+        assert re.match(r"\w+\.py:\d+", fact["location"]) and fact["uses"] > 0
+        assert re.fullmatch(r"x = jax\.lax\.with_sharding_constraint\(x, P\(.*\)\)", fact["line"])
+
+
+def test_formats_without_constraints_have_none(found: Outcome) -> None:
+    outcome = replace(found)
+    for format in ("hlo", "specs", "python"):
+        outcome.emit(format)
+        assert outcome.report.constraints == [] and outcome.report.analysis.notes == found.report.analysis.notes
+
+
+@pytest.mark.parametrize("annotate", ["minimal", "full"])
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_written_lies_as_planned(planned: tuple[Source, LoweredPlan], annotate: str, binary: bool) -> None:
+    source, lowered = planned
+    marks = shardy_marks(source, lowered, annotate)
+    assert strays(source, lowered, marks, write_shardy(source, lowered, marks, binary=binary)) == []
+
+
+def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, LoweredPlan]) -> None:
+    source, lowered = planned
+    marks = shardy_marks(source, lowered)
+    note = check_note(source, lowered, marks, write_shardy(source, lowered, replace(marks, reshards=())))
+    assert re.match(r"\d+ values lie elsewhere than planned in the written program: first at \w+\.py:\d+", note)
+
+
+def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, LoweredPlan]) -> None:
+    source, lowered = planned
+    marks = shardy_marks(source, lowered)
+    lost = write_shardy(source, lowered, replace(marks, pins=(), reshards=()))
+    assert strays(source, lowered, marks, lost) != []
+
+
+def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, LoweredPlan]) -> None:
+    source, lowered = planned
+    content = b"module { func.func public @main() { return } }"
+    note = check_note(source, lowered, shardy_marks(source, lowered, "arguments"), content)
+    assert note == "the written program could not be checked: its operations are not those of the program"
+
+
+def test_large_programs_are_not_read_again(
+    planned: tuple[Source, LoweredPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recheck, "MOST_OPS", 100)
+    (note,) = write(*planned, "stablehlo", "full").notes
+    assert note.startswith("the written program was not propagated again: ") and note.endswith("100 is the limit")
+
+
+def test_it_is_said_when_few_constraints_do_not_do(
+    planned: tuple[Source, LoweredPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, lowered = planned
+    unsettled = Choice(shardy_marks(source, lowered, "arguments"), (3,), 10)
+    monkeypatch.setattr(stablehlo, "choose_marks", lambda *_: unsettled)
+    written = write(source, lowered, "stablehlo")
+    assert written.notes == ("no few constraints reproduce the plan, so every value is constrained",)
+    assert len(written.constraints) == len(write(source, lowered, "stablehlo", "full").constraints)
+
+
+def test_a_host_callback_can_be_written_as_hlo() -> None:
+    """Shardy binds it to a mesh of one device; GSPMD says the same with `maximal`."""
+
+    def f(x: jax.Array) -> jax.Array:
+        doubled = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct((64, 32), np.float32), x)
+        return doubled + 1
+
+    source = source_of(f, jnp.zeros((64, 32)))
+    ranks = [len(value.shape) for value in source.program.values]
+    split = LoweredPlan(
+        axis_names=("data",),
+        axis_sizes=(8,),
+        layouts=[((),) * rank for rank in ranks],
+        required={},
+        computed={},
+    )
+    text = emit_hlo(source, split)
+    assert re.search(rb'custom_call_target="xla_\w*callback".*sharding=\{maximal device=0\}', text)
+    assert isinstance(compile_on_cpu(text, "hlo", 8, shardy=False), CompiledFacts)

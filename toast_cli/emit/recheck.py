@@ -1,0 +1,98 @@
+"""The written file, read again: does Shardy's propagation take it where the plan says?
+
+Enters: a `Source`, the `LoweredPlan` and `Marks` it was written with, and the bytes of the StableHLO file. Leaves: the ops at
+which values lie elsewhere than planned, or a sentence about them for the report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import zip_longest
+from typing import Any
+
+from toast_cli.emit.marks import Marks, is_read, pinnable_values
+from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
+from toast_cli.errors import ToastError
+from toast_cli.frontend.source import Source
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.report.format import format_count
+from toast_cli.xla import ir, make_context, parse_module
+
+# Reading and propagating a larger file takes longer than people want to wait for good news.
+MOST_OPS = 60_000
+# What a written file has beside the program's own operations.
+CONSTRAINT = "sdy.sharding_constraint"
+ADDED = frozenset({"sdy.mesh", CONSTRAINT})
+
+
+def check_note(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -> str:
+    """What the reader of the report should know about the file; empty when everything in it lies as planned."""
+    ops = len(source.program.ops)
+    if ops > MOST_OPS:
+        return f"the written program was not propagated again: {format_count(ops)} ops, and {format_count(MOST_OPS)} is the limit"
+    try:
+        found = strays(source, lowered, marks, content)
+    except ir.MLIRError:
+        return "the written program could not be checked: Shardy's propagation refuses it"
+    except ToastError as error:
+        return f"the written program could not be checked: {error.what}"
+    if not found:
+        return ""
+    lie = "value lies" if len(found) == 1 else "values lie"
+    first = next(filter(None, map(source.location, found)), f"op {found[0]}")
+    return f"{format_count(len(found))} {lie} elsewhere than planned in the written program: first at {first}"
+
+
+def strays(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -> list[int]:
+    """Ops, in program order, whose result propagation over the file takes elsewhere than `lowered` says, or that get an operand elsewhere
+    than `marks` says; once for each value.
+
+    Raises `ToastError` for a file that holds another program, `ir.MLIRError` for one that Shardy refuses.
+    """
+    context = make_context()
+    module = parse_module(context, content)
+    with context:
+        put_numbers(source, marks, module)
+        found = Propagation(source, lowered).propagate(module)
+    producer, sizes = source.program.producer, lowered.axis_sizes
+    computed = {pin.handle: pin.layouts[0] for pin in marks.pins}
+    wrong = []
+    for value in pinnable_values(source, lowered):
+        handle = source.definitions[value]
+        if value in found.values and is_read(handle):
+            if found.values[value] != without_units(computed.get(handle, lowered.layouts[value]), sizes):
+                wrong.append(producer[value])
+    for k, reshard in enumerate(marks.reshards):
+        if found.reshards.get(k) != without_units(reshard.layout, sizes):
+            wrong.append(reshard.edges[0][0])
+    return sorted(wrong)
+
+
+def put_numbers(source: Source, marks: Marks, module: Any) -> None:
+    """Numbers the operations of the file, which are the program's in the same order, and the constraints before their uses."""
+    numbers = value_numbers(source)
+    uses: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    for k, reshard in enumerate(marks.reshards):
+        uses[reshard.uses[0].operation].append((reshard.uses[0].operand, k))
+    for ours, theirs in zip_longest(operations_in(source.module), operations_in(module)):
+        if ours is None or theirs is None or ours.name != theirs.name:
+            raise ToastError("its operations are not those of the program")
+        if ours in numbers:
+            theirs.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers[ours])
+        for operand, k in uses.get(ours, ()):
+            owner = theirs.operands[operand].owner
+            if not isinstance(owner, ir.Block) and owner.name == CONSTRAINT:
+                owner.attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), k)
+
+
+def operations_in(module: Any) -> list[Any]:
+    """Every operation but those that writing adds, in program order."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name not in ADDED:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
