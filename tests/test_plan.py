@@ -94,7 +94,8 @@ def test_what_is_spread_over_the_batch_is_no_weight_any_more() -> None:
     case = case_of(lambda p, x: jnp.tanh(x @ p["w"] + p["b"]), {"w": arg(D, F), "b": arg(F)}, arg(N, D))
     plan = (case.shard("x.0", "data"), case.shard("p['b'].0", "data"), case.replicate("weights", "data"))
     lowered = case.lowered(plan)
-    (spread,) = (v for n in case.ops("broadcast_in_dim") for v in case.program.ops[n].results if case.program.values[v].shape == (N, F))
+    made = [v for n in case.ops("broadcast_in_dim") for v in case.program.ops[n].results]
+    (spread,) = (v for v in made if case.program.values[v].shape == (N, F))
     assert case.rest("p['b']", plan) == "-"
     assert case.text(lowered.layouts[spread]) == "data|-"
 

@@ -215,13 +215,13 @@ def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> Non
 
 CONSTRAINTS_100 = """\
 constraints, 9 in all
-  at                    type          line to paste
-  model.py:1 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
-  model.py:2 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
-  model.py:3 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
-  model.py:4 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
-  model.py:5 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
-  model.py:6 (f/layer)  bf16[8,1024]  with_sharding_constraint(x, P("data", None))
+  at                    type            line to paste
+  model.py:1 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
+  model.py:2 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
+  model.py:3 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
+  model.py:4 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
+  model.py:5 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
+  model.py:6 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
   and 3 more, all with --verbose
 """
 
