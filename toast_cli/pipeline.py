@@ -28,6 +28,7 @@ from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.run import run_search
+from toast_cli.tactics import strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -115,10 +116,13 @@ def search_meshes(
     best: tuple[tuple[bool, float], Evaluator, SearchResult] | None = None
     for number, mesh in enumerate(meshes):
         stated = stated_pins(source, mesh.names, mesh.sizes)
-        evaluator = Evaluator(make_problem(source.program, dimensions, mesh, request.pins, stated))
+        problem = make_problem(source.program, dimensions, mesh, request.pins, stated)
+        evaluator = Evaluator(problem, strategies(problem).values())
+        leader = best[2].cost.step_seconds if best and best[2].fits else inf
 
-        def report(seconds: float, evaluations: int, elapsed: float, used: float, number: int = number) -> None:
-            leader = best[2].cost.step_seconds if best and best[2].fits else inf
+        def report(
+            seconds: float, evaluations: int, elapsed: float, used: float, number: int = number, leader: float = leader
+        ) -> None:
             tell("search", (number + used) / len(meshes), min(seconds, leader), evaluations, elapsed)
 
         result = run_search(evaluator, request.search, request.seed, request.iterations, request.budget_seconds, len(meshes), request.jobs, report)

@@ -59,9 +59,9 @@ def strays(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -
     wrong = []
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
-        if value in found.values and is_read(handle):
-            if found.values[value] != without_units(computed.get(handle, lowered.layouts[value]), sizes):
-                wrong.append(producer[value])
+        want = without_units(computed.get(handle, lowered.layouts[value]), sizes)
+        if is_read(handle) and found.values.get(value, want) != want:
+            wrong.append(producer[value])
     for k, reshard in enumerate(marks.reshards):
         if found.reshards.get(k) != without_units(reshard.layout, sizes):
             wrong.append(reshard.edges[0][0])

@@ -28,8 +28,8 @@ EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
 ROLLOUT_DEPTH = 10
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
-NEAR = 0.5  # roll-outs that stay further behind the best plan, in units of reward, are not climbed from
-PATIENCE = 30  # edits in a row that may fail in such a climb
+PATIENCE = 20  # edits in a row that may fail in the climb of a roll-out,
+NEAR = 0.02  # unless it comes so close to the best plan, in units of reward: then all edits are tried
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
 PLATEAU = 60  # simulations without a better plan that end the search
 
@@ -49,6 +49,7 @@ class _Tree:
         self.nodes: dict[Plan, _Node] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.promise: Promise = {}
+        self.tops: set[Plan] = set()  # plans that no edit makes better
         self.low = self.high = 0.0
 
     def node(self, plan: Plan) -> _Node:
@@ -79,9 +80,15 @@ class _Tree:
     def simulate(self) -> None:
         path = self.descend()
         plan, best = self.roll_out(path[-1].plan)
-        if best > self.high - NEAR:
-            best = max(best, self.reward(climb(self.problem, self.reward, plan, self.promise, PATIENCE)))
-        self.back_up(path, best)
+        plan = climb(self.problem, self.reward, plan, self.promise, PATIENCE)
+        if self.reward(plan) > self.high - NEAR and plan not in self.tops:
+            plan = self.climb_to_the_top(plan)
+        self.back_up(path, max(best, self.reward(plan)))
+
+    def climb_to_the_top(self, plan: Plan) -> Plan:
+        plan = climb(self.problem, self.reward, plan, self.promise)
+        self.tops.add(plan)
+        return plan
 
     def descend(self) -> list[_Node]:
         """From the root to a node with an untried decision, which it takes."""
@@ -140,13 +147,13 @@ def mcts(
     stopped = "plateau"
     try:
         tree.look_around()
-        climb(problem, tree.reward, problem.fixed, tree.promise)
+        tree.climb_to_the_top(problem.fixed)
         idle = 0
         while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).moves:
             before = incumbent.best
             tree.simulate()
             idle = 0 if incumbent.best != before else idle + 1
-        climb(problem, tree.reward, incumbent.best, tree.promise)
+        tree.climb_to_the_top(incumbent.best)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:

@@ -20,6 +20,7 @@ from toast_cli.search import SEARCHES
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
 
 ROOTS = 2
+ROUNDS = 3
 EVALUATIONS = 1500  # per root, unless the user says otherwise
 
 
@@ -33,7 +34,10 @@ def run_search(
     jobs: int,
     progress: SearchProgress | None = None,
 ) -> SearchResult:
-    """Best plan that search `name` finds.
+    """Best plan that search `name` finds, with its exact cost.
+
+    Searches look at memory at some moments only. Where the plan found does not fit after all, the moment of its peak is looked at from
+    then on and the search runs again, `ROUNDS` times at most.
 
     Args:
         iterations, seconds: budgets of the whole run (None: a default number of evaluations, no time limit).
@@ -47,7 +51,27 @@ def run_search(
         None if total is None else max(16, total // (roots * shares)),
         None if seconds is None else seconds / (shares * waves),
     )  # fmt: skip
-    seeds = np.random.SeedSequence(seed).spawn(roots)
+    spent = 0
+    for _ in range(ROUNDS):
+        best = _search_roots(evaluator, name, np.random.SeedSequence(seed).spawn(roots), budget, jobs, progress)
+        cost = evaluator.exact_cost(best.plan)
+        fits = cost.peak_bytes <= evaluator.problem.mesh.limit_bytes
+        spent += best.evaluations
+        if fits or not best.fits or best.stopped == "interrupted":
+            break
+    return replace(best, cost=cost, fits=fits, evaluations=spent)
+
+
+def _search_roots(
+    evaluator: Evaluator,
+    name: str,
+    seeds: list[np.random.SeedSequence],
+    budget: Budget,
+    jobs: int,
+    progress: SearchProgress | None,
+) -> SearchResult:
+    """The best of one search per seed."""
+    roots = len(seeds)
 
     def one(root: int) -> SearchResult:
         rng = np.random.default_rng(seeds[root])
@@ -62,9 +86,7 @@ def run_search(
             results.append(one(root))
             if results[-1].stopped == "interrupted":
                 break
-    best = _best(results)
-    cost = evaluator.exact_cost(best.plan)  # searches look at memory at some moments only
-    return replace(best, cost=cost, fits=cost.peak_bytes <= evaluator.problem.mesh.limit_bytes)
+    return _best(results)
 
 
 def _in_processes(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:

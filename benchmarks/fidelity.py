@@ -1,0 +1,161 @@
+"""What XLA makes of the written programs beside what was predicted, under expert plans and the search's.
+
+One row for each tiny twin and plan: constraints written, values that Shardy's propagation takes elsewhere all the same, collectives and
+their bytes (of results, on each device, loops counted) predicted and compiled by XLA:CPU, the share of bytes that agree in kind and
+axes, and whether the numbers are those of the unpartitioned program. `--tpu` adds rows for the given programs, compiled ahead of time
+for a TPU slice (needs libtpu and no TPU; numbers are not run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import Row, choose, is_tiny, note, show, write_json
+from toast_cli import xla
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.hardware import load_spec
+from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.plan.decisions import Plan
+from toast_cli.report.model import CollectiveFacts
+from toast_cli.tactics import strategies
+from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
+from toast_cli.verify.child import Failure
+from toast_cli.verify.collectives import collectives_in
+from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
+from toast_cli.verify.numbers import compare_numbers
+from toast_cli.verify.verdict import Traffic, tolerance_of, traffic
+
+COLUMNS = {
+    "program": "{program}", "plan": "{plan}", "compiler": "{compiler}", "ops": "{ops}", "constraints": "{constraints}",
+    "astray": "{astray}", "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
+    "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "numbers": "{numbers}",
+}  # fmt: skip
+MOST_SECONDS = 300.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    rows: list[Row] = []
+    jobs = [(name, options.mesh, False) for name in choose(options.programs, tiny=True) if is_tiny(name)]
+    jobs += [(name, options.tpu_mesh, True) for name in options.tpu]
+    for name, mesh, tpu in jobs:
+        for row in measure(name, mesh, options.plans, tpu=tpu):
+            rows.append(row)
+            note(" ".join(form.format_map(row) for form in COLUMNS.values()))
+    show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
+    write_json(options.json, rows)
+    if options.write:
+        Path(options.write).write_text(page(rows, options), encoding="utf-8")
+    return 1 if any(row["verdict"] == "wrong" for row in rows) else 0
+
+
+def measure(name: str, mesh: str, wanted: list[str], *, tpu: bool) -> Iterator[Row]:
+    """Rows of one program: the search's plan and every expert's that splits something."""
+    path = choose([name])[name]
+    outcome = partition(Request(str(path), mesh, iterations=400))
+    plans = {"search": outcome.result.plan, **strategies(outcome.problem)}
+    for label, plan in plans.items():
+        if plan and (not wanted or label in wanted):
+            yield {"program": name, "plan": label, "mesh": mesh} | compare(outcome, plan, mesh if tpu else None)
+
+
+def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
+    """The figures of one row; `spec` is the TPU slice to compile for, None for virtual CPU devices."""
+    problem, mesh = outcome.problem, outcome.problem.mesh
+    chosen = replace(outcome, result=replace(outcome.result, plan=plan))
+    written = chosen.emit("stablehlo")
+    notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
+    names = mesh.names
+    promised = [
+        CollectiveFacts(u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, "")
+        for u in Evaluator(problem).collectives(plan)
+    ]
+    row: Row = {
+        "compiler": "tpu" if spec else "cpu", "ops": outcome.report.program.ops, "constraints": len(chosen.report.constraints),
+        "astray": notes[0].split()[0] if notes else "0", "predicted_count": sum(c.count for c in promised),
+        "predicted_kib": sum(c.bytes * c.count for c in promised) / 1024, "compiled_count": 0, "compiled_kib": 0.0,
+        "agreeing": "-", "numbers": "not run", "verdict": "",
+    }  # fmt: skip
+    compiled: CompiledFacts | AheadFacts | Failure
+    if spec:
+        compiled = compile_ahead(written, "stablehlo", target_of(load_spec(spec)), shardy=True)
+    else:
+        compiled = compile_on_cpu(written, "stablehlo", mesh.devices, timeout_seconds=MOST_SECONDS)
+        row["numbers"] = numbers(outcome, written)
+    if isinstance(compiled, Failure):
+        return row | {"agreeing": compiled.reason[:40], "verdict": "wrong"}
+    found = collectives_in(compiled.hlo_text, names, mesh.sizes)
+    sizes = dict(zip(names, mesh.sizes, strict=True))
+    row["compiled_count"] = sum(c.count for c in found)
+    row["compiled_kib"] = sum(c.bytes * c.count for c in found) / 1024
+    row["agreeing"] = f"{100 * agreeing(traffic(found, promised), sizes, scattered=spec is not None):.0f} %"
+    row["verdict"] = "" if row["numbers"] in ("equal", "not run") else "wrong"
+    return row
+
+
+def numbers(outcome: Outcome, written: bytes) -> str:
+    """"equal", or what went wrong."""
+    original = xla.write_bytecode(outcome.source.module)
+    errors = compare_numbers(original, written, outcome.problem.mesh.devices, timeout_seconds=MOST_SECONDS)
+    if isinstance(errors, Failure):
+        return errors.reason[:40]
+    wrong = [e for e in errors if not e.error <= tolerance_of(e.type)]
+    return f"{len(wrong)} of {len(errors)} differ" if wrong else "equal"
+
+
+def agreeing(table: list[Traffic], sizes: dict[str, int], *, scattered: bool) -> float:
+    """Bytes that agree in kind and axes, of the larger of what was predicted and compiled.
+
+    A compiler without reduce-scatter (`scattered` is false) all-reduces n times the bytes of the result instead.
+    """
+    sums: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in table:
+        kind, promised = row.kind, row.promised_bytes
+        if kind == "reduce-scatter" and not scattered:
+            kind, promised = "all-reduce", promised * prod(sizes[axis] for axis in row.axes)
+        sums[kind, row.axes][0] += promised
+        sums[kind, row.axes][1] += row.compiled_bytes
+    whole = max(sum(p for p, _ in sums.values()), sum(c for _, c in sums.values()))
+    return sum(min(pair) for pair in sums.values()) / whole if whole else 1.0
+
+
+def page(rows: list[Row], options: argparse.Namespace) -> str:
+    """The table as Markdown, with what the columns mean."""
+    heads = list(COLUMNS)
+    lines = [
+        "# Fidelity: what XLA makes of the written programs", "",
+        f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`, mesh `{options.mesh}` for XLA:CPU"
+        + (f", `{options.tpu_mesh}` for XLA:TPU ahead of time." if options.tpu else "."), "",
+        "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives and KiB are those of",
+        "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of these bytes that is the same in kind and",
+        "axes. XLA:CPU has no reduce-scatter; there a predicted one counts as the all-reduce of n times its bytes that it becomes. XLA:CPU",
+        "also widens bf16 to f32, which doubles bytes, and so halves the share, where a program computes in bf16.", "",
+        "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
+    ]  # fmt: skip
+    lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("programs", nargs="*", help="names of tiny twins; all when none is given")
+    parser.add_argument("--mesh", default="h100-8", metavar="SPEC", help="mesh of the rows for XLA:CPU")
+    parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
+    parser.add_argument("--tpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:TPU ahead of time")
+    parser.add_argument("--tpu-mesh", default="v4-32", metavar="SPEC", help="mesh of those")
+    parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")
+    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
