@@ -42,10 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     samples = {} if options.no_samples else choose(options.programs, tiny=False)
     rows = [measure(name, path, options) for name, path in samples.items()]
-    grown: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for layers in options.layers:
-            grown.append(measure(f"t2b, {layers} layers", generate("t2b", layers, folder), options, GROWTH_MESH))
+        grown = [
+            measure(f"t2b, {layers} layers", generate("t2b", layers, folder), options, GROWTH_MESH)
+            for layers in options.layers
+        ]
         if options.unrolled:
             path = generate("unrolled", options.unrolled, folder)
             rows.append(measure(f"unrolled, {options.unrolled} steps", path, options, GROWTH_MESH, runs=1))
@@ -112,6 +113,8 @@ def exponent(rows: list[Row], part: str) -> float:
 
 def evaluation_rates(mesh: str) -> dict[str, float]:
     """Plan evaluations a second on T2B: during a search from scratch, and of the same plans when all is memoised."""
+    import numpy as np
+
     from toast_cli.cost.evaluator import Evaluator
     from toast_cli.cost.model import Cost
     from toast_cli.dimensions import analyse
@@ -120,8 +123,6 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     from toast_cli.plan.decisions import Plan
     from toast_cli.plan.problem import make_problem
     from toast_cli.search import SEARCHES, Budget
-
-    import numpy as np
 
     program = load(str(stored_programs()["t2b_train"])).program
     evaluator = Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(None)))

@@ -218,7 +218,7 @@ def test_compare_numbers() -> None:
     assert isinstance(errors, list)
     (error,) = errors
     assert isinstance(error, ResultError)
-    assert (error.index, error.type) == (0, "tensor<8x4xf32>") and error.error < 1e-6
+    assert (error.index, error.type) == (0, "f32[8,4]") and error.error < 1e-6
 
 
 def test_a_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,5 +29,5 @@ def refinements(coarse: Layout, fine: Layout) -> tuple[Layout, ...]:
         return (coarse, fine)
     for dim, axes in enumerate(fine):
         for count in range(len(coarse[dim]) + 1, len(axes) + 1):
-            steps.append((*steps[-1][:dim], axes[:count], *steps[-1][dim + 1 :]))  # noqa: PERF401 - each step needs the last
+            steps.append((*steps[-1][:dim], axes[:count], *steps[-1][dim + 1 :]))
     return tuple(steps)

@@ -153,7 +153,7 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
 def _analysis(source: Source, problem: Problem) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
-    opaque = Counter(op.detail and f"{op.name} @{op.detail}" or op.name for op in problem.program.ops if op.opaque)
+    opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
     notes = [*source.notices, *problem.notices]
     if dimensions.misaligned:
         notes.append(f"{len(dimensions.misaligned)} reshapes cut dimensions at places that do not line up")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 
 Move = tuple[Decision, ...]  # decisions taken together, in order
