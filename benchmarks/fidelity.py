@@ -103,7 +103,7 @@ def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
 
 
 def numbers(outcome: Outcome, written: bytes) -> str:
-    """"equal", or what went wrong."""
+    """ "equal", or what went wrong."""
     original = xla.write_bytecode(outcome.source.module)
     errors = compare_numbers(original, written, outcome.problem.mesh.devices, timeout_seconds=MOST_SECONDS)
     if isinstance(errors, Failure):

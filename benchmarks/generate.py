@@ -39,7 +39,9 @@ def unrolled(steps: int) -> Sample:
     def batch(key: jax.Array) -> Tree:
         return {"x": jax.random.normal(key, (steps, BATCH, INPUT)), "y": jax.random.normal(key, (BATCH, INPUT))}
 
-    return training_sample(f"unrolled_{steps}", f"recurrence of {steps} steps, unrolled: training step", loss, weights, batch)
+    return training_sample(
+        f"unrolled_{steps}", f"recurrence of {steps} steps, unrolled: training step", loss, weights, batch
+    )
 
 
 KINDS = {"t2b": t2b.of_layers, "unrolled": unrolled}

@@ -44,7 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
         dimensions = analyse(program)
         for mesh in options.mesh:
             rows.append(measure(name, program, dimensions, mesh, options))
-            note("{program} {mesh}: {expert_ms:.2f} -> {times} ms, {evaluations} evaluations, {seconds:.1f} s {verdict}".format_map(rows[-1]))
+            note(
+                "{program} {mesh}: {expert_ms:.2f} -> {times} ms, {evaluations} evaluations, {seconds:.1f} s {verdict}".format_map(
+                    rows[-1]
+                )
+            )
     show("search against the best expert strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
     write_json(options.json, rows)
     return 1 if any(row["verdict"] in ("worse", "does not fit") for row in rows) else 0

@@ -50,11 +50,23 @@ def main(arguments: list[str] | None = None) -> int:
         if options.unrolled:
             path = generate("unrolled", options.unrolled, folder)
             rows.append(measure(f"unrolled, {options.unrolled} steps", path, options, GROWTH_MESH, runs=1))
-    show(f"toast partition, seconds; generated programs on {GROWTH_MESH}, the others on {options.mesh}", COLUMNS, [*rows, *grown], {"slow": "red"})
+    show(
+        f"toast partition, seconds; generated programs on {GROWTH_MESH}, the others on {options.mesh}",
+        COLUMNS,
+        [*rows, *grown],
+        {"slow": "red"},
+    )
     slopes = {part: exponent(grown, part) for part in (*STAGES, "seconds")} if len(grown) > 1 else {}
     if slopes:
-        print(f"\nexponent of growth, T2B of {grown[0]['ops']:,} to {grown[-1]['ops']:,} ops (aim: at most {TARGET_EXPONENT}):")
-        print("  " + ", ".join(f"{'whole command' if part == 'seconds' else part} {slope:.2f}" for part, slope in slopes.items()))
+        print(
+            f"\nexponent of growth, T2B of {grown[0]['ops']:,} to {grown[-1]['ops']:,} ops (aim: at most {TARGET_EXPONENT}):"
+        )
+        print(
+            "  "
+            + ", ".join(
+                f"{'whole command' if part == 'seconds' else part} {slope:.2f}" for part, slope in slopes.items()
+            )
+        )
     rates = evaluation_rates(options.mesh)
     print("\nplan evaluations a second, T2B: " + ", ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items()))
     write_json(options.json, {"programs": rows, "layers": grown, "exponents": slopes, "evaluations_per_second": rates})
@@ -100,7 +112,9 @@ def run_once(path: Path, mesh: str, jobs: int) -> Row:
 def generate(kind: str, size: int, folder: str) -> Path:
     """A generated program's file; made in a process of its own, so that JAX's memory is not counted as a child's."""
     path = Path(folder) / f"{kind}_{size}.mlirbc.zst"
-    subprocess.run([sys.executable, str(Path(__file__).with_name("generate.py")), kind, str(size), str(path)], check=True)
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("generate.py")), kind, str(size), str(path)], check=True
+    )
     return path
 
 
@@ -146,7 +160,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("programs", nargs="*", help="sample models by name (default: all but the tiny twins)")
     parser.add_argument("--no-samples", action="store_true", help="only the generated programs")
     parser.add_argument("--layers", type=int, nargs="*", default=LAYERS, help="sizes of the generated T2B")
-    parser.add_argument("--unrolled", type=int, metavar="STEPS", help="also a recurrence of so many steps; 10500 make 500,000 ops")
+    parser.add_argument(
+        "--unrolled", type=int, metavar="STEPS", help="also a recurrence of so many steps; 10500 make 500,000 ops"
+    )
     parser.add_argument("--mesh", default="v4-32")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)

@@ -83,7 +83,9 @@ def partition(request: Request, progress: Progress | None = None) -> Outcome:
 
 def _partition(request: Request, progress: Progress | None) -> Outcome:
     if request.search not in SEARCHES:
-        raise UsageError(f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}")
+        raise UsageError(
+            f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}"
+        )
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
@@ -125,7 +127,16 @@ def search_meshes(
         ) -> None:
             tell("search", (number + used) / len(meshes), min(seconds, leader), evaluations, elapsed)
 
-        result = run_search(evaluator, request.search, request.seed, request.iterations, request.budget_seconds, len(meshes), request.jobs, report)
+        result = run_search(
+            evaluator,
+            request.search,
+            request.seed,
+            request.iterations,
+            request.budget_seconds,
+            len(meshes),
+            request.jobs,
+            report,
+        )
         key = (not result.fits, result.cost.step_seconds if result.fits else result.cost.peak_bytes)
         if best is None or key < best[0]:
             best = (key, evaluator, result)

@@ -29,7 +29,9 @@ def partition(
     ] = None,
     annotate: Annotated[
         Annotate | None,
-        typer.Option("--annotate", help="What carries a sharding in StableHLO besides arguments and results (default: minimal)."),
+        typer.Option(
+            "--annotate", help="What carries a sharding in StableHLO besides arguments and results (default: minimal)."
+        ),
     ] = None,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
@@ -53,7 +55,9 @@ def partition(
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
     if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode):
-        raise UsageError(f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo")
+        raise UsageError(
+            f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo"
+        )
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
     targets = [target for target in (program_target, report_target) if target is not None]

@@ -167,7 +167,9 @@ class Evaluator:
         touched = [(touch(decision), decision) for decision in plan]
         rows = [self._rows.row(view, touched) for view in self._rows.views]
         shares = [self._share(bucket, rows) for bucket in self._buckets]
-        parts = np.array([[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]])
+        parts = np.array(
+            [[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]]
+        )
         alive = np.zeros(len(self.timeline.moments))
         for share in shares:
             alive += share.alive

@@ -9,18 +9,98 @@ from __future__ import annotations
 
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Op, Program
 
-_ELEMENTWISE = ["abs", "add", "and", "atan2", "bitcast_convert", "cbrt", "ceil", "clamp", "compare", "complex", "convert", "cosine", "divide", "exponential", "exponential_minus_one", "floor", "imag", "is_finite", "log", "log_plus_one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "power", "real", "remainder", "round_nearest_afz", "round_nearest_even", "rsqrt", "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor", "reduce_precision"]
-_SHAPE_ONLY = ["broadcast_in_dim", "broadcast", "constant", "iota", "reshape", "transpose", "slice", "pad", "reverse", "concatenate", "dynamic_slice"]
+_ELEMENTWISE = [
+    "abs",
+    "add",
+    "and",
+    "atan2",
+    "bitcast_convert",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "compare",
+    "complex",
+    "convert",
+    "cosine",
+    "divide",
+    "exponential",
+    "exponential_minus_one",
+    "floor",
+    "imag",
+    "is_finite",
+    "log",
+    "log_plus_one",
+    "logistic",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negate",
+    "not",
+    "or",
+    "popcnt",
+    "power",
+    "real",
+    "remainder",
+    "round_nearest_afz",
+    "round_nearest_even",
+    "rsqrt",
+    "select",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sine",
+    "sqrt",
+    "subtract",
+    "tan",
+    "tanh",
+    "xor",
+    "reduce_precision",
+]
+_SHAPE_ONLY = [
+    "broadcast_in_dim",
+    "broadcast",
+    "constant",
+    "iota",
+    "reshape",
+    "transpose",
+    "slice",
+    "pad",
+    "reverse",
+    "concatenate",
+    "dynamic_slice",
+]
 
 ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _ELEMENTWISE)
 FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
 # A view of something in memory is read in place by whoever needs it.
-VIEWS = frozenset(f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice"))
+VIEWS = frozenset(
+    f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
+)
 # Not worth computing twice: what takes a polynomial or an iteration an element. Everything else that is fusible is fused into
 # each of its readers, up to a few ops deep.
 EXPENSIVE = frozenset(
     f"stablehlo.{name}"
-    for name in ["exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "cosine", "sine", "tan", "atan2", "power", "sqrt", "rsqrt", "cbrt", "divide", "remainder", "dynamic_slice", "concatenate"]
+    for name in [
+        "exponential",
+        "exponential_minus_one",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "tanh",
+        "cosine",
+        "sine",
+        "tan",
+        "atan2",
+        "power",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "divide",
+        "remainder",
+        "dynamic_slice",
+        "concatenate",
+    ]
 )
 RECOMPUTED_DEPTH = 4
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})

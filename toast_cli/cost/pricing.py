@@ -25,7 +25,9 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 
 # Rows of neighbours a split stencil needs from both sides together (a 3-wide window), and the ops whose neighbours are that near.
 HALO_ROWS = 2.0
-STENCILS = frozenset({"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"})
+STENCILS = frozenset(
+    {"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"}
+)
 # XLA looks rows up in a split table by masking and one all-reduce, and slices afterwards whatever the plan wants.
 NEVER_SCATTERED = frozenset({"stablehlo.gather"})
 
@@ -74,7 +76,9 @@ class Pricer:
                     yield self._use("all-reduce", over, size, runs, work.op, results[k])
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
             for step in reshard_steps(source, target, self._sizes):
-                yield self._use(step.kind, step.axes, work.whole_bytes[k] * step.fraction, work.runs, work.op, results[k])
+                yield self._use(
+                    step.kind, step.axes, work.whole_bytes[k] * step.fraction, work.runs, work.op, results[k]
+                )
         form = self._problem.patterns[work.pattern].form
         for slot, axes in enumerate(iteration.slot_axes):
             if axes and form.kinds[slot] is SlotKind.PERMUTATION:

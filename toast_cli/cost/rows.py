@@ -44,7 +44,9 @@ class Rows:
         self._problem = problem
         self._sizes = problem.mesh.sizes
         self.size = 0
-        self.place: list[tuple[int, int]] = [(0, 0)] * len(problem.patterns)  # [patterns] number of its view, place in it
+        self.place: list[tuple[int, int]] = [(0, 0)] * len(
+            problem.patterns
+        )  # [patterns] number of its view, place in it
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._iterations: list[dict[Choice, Iteration]] = [{} for _ in problem.patterns]
         self.views = self._make_views()

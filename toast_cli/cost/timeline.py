@@ -57,13 +57,17 @@ class Timeline:
         weights = np.array(sizes, np.float64)
         first = np.searchsorted(self.candidates, pairs[:, 0], "left")
         last = np.searchsorted(self.candidates, pairs[:, 1], "right")
-        change = np.bincount(first, weights, len(self.candidates) + 1) - np.bincount(last, weights, len(self.candidates) + 1)
+        change = np.bincount(first, weights, len(self.candidates) + 1) - np.bincount(
+            last, weights, len(self.candidates) + 1
+        )
         return np.cumsum(change)[: len(self.candidates)]
 
 
 def _peak_candidates(lives: Lives) -> list[int]:
     births = {first for intervals in lives.intervals for first, _ in intervals} | {2 * op for op, _ in lives.read_at}
-    deaths = {last for intervals in lives.intervals for _, last in intervals} | set(lives.read_at.values()) | {lives.end}
+    deaths = (
+        {last for intervals in lives.intervals for _, last in intervals} | set(lives.read_at.values()) | {lives.end}
+    )
     found: list[int] = []
     born = False
     for moment in sorted(births | deaths):

@@ -207,7 +207,9 @@ class _Cutter:
             if pair[0] != pair[1]:
                 self._links.add(pair)
 
-    def _cut_product(self, classes: tuple[int, ...], factors: tuple[int, ...], rule: Rule, pieces: dict[int, list[int]]) -> bool:
+    def _cut_product(
+        self, classes: tuple[int, ...], factors: tuple[int, ...], rule: Rule, pieces: dict[int, list[int]]
+    ) -> bool:
         """Deals a dimension's classes out to its factors, major to minor; False where they do not fit."""
         rest = list(classes)
         for factor in factors:
@@ -236,7 +238,9 @@ class _Cutter:
         )
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = _make_form(rule, {f: [self._sizes[c] for c in p] for f, p in pieces.items()}, extents, blocked)
+            form = self._forms[key] = _make_form(
+                rule, {f: [self._sizes[c] for c in p] for f, p in pieces.items()}, extents, blocked
+            )
         return form, classes
 
 

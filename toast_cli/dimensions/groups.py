@@ -13,7 +13,9 @@ from collections import Counter, defaultdict
 from toast_cli.dimensions.classes import Classes
 from toast_cli.program.model import ARGUMENT, Program
 
-HEAVY = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather", "stablehlo.scatter"})
+HEAVY = frozenset(
+    {"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather", "stablehlo.scatter"}
+)
 
 
 def mirrored_groups(program: Program, classes: Classes) -> list[list[int]]:

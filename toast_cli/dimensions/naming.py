@@ -16,7 +16,16 @@ from toast_cli.program.model import ARGUMENT, Op, Program
 
 # Ops through which an argument is still recognisably that argument.
 _TRANSPARENT = frozenset(
-    ["stablehlo.convert", "stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier", "stablehlo.dynamic_slice", "stablehlo.slice", "sdy.sharding_constraint"]
+    [
+        "stablehlo.convert",
+        "stablehlo.transpose",
+        "stablehlo.reshape",
+        "stablehlo.copy",
+        "stablehlo.optimization_barrier",
+        "stablehlo.dynamic_slice",
+        "stablehlo.slice",
+        "sdy.sharding_constraint",
+    ]
 )
 _INTEGER = re.compile(r"u?i\d+$")
 
@@ -26,7 +35,9 @@ _DECISIVE = ["edges", "nodes", "batch", "vocab", "embed", "experts", "seq", "hea
 _PRIORITY = ["channels", "height", "width", "depth", "ff", "layers"]
 
 
-def name_groups(program: Program, classes: Classes, class_group: list[int], groups: int) -> list[tuple[str, tuple[str, ...]]]:
+def name_groups(
+    program: Program, classes: Classes, class_group: list[int], groups: int
+) -> list[tuple[str, tuple[str, ...]]]:
     members = _members(program, classes, class_group, groups)
     votes = _votes(program, classes, class_group, groups)
     taken: Counter[str] = Counter()
@@ -82,10 +93,16 @@ def _votes(program: Program, classes: Classes, class_group: list[int], groups: i
             continue
         if op.name == ARGUMENT:
             roles = _argument_roles(program, number, used_in_contraction)
-            roles = {classes.forms[number].results[0][dim][0]: r for dim, r in roles.items() if classes.forms[number].results[0][dim]}
+            roles = {
+                classes.forms[number].results[0][dim][0]: r
+                for dim, r in roles.items()
+                if classes.forms[number].results[0][dim]
+            }
         else:
             look = _ROLES.get(op.name)
-            roles = look(_Look(program, op, classes.forms[number], origin, [class_group[c] for c in slots])) if look else {}
+            roles = (
+                look(_Look(program, op, classes.forms[number], origin, [class_group[c] for c in slots])) if look else {}
+            )
         for slot, role in roles.items():
             votes[class_group[slots[slot]]][role] += 1
     return votes
@@ -154,7 +171,9 @@ def _dot_roles(look: _Look) -> dict[int, str]:
     return _attention_roles(look, left, right, out, contracting)
 
 
-def _attention_roles(look: _Look, left: set[int], right: set[int], out: set[int], contracting: set[int]) -> dict[int, str]:
+def _attention_roles(
+    look: _Look, left: set[int], right: set[int], out: set[int], contracting: set[int]
+) -> dict[int, str]:
     """Roles around a product of two activations one of whose arrays holds a group twice: the scores."""
     crowded = {s for s in out | contracting if look.groups.count(look.groups[s]) > 1}
     if len(crowded) != 2 or not (out | contracting) - crowded - contracting or not left & right & out:

@@ -66,7 +66,9 @@ def bare_bytecode(module: Any) -> bytes:
     clone = module.operation.clone()
     body = clone.regions[0].blocks[0].operations
     meshes = {op.attributes["sym_name"].value: op for op in list(body) if op.operation.name == "sdy.mesh"}
-    devices = {name: found[1] for name, op in meshes.items() if (found := ONE_DEVICE.search(str(op.attributes["mesh"])))}
+    devices = {
+        name: found[1] for name, op in meshes.items() if (found := ONE_DEVICE.search(str(op.attributes["mesh"])))
+    }
 
     def visit(operation: Any) -> Any:
         if "sdy.sharding" in operation.attributes:

@@ -19,10 +19,67 @@ Shape = tuple[int, ...]
 # or iteration that the vector unit runs; they matter only where such ops outweigh memory traffic, which is rare.
 TRANSCENDENTAL = 8.0
 _TRANSCENDENTAL_OPS = frozenset(
-    ["exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "cosine", "sine", "tan", "atan2", "power", "sqrt", "rsqrt", "cbrt", "divide", "remainder"]
+    [
+        "exponential",
+        "exponential_minus_one",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "tanh",
+        "cosine",
+        "sine",
+        "tan",
+        "atan2",
+        "power",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "divide",
+        "remainder",
+    ]
 )
 _MOVEMENT = frozenset(
-    ["constant", "iota", "broadcast_in_dim", "broadcast", "reshape", "transpose", "slice", "dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "gather", "reverse", "bitcast_convert", "copy", "optimization_barrier", "tuple", "get_tuple_element", "custom_call", "all_gather", "all_to_all", "collective_permute", "partition_id", "replica_id", "create_token", "after_all", "infeed", "outfeed", "send", "recv", "real", "imag", "complex", "return", "get_dimension_size", "composite", "while", "case", "if"]
+    [
+        "constant",
+        "iota",
+        "broadcast_in_dim",
+        "broadcast",
+        "reshape",
+        "transpose",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "concatenate",
+        "pad",
+        "gather",
+        "reverse",
+        "bitcast_convert",
+        "copy",
+        "optimization_barrier",
+        "tuple",
+        "get_tuple_element",
+        "custom_call",
+        "all_gather",
+        "all_to_all",
+        "collective_permute",
+        "partition_id",
+        "replica_id",
+        "create_token",
+        "after_all",
+        "infeed",
+        "outfeed",
+        "send",
+        "recv",
+        "real",
+        "imag",
+        "complex",
+        "return",
+        "get_dimension_size",
+        "composite",
+        "while",
+        "case",
+        "if",
+    ]
 )
 
 

@@ -31,7 +31,14 @@ def read_source(
     program, reader = read_program(function, xla.module_name(module))
     xla.remove_sharding_rules(module)
     return Source(
-        path, form, module, program, reader.definitions, reader.operations, reader.uses, stated,
+        path,
+        form,
+        module,
+        program,
+        reader.definitions,
+        reader.operations,
+        reader.uses,
+        stated,
         notices + tuple(reader.notices),
     )
 

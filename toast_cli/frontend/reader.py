@@ -212,9 +212,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
         reader.function(function)
     except KeyError as error:
         raise InputError(f"a value is used before it is defined ({error})", hint="is the module valid MLIR?") from error
-    arguments = tuple(
-        read_argument(function, k, reader.definitions[k]) for k in range(len(function.arguments))
-    )
+    arguments = tuple(read_argument(function, k, reader.definitions[k]) for k in range(len(function.arguments)))
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
     results = tuple(Result(value, result_path(function, k)) for k, value in enumerate(outputs))
     unknown = sum(not loop.trips_known for loop in reader.loops)

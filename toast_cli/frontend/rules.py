@@ -16,7 +16,37 @@ from toast_cli.program.model import Rule, ValueFactors
 # CHLO ops that are elementwise over operands and results of one shape.
 CHLO_ELEMENTWISE = frozenset(
     f"chlo.{name}"
-    for name in ["acos", "acosh", "asin", "asin_acos_kernel", "asinh", "atan", "atanh", "bessel_i1e", "conj", "cosh", "digamma", "erf", "erf_inv", "erfc", "erfcx", "is_inf", "is_neg_inf", "is_pos_inf", "lgamma", "lgamma_scaled", "log_sigmoid", "next_after", "polygamma", "sinh", "square", "tan", "zeta", "constant_like", "_asin_acos_kernel"]
+    for name in [
+        "acos",
+        "acosh",
+        "asin",
+        "asin_acos_kernel",
+        "asinh",
+        "atan",
+        "atanh",
+        "bessel_i1e",
+        "conj",
+        "cosh",
+        "digamma",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "erfcx",
+        "is_inf",
+        "is_neg_inf",
+        "is_pos_inf",
+        "lgamma",
+        "lgamma_scaled",
+        "log_sigmoid",
+        "next_after",
+        "polygamma",
+        "sinh",
+        "square",
+        "tan",
+        "zeta",
+        "constant_like",
+        "_asin_acos_kernel",
+    ]
 )
 # The same with NumPy broadcasting left implicit; only alike when the shapes are.
 CHLO_BROADCAST_PREFIX = "chlo.broadcast_"
@@ -31,10 +61,14 @@ BATCHED_CUSTOM_CALLS = {
 }  # fmt: skip
 
 # Ops that make a value from nothing; each dimension of the result is a factor of its own.
-SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_iota", "stablehlo.create_token", "sdy.constant"})
+SOURCES = frozenset(
+    {"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_iota", "stablehlo.create_token", "sdy.constant"}
+)
 
 # Ops whose result is the same on every device by definition, so that whole is the only way to compute them.
-WHOLE = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"})
+WHOLE = frozenset(
+    {"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"}
+)
 
 
 @cache
@@ -100,7 +134,9 @@ class ShardyRules:
     def read(self, attribute: Any) -> Rule:
         rule = self._rules.get(attribute)
         if rule is None:
-            rule = self._rules[attribute] = _whole_where_alone(Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute))
+            rule = self._rules[attribute] = _whole_where_alone(
+                Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute)
+            )
         return rule
 
 
@@ -108,5 +144,7 @@ def _whole_where_alone(rule: Rule, custom: bool) -> Rule:
     """A custom call's own rule names every dimension; one that its operands and results do not share is needed whole."""
     if not custom:
         return rule
-    read, made = ({f for dims in arrays for factors in dims for f in factors} for arrays in (rule.operands, rule.results))
+    read, made = (
+        {f for dims in arrays for factors in dims for f in factors} for arrays in (rule.operands, rule.results)
+    )
     return replace(rule, need_replication=rule.need_replication | (read ^ made))

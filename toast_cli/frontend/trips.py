@@ -24,7 +24,11 @@ def trip_count(operation: Any) -> int | None:
     left, right = (_through(operand) for operand in compare.operands)
     counter, bound = _argument_number(left, condition, operation), _constant(right, operation)
     if counter is None:
-        counter, bound, direction = _argument_number(right, condition, operation), _constant(left, operation), _SWAPPED[direction]
+        counter, bound, direction = (
+            _argument_number(right, condition, operation),
+            _constant(left, operation),
+            _SWAPPED[direction],
+        )
     if counter is None or bound is None:
         return None
     start = _constant(_through(operation.operands[counter]), operation)

@@ -243,5 +243,6 @@ def _pin(layout: Layout, pin: PinnedLayout | None) -> Layout:
         return layout
     taken = {axis for axes in pin if axes is not None for axis in axes}
     return tuple(
-        tuple(a for a in axes if a not in taken) if want is None else want for axes, want in zip(layout, pin, strict=True)
+        tuple(a for a in axes if a not in taken) if want is None else want
+        for axes, want in zip(layout, pin, strict=True)
     )

@@ -39,7 +39,9 @@ def number_pins(
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
             some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
-            raise UsageError(f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …")
+            raise UsageError(
+                f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …"
+            )
     return value_pins, use_pins
 
 
@@ -47,7 +49,9 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
     """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; '' or -: whole)."""
     pattern, sign, spec = wish.rpartition("=")
     if not sign or not pattern:
-        raise UsageError(f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension")
+        raise UsageError(
+            f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension"
+        )
     dims: list[tuple[str, ...] | None] = []
     for entry in spec.split(","):
         text = entry.strip()

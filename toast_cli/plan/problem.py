@@ -101,7 +101,9 @@ class Problem:
             for number, group in enumerate(self.dimensions.groups):
                 if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):
                     found.extend(Shard(number, axis, sides) for sides in self._sides(number))
-                    found.extend(Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ()))
+                    found.extend(
+                        Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
+                    )
             for role, name in enumerate(self.roles):
                 if name != INPUTS and role in self.argument_role:
                     found.append(Replicate(role, axis))
@@ -192,7 +194,8 @@ def make_problem(
     role_of_value = {
         value: argument_role[k]
         for value, k in views(program).items()
-        if program.values[value].elements <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
+        if program.values[value].elements
+        <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
     }
     result_role = {a.aliased_result: argument_role[k] for k, a in enumerate(program.arguments) if a.aliased_result >= 0}
     patterns: list[OpPattern] = []
@@ -227,7 +230,9 @@ def make_problem(
     )  # fmt: skip
 
 
-def _operand_pins(op: Op, number: int, use_pins: dict[tuple[int, int], PinnedLayout]) -> tuple[PinnedLayout | None, ...]:
+def _operand_pins(
+    op: Op, number: int, use_pins: dict[tuple[int, int], PinnedLayout]
+) -> tuple[PinnedLayout | None, ...]:
     if not use_pins:
         return ()
     pins = tuple(use_pins.get((number, k)) for k in range(len(op.operands)))

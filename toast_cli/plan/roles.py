@@ -15,7 +15,16 @@ WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
 
 _VIEWS = frozenset(
-    ["stablehlo.convert", "stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier", "stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.broadcast_in_dim"]
+    [
+        "stablehlo.convert",
+        "stablehlo.transpose",
+        "stablehlo.reshape",
+        "stablehlo.copy",
+        "stablehlo.optimization_barrier",
+        "stablehlo.dynamic_slice",
+        "stablehlo.slice",
+        "stablehlo.broadcast_in_dim",
+    ]
 )
 # Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
 _READERS = {

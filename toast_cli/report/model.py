@@ -177,7 +177,9 @@ class Report:
     analysis: AnalysisFacts
     search: SearchFacts
     timings: dict[str, float]
-    constraints: list[ConstraintFacts] = field(default_factory=list)  # of the StableHLO that was written, in program order
+    constraints: list[ConstraintFacts] = field(
+        default_factory=list
+    )  # of the StableHLO that was written, in program order
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

@@ -60,7 +60,11 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         return f"keep {problem.roles[decision.role]} whole over {axis} at rest"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
-    where = f", except in ops that have {problem.dimensions.groups[decision.unless].name}" if decision.unless != NOWHERE else ""
+    where = (
+        f", except in ops that have {problem.dimensions.groups[decision.unless].name}"
+        if decision.unless != NOWHERE
+        else ""
+    )
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}"
 
 

@@ -17,7 +17,11 @@ from toast_cli.search.moves import next_decisions
 
 
 def exact(
-    problem: Problem, evaluate: Evaluate, budget: Budget, rng: np.random.Generator, progress: SearchProgress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    rng: np.random.Generator,
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
     """Depth-first branch and bound, most promising child first."""
     incumbent = Incumbent(problem, evaluate, budget, progress)

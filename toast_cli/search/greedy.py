@@ -12,20 +12,30 @@ BEAM_WIDTH = 8
 
 
 def greedy(
-    problem: Problem, evaluate: Evaluate, budget: Budget, rng: np.random.Generator, progress: SearchProgress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    rng: np.random.Generator,
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
     """Appends the decision that helps most until none has helped for two rounds."""
     return _beam(problem, evaluate, budget, progress, 1)
 
 
 def beam(
-    problem: Problem, evaluate: Evaluate, budget: Budget, rng: np.random.Generator, progress: SearchProgress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    rng: np.random.Generator,
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
     """Keeps the `BEAM_WIDTH` best plans of each length."""
     return _beam(problem, evaluate, budget, progress, BEAM_WIDTH)
 
 
-def _beam(problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None, width: int) -> SearchResult:
+def _beam(
+    problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None, width: int
+) -> SearchResult:
     incumbent = Incumbent(problem, evaluate, budget, progress)
     frontier = [problem.fixed]
     stopped, idle = "plateau", 0

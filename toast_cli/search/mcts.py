@@ -139,7 +139,11 @@ class _Tree:
 
 
 def mcts(
-    problem: Problem, evaluate: Evaluate, budget: Budget, rng: np.random.Generator, progress: SearchProgress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    rng: np.random.Generator,
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
     """Monte Carlo Tree Search, then polishing of the best plan; see the module docstring."""
     incumbent = Incumbent(problem, evaluate, budget, progress)

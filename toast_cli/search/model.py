@@ -63,7 +63,9 @@ class Incumbent:
     anything returns the plan of least memory.
     """
 
-    def __init__(self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None) -> None:
+    def __init__(
+        self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None
+    ) -> None:
         self.limit = float(problem.mesh.limit_bytes)
         self.fixed: Plan = problem.fixed
         self._canonical = problem.canonical

@@ -15,9 +15,15 @@ def strategies(problem: Problem) -> dict[str, Plan]:
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1]
     if not axes:
         return {}
-    found = {"data-parallel": data_parallel(problem, axes), "fsdp": fsdp(problem, axes), "megatron": megatron(problem, axes)}
+    found = {
+        "data-parallel": data_parallel(problem, axes),
+        "fsdp": fsdp(problem, axes),
+        "megatron": megatron(problem, axes),
+    }
     if len(axes) > 1:
-        found["data-parallel x megatron"] = problem.canonical(data_parallel(problem, axes[:-1]) + megatron(problem, axes[-1:]))
+        found["data-parallel x megatron"] = problem.canonical(
+            data_parallel(problem, axes[:-1]) + megatron(problem, axes[-1:])
+        )
         found["fsdp x megatron"] = fsdp_megatron(problem, axes[:-1], axes[-1:])
     return {name: plan for name, plan in found.items() if plan}
 
@@ -49,7 +55,9 @@ def fsdp_megatron(problem: Problem, data: list[int], model: list[int]) -> Plan:
     if not plan:
         return ()
     hub = [g for g, _ in weight_groups(problem)][:1]
-    return problem.canonical(plan + megatron(problem, model) + tuple(_shard(problem, g, axis) for g in hub for axis in data))
+    return problem.canonical(
+        plan + megatron(problem, model) + tuple(_shard(problem, g, axis) for g in hub for axis in data)
+    )
 
 
 def batch_group(problem: Problem, axes: list[int]) -> int | None:
@@ -67,7 +75,9 @@ def batch_group(problem: Problem, axes: list[int]) -> int | None:
         for group in {
             group
             for slot, group in enumerate(pattern.groups)
-            if group not in taken and pattern.form.kinds[slot] != SlotKind.BLOCKED and pattern.form.sizes[slot] % ways == 0
+            if group not in taken
+            and pattern.form.kinds[slot] != SlotKind.BLOCKED
+            and pattern.form.sizes[slot] % ways == 0
         }:
             work[group] += op.flops * op.trips
     most = max(work.values(), default=0.0)
