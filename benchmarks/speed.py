@@ -74,9 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if slow or slopes.get("seconds", 0.0) > TARGET_EXPONENT else 0
 
 
-def measure(name: str, path: Path, options: argparse.Namespace, runs: int | None = None) -> Row:
+def measure(
+    name: str, path: Path, options: argparse.Namespace, mesh: str | None = None, runs: int | None = None
+) -> Row:
     """One row: medians over the runs; `rest` is what no stage claims, mostly starting Python and importing the compiler."""
-    timed = [run_once(path, options) for _ in range(runs or options.runs)]
+    timed = [run_once(path, mesh or options.mesh, options.jobs) for _ in range(runs or options.runs)]
     row: Row = {"program": name, "ops": timed[0]["ops"], "evaluations": timed[0]["evaluations"]}
     row.update({key: median(t[key] for t in timed) for key in (*STAGES, "seconds", "rate", "peak_mib")})
     row["rest"] = row["seconds"] - sum(row[stage] for stage in STAGES)
