@@ -22,11 +22,13 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
+from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
+from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
 
@@ -49,6 +51,8 @@ class Request:
     memory_limit: int | None = None
     keep_shardings: bool = False
     pins: tuple[str, ...] = ()
+    minimise: tuple[str, ...] = ()
+    subject_to: tuple[str, ...] = ()
 
 
 @dataclass
@@ -91,6 +95,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     with _timed("spec", timings, tell):
         spec = load_spec(request.mesh)
         meshes = choose_meshes(spec, request)
+        parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings)
     with _timed("analyse", timings, tell):
@@ -115,10 +120,11 @@ def search_meshes(
     source: Source, dimensions: Dimensions, meshes: list[Mesh], request: Request, tell: Progress
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
-    best: tuple[tuple[bool, float], Evaluator, SearchResult] | None = None
+    goal = parse_goal(request.minimise, request.subject_to)
+    best: tuple[Rank, Evaluator, SearchResult] | None = None
     for number, mesh in enumerate(meshes):
         stated = stated_pins(source, mesh.names, mesh.sizes)
-        problem = make_problem(source.program, dimensions, mesh, request.pins, stated)
+        problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
         evaluator = Evaluator(problem, strategies(problem).values())
         leader = best[2].cost.step_seconds if best and best[2].fits else inf
 
@@ -137,7 +143,7 @@ def search_meshes(
             request.jobs,
             report,
         )
-        key = (not result.fits, result.cost.step_seconds if result.fits else result.cost.peak_bytes)
+        key = Objective(problem, evaluator.cost(problem.fixed)).rank(result.plan, result.cost)
         if best is None or key < best[0]:
             best = (key, evaluator, result)
         if result.stopped == "interrupted":

@@ -51,6 +51,23 @@ Pins = Annotated[
         help="Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
     ),
 ]
+Minimise = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--minimise",
+        metavar="FIGURE",
+        help="What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
+        "argument_memory; repeated, the next one decides between plans equal in the first.",
+    ),
+]
+SubjectTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subject-to",
+        metavar="BOUND",
+        help="What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
+    ),
+]
 Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Search processes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
@@ -69,10 +86,14 @@ def make_request(
     keep_shardings: bool,
     pins: list[str] | None,
     jobs: int = 1,
+    minimise: list[str] | None = None,
+    subject_to: list[str] | None = None,
 ) -> Request:
     """The request these options ask for. Raises UsageError for quantities that do not parse."""
     from toast_cli.pipeline import Request
+    from toast_cli.plan.goal import parse_goal
 
+    parse_goal(minimise or (), subject_to or ())  # what is wrong with them is wrong with every program
     return Request(
         program=program,
         mesh=mesh,
@@ -85,6 +106,8 @@ def make_request(
         memory_limit=bytes_or_none(memory_limit, "--memory-limit"),
         keep_shardings=keep_shardings,
         pins=tuple(pins or ()),
+        minimise=tuple(minimise or ()),
+        subject_to=tuple(subject_to or ()),
     )
 
 

@@ -44,13 +44,16 @@ def partition(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    minimise: options.Minimise = None,
+    subject_to: options.SubjectTo = None,
     jobs: options.Jobs = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
     """Choose shardings for PROGRAM on a mesh, write it back with them, and report what that should cost.
 
-    Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory, and nothing is written.
+    Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory and keeps all
+    bounds, and nothing is written.
     """
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
@@ -74,6 +77,8 @@ def partition(
         keep_shardings=keep_shardings,
         pins=pin,
         jobs=jobs,
+        minimise=minimise,
+        subject_to=subject_to,
     )
 
     from toast_cli import pipeline
@@ -82,7 +87,7 @@ def partition(
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
         report = outcome.report
-        fits = report.predicted.fits
+        fits = report.met
         if program_target is not None and fits:
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
@@ -93,16 +98,18 @@ def partition(
 
     taken = any(target.is_stdout for target in targets)
     if not (quiet and taken and fits):
-        _show(report, _written(program_target, chosen, fits), to_stderr=taken, quiet=quiet, verbose=verbose)
+        _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)
     return OK if fits else DOES_NOT_FIT
 
 
-def _written(target: Target | None, chosen: Format, fits: bool) -> str:
+def _written(target: Target | None, chosen: Format, report: Report) -> str:
     """What became of the program, in a line."""
     if target is None:
-        return "" if not fits else "nothing written; -o OUT writes the sharded program"
+        return "nothing written; -o OUT writes the sharded program" if report.met else ""
     name = "stdout" if target.is_stdout else target.path
-    return f"wrote {name} ({chosen.value})" if fits else f"{name} was not written: the plan does not fit"
+    if report.met:
+        return f"wrote {name} ({chosen.value})"
+    return f"{name} was not written: the plan {'breaks a bound' if report.predicted.fits else 'does not fit'}"
 
 
 def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,14 @@ class _ArrayShare:
 
 @dataclass(slots=True)
 class _Bucket:
-    """views: those whose rows decide the share. memo: their rows -> share."""
+    """views: those whose rows decide the share. memo: their rows -> share. axis_memo: their rows -> [axes] seconds."""
 
     views: list[int]
     patterns: set[int] = field(default_factory=set)
     work: list[WorkItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
     memo: dict[tuple[int, ...], _Share] = field(default_factory=dict)
+    axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ class Evaluator:
         self.evaluations += 1
         state = self._evaluate(plan)
         compute, communication, arguments = state.parts.sum(axis=1).tolist()
-        return Cost(compute, communication, float(state.alive.max(initial=0.0)), arguments)
+        peak = float(state.alive.max(initial=0.0))
+        return Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows))
 
     def exact_cost(self, plan: Plan) -> Cost:
         """The same with memory looked at everywhere; remembers the moment of the peak for the plans to come."""
@@ -114,7 +116,7 @@ class Evaluator:
         peak = float(profile[place]) if len(profile) else 0.0
         if peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
-        return Cost(cost.compute_seconds, cost.communication_seconds, max(peak, cost.peak_bytes), cost.argument_bytes)
+        return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
 
     def profile(self, plan: Plan) -> Vector:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""
@@ -128,14 +130,8 @@ class Evaluator:
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item together, the most expensive first."""
-        found: list[CollectiveUse] = []
         rows = self._evaluate(plan).rows
-        for bucket in self._buckets:
-            lowered = self._lower(bucket, rows)
-            for work in bucket.work:
-                found.extend(self._pricer.work_collectives(work, lowered[work.pattern]))
-            for array in bucket.arrays:
-                found.extend(self._pricer.array_collectives(array, lowered))
+        found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
         return sorted(found, key=lambda use: -use.seconds)
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
@@ -196,6 +192,7 @@ class Evaluator:
         """Drops everything that depends on the selected moments, and all shares."""
         for bucket in self._buckets:
             bucket.memo.clear()
+            bucket.axis_memo.clear()
         self._rows.forget()
         self._array_memo.clear()
         self._presence.clear()
@@ -245,6 +242,28 @@ class Evaluator:
             for count, size in share.memory:
                 alive += count * size
         return _Share(_rounded(compute), _rounded(communication), arguments, alive)
+
+    def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
+        """[axes] seconds of the collectives over each; () where the goal does not ask."""
+        if not self.problem.goal.axes:
+            return ()
+        total = np.zeros(len(self.problem.mesh.sizes))
+        for bucket in self._buckets:
+            key = tuple([rows[view] for view in bucket.views])
+            found = bucket.axis_memo.get(key)
+            if found is None:
+                found = bucket.axis_memo[key] = np.zeros(len(total))
+                for use in self._bucket_collectives(bucket, rows):
+                    found[list(use.axes)] += _rounded(use.seconds)
+            total += found
+        return tuple(total.tolist())
+
+    def _bucket_collectives(self, bucket: _Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
+        lowered = self._lower(bucket, rows)
+        for work in bucket.work:
+            yield from self._pricer.work_collectives(work, lowered[work.pattern])
+        for array in bucket.arrays:
+            yield from self._pricer.array_collectives(array, lowered)
 
     def _lower(self, bucket: _Bucket, rows: list[int]) -> Lowered:
         return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}

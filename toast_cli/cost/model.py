@@ -13,6 +13,8 @@ class Cost:
     communication_seconds: float
     peak_bytes: float
     argument_bytes: float
+    # [axes] seconds of the collectives that run over each, alone or with others; empty where no goal asks for it.
+    axis_seconds: tuple[float, ...] = ()
 
     @property
     def step_seconds(self) -> float:

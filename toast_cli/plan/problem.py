@@ -13,6 +13,7 @@ from functools import cached_property
 from toast_cli.dimensions.model import Dimensions, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
 from toast_cli.plan.pins import number_pins
 from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
@@ -31,6 +32,7 @@ class Problem:
         free: [values] derived from constants alone, so made in any layout without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
+        goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
     """
 
     program: Program
@@ -44,6 +46,8 @@ class Problem:
     resolution_place: dict[int, int]
     fixed: Plan = ()
     notices: tuple[str, ...] = ()
+    goal: Goal = FASTEST
+    closed: frozenset[int] = frozenset()
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""
@@ -96,7 +100,7 @@ class Problem:
         found: list[Decision] = []
         useful, meets = self._useful_groups(), self._met_elsewhere()
         for axis, size in enumerate(self.mesh.sizes):
-            if size == 1:
+            if size == 1 or axis in self.closed:
                 continue
             for number, group in enumerate(self.dimensions.groups):
                 if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):

@@ -8,6 +8,7 @@ from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Decision, Plan, Replicate
+from toast_cli.plan.goal import Bound
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
@@ -15,8 +16,10 @@ from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
     BaselineFacts,
+    BoundFacts,
     CollectiveFacts,
     DecisionFacts,
+    GoalFacts,
     GroupFacts,
     LiveValue,
     MeshFacts,
@@ -30,6 +33,7 @@ from toast_cli.report.model import (
 )
 from toast_cli.report.words import decision_text, summary
 from toast_cli.search import SearchResult
+from toast_cli.search.objective import figure_value
 from toast_cli.tactics import strategies
 
 _LISTED = 40  # collectives and live values the report names
@@ -62,7 +66,16 @@ def build_report(
         _analysis(source, problem),
         SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
         timings,
+        goal=_goal(problem, result.cost),
     )
+
+
+def _goal(problem: Problem, cost: Cost) -> GoalFacts:
+    def facts(bound: Bound) -> BoundFacts:
+        value = figure_value(bound.figure, cost, problem.mesh.names)
+        return BoundFacts(str(bound.figure), bound.limit, value, value <= bound.limit)
+
+    return GoalFacts([str(figure) for figure in problem.goal.minimise], [facts(bound) for bound in problem.goal.bounds])
 
 
 def mfu(problem: Problem, step_seconds: float) -> float:
@@ -78,7 +91,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
         cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes), round(cost.argument_bytes),
-        problem.mesh.limit_bytes, result.fits, mfu(problem, cost.step_seconds), cost.step_seconds_lower,
+        problem.mesh.limit_bytes, cost.peak_bytes <= problem.mesh.limit_bytes, mfu(problem, cost.step_seconds), cost.step_seconds_lower,
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
     )  # fmt: skip

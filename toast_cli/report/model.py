@@ -165,6 +165,20 @@ class SearchFacts:
 
 
 @dataclass(frozen=True)
+class BoundFacts:
+    figure: str  # "peak_memory", "communication[data]"
+    limit: float  # seconds or bytes
+    value: float  # of the plan
+    holds: bool
+
+
+@dataclass(frozen=True)
+class GoalFacts:
+    minimised: list[str] = field(default_factory=lambda: ["step_time"])  # the most important first
+    bounds: list[BoundFacts] = field(default_factory=list)  # those asked for, besides device memory
+
+
+@dataclass(frozen=True)
 class Report:
     program: ProgramFacts
     mesh: MeshFacts
@@ -180,7 +194,13 @@ class Report:
     constraints: list[ConstraintFacts] = field(
         default_factory=list
     )  # of the StableHLO that was written, in program order
+    goal: GoalFacts = field(default_factory=GoalFacts)
     schema: str = SCHEMA
+
+    @property
+    def met(self) -> bool:
+        """Whether the plan fits in memory and keeps all bounds asked for."""
+        return self.predicted.fits and all(bound.holds for bound in self.goal.bounds)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serialisable data, `schema` first."""

@@ -59,8 +59,9 @@ def verdict(report: Report) -> RenderableType:
     """Only for a plan that does not fit: by how much."""
     predicted = report.predicted
     excess = predicted.peak_bytes - predicted.limit_bytes
+    found = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
     return Text(
-        f"✗ does not fit: the smallest-memory plan found needs {format_bytes(predicted.peak_bytes)} on each device, "
+        f"✗ does not fit: the {found} needs {format_bytes(predicted.peak_bytes)} on each device, "
         f"{format_bytes(excess)} more than the limit of {format_bytes(predicted.limit_bytes)}",
         style.BAD,
     )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from toast_cli.report import arrays, sections, style
 from toast_cli.report.format import format_bytes, format_seconds
+from toast_cli.report.goal import broken, goal
 from toast_cli.report.model import Report
 
 
@@ -33,7 +34,7 @@ def render_report(report: Report, console: Console, *, verbose: bool = False) ->
 def one_line(report: Report) -> str:
     """What, where, how fast, how large and how, on one line."""
     predicted = report.predicted
-    verdict = "" if predicted.fits else "DOES NOT FIT, "
+    verdict = "DOES NOT FIT, " if not predicted.fits else "" if report.met else "BREAKS A BOUND, "
     return (
         f"{report.program.name} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
         f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}; "
@@ -46,9 +47,10 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
     fits = report.predicted.fits
     return [
         sections.header(report),
-        None if fits else sections.verdict(report),
+        broken(report) if fits else sections.verdict(report),
         sections.decisions(report, width),
         sections.prediction(report, width),
+        goal(report),
         sections.comparison(report, width) if report.baselines else None,
         sections.live_at_peak(report, width, verbose) if verbose or not fits else None,
         sections.collectives(report, width, verbose),

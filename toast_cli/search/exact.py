@@ -33,7 +33,8 @@ def exact(
     try:
         while stack:
             plan = stack.pop()
-            if incumbent.fits(incumbent.best_cost) and bound(plan) >= incumbent.best_cost.step_seconds:
+            cut = incumbent.objective.fastest and incumbent.fits(incumbent.best_cost)
+            if cut and bound(plan) >= incumbent.best_cost.step_seconds:
                 continue
             children = []
             for decision in next_decisions(problem, plan):

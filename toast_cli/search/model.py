@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, log
+from math import inf
 
 import numpy as np
 
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
-
-# What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a fraction
-# of a percent is the better one to read, to write down and to keep.
-PRICE = 0.0005
+from toast_cli.search.objective import Objective, Rank
 
 Evaluate = Callable[[Plan], Cost]
 # best step seconds so far (inf: nothing fits yet), evaluations, elapsed seconds, fraction of the budget used
@@ -32,7 +29,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """plan: the best found; fits: whether it stays within memory (if not, the plan of least memory).
+    """plan: the best found; fits: whether it stays within memory and keeps the goal's bounds (if not, the plan
+    that exceeds them least).
 
     evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be better.
     stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none was sought.
@@ -59,14 +57,13 @@ class OutOfBudget(Exception):  # noqa: N818 - not an error: it ends a search fro
 class Incumbent:
     """Evaluates plans once each, keeps the best, and ends the search when the budget is spent.
 
-    Infeasible plans lose against feasible ones; among infeasible ones less memory wins, so a search that cannot fit
-    anything returns the plan of least memory.
+    Infeasible plans lose against feasible ones; among infeasible ones less excess wins, so a search that cannot fit
+    anything returns the plan of least memory. What is better otherwise, the goal says (see `objective`).
     """
 
     def __init__(
         self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None
     ) -> None:
-        self.limit = float(problem.mesh.limit_bytes)
         self.fixed: Plan = problem.fixed
         self._canonical = problem.canonical
         self._evaluate = evaluate
@@ -76,6 +73,7 @@ class Incumbent:
         self.seen: dict[Plan, Cost] = {}
         self.best_found_at = 0
         self.reference = evaluate(self.fixed)
+        self.objective = Objective(problem, self.reference)
         self.best: Plan = self.fixed
         self.best_cost = self.reference
         self.seen[self.fixed] = self.reference
@@ -115,19 +113,16 @@ class Incumbent:
         return self._canonical((*plan, *move))
 
     def fits(self, cost: Cost) -> bool:
-        return cost.peak_bytes <= self.limit
+        """Whether device memory and the goal's bounds are kept."""
+        return self.objective.met(cost)
 
-    def rank(self, plan: Plan, cost: Cost) -> tuple[float, float, int, str]:
-        """Smaller is better; a decision must pay for itself (`PRICE`), and ties go to a fixed order."""
-        fits = self.fits(cost)
-        first = (cost.step_seconds if fits else cost.peak_bytes) * (1.0 + PRICE * len(plan))
-        return (0.0 if fits else 1.0, float(f"{first:.9g}"), len(plan), repr(plan))
+    def rank(self, plan: Plan, cost: Cost) -> Rank:
+        """Smaller is better."""
+        return self.objective.rank(plan, cost)
 
     def reward(self, plan: Plan, cost: Cost) -> float:
-        """Log speed-up over the unsharded program, less a penalty that grows with the memory that is missing."""
-        gain = log(max(self.reference.step_seconds, 1e-12) / max(cost.step_seconds, 1e-12)) - PRICE * len(plan)
-        over = cost.peak_bytes / self.limit
-        return gain if over <= 1.0 else gain - 1.0 - 4.0 * log(over)
+        """Larger is better."""
+        return self.objective.reward(plan, cost)
 
     def report(self) -> None:
         if self._progress:

@@ -18,6 +18,7 @@ import numpy as np
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.search import SEARCHES
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
+from toast_cli.search.objective import Objective
 
 ROOTS = 2
 ROUNDS = 3
@@ -55,7 +56,7 @@ def run_search(
     for _ in range(ROUNDS):
         best = _search_roots(evaluator, name, np.random.SeedSequence(seed).spawn(roots), budget, jobs, progress)
         cost = evaluator.exact_cost(best.plan)
-        fits = cost.peak_bytes <= evaluator.problem.mesh.limit_bytes
+        fits = Objective(evaluator.problem, cost).met(cost)
         spent += best.evaluations
         if fits or not best.fits or best.stopped == "interrupted":
             break
@@ -86,7 +87,7 @@ def _search_roots(
             results.append(one(root))
             if results[-1].stopped == "interrupted":
                 break
-    return _best(results)
+    return _best(evaluator, results)
 
 
 def _in_processes(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:
@@ -142,12 +143,9 @@ def _serve(one: Callable[[int], SearchResult], root: int, sender: Any) -> None:
         sender.send(None)
 
 
-def _best(results: list[SearchResult]) -> SearchResult:
-    def key(result: SearchResult) -> tuple[bool, float, int, str]:
-        first = result.cost.step_seconds if result.fits else result.cost.peak_bytes
-        return (not result.fits, float(f"{first:.9g}"), len(result.plan), repr(result.plan))
-
-    best = min(results, key=key)
+def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
+    objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+    best = min(results, key=lambda result: objective.rank(result.plan, result.cost))
     return replace(
         best, evaluations=sum(r.evaluations for r in results), seconds=sum(r.seconds for r in results),
         best_found_at=best.best_found_at + sum(r.evaluations for r in results[: results.index(best)]),
