@@ -226,17 +226,35 @@ def tpu_devices(topology: str, megacore: bool) -> list[Any]:
     return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
 
 
-def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool) -> Any:
-    """An executable of StableHLO for devices that are not there. Raises RuntimeError, also when it cannot fit in their memory."""
+def gpu_devices(topology: str, config: str) -> list[Any]:
+    """GPUs that need not be there, e.g. `1x2x8` (slices x hosts x GPUs), of the kind `config` (a `GpuTargetConfigProto` as text) describes.
+
+    Imports jax; needs a CUDA plugin.
+    """
+    from jax.experimental import topologies
+
+    found = topologies.get_topology_desc(platform="cuda", topology_name="", topology=topology, target_config=config)
+    return list(found.devices)
+
+
+def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool, options: dict[str, str] | None = None) -> Any:
+    """An executable of StableHLO for devices that are not there, with XLA's own `options` by name.
+
+    Raises RuntimeError, also when it cannot fit in their memory.
+    """
     from jax._src import compiler
 
     count = len(devices)
-    options = compiler.get_compile_options(
-        1, count, device_assignment=np.arange(count).reshape(1, count), backend=devices[0].client
+    compile_options = compiler.get_compile_options(
+        1,
+        count,
+        device_assignment=np.arange(count).reshape(1, count),
+        backend=devices[0].client,
+        env_options_overrides=options,
     )
-    options.executable_build_options.use_shardy_partitioner = shardy
+    compile_options.executable_build_options.use_shardy_partitioner = shardy
     module = parse_module(make_context(), program)
-    return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options)
+    return devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), compile_options)
 
 
 def compiled_text(executable: Any) -> str:

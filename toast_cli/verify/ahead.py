@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toast_cli.errors import MissingExtraError, UsageError
-from toast_cli.hardware import Spec
+from toast_cli.hardware import Spec, gpu_target_text
 from toast_cli.verify.child import Failure, ask
 from toast_cli.verify.compile import COMPILED, PROGRAM, Form, as_stablehlo
+from toast_cli.verify.gpu import GPU_OPTIONS, gpu_topology, without_tools
 from toast_cli.verify.hlo_text import computations, run_counts
 
 Platform = Literal["tpu", "gpu"]
-_PACKAGE = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
+# The packages that bring a platform's compiler, any one of them.
+_PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 # Dimensions that a topology's name has, whatever the slice uses of them.
 _TORUS_RANK = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
 _MEGACORE = frozenset({"v4", "v5p"})
@@ -29,12 +31,16 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 @dataclass(frozen=True)
 class Target:
-    """A machine that XLA can compile for: `topology` as libtpu names it (`v4:2x2x4`)."""
+    """A machine that XLA can compile for.
+
+    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `config`: what a GPU is like, as XLA reads it.
+    """
 
     platform: Platform
     topology: str
     devices: int
     megacore: bool = False
+    config: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,14 @@ class AheadFacts:
 def target_of(spec: Spec) -> Target:
     """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot compile for it here."""
     platform: Platform = spec.chip.platform
-    if importlib.util.find_spec(_PACKAGE[platform]) is None:
+    packages = _PACKAGES[platform]
+    if not any(importlib.util.find_spec(package) for package in packages):
         raise MissingExtraError(
-            f"compiling for {spec.chip.name} needs {_PACKAGE[platform]}", where=f"--compiler {platform}",
+            f"compiling for {spec.chip.name} needs {packages[0]}", where=f"--compiler {platform}",
             hint=f"pip install 'toast-cli[{platform}]'",
         )  # fmt: skip
     if platform == "gpu":
-        raise UsageError(
-            "compiling ahead for GPUs is not supported yet", where="--compiler gpu", hint="use --compiler cpu"
-        )
+        return Target(platform, gpu_topology(spec), spec.devices, config=gpu_target_text(spec.chip))
     name = spec.chip.name
     if name not in _TORUS_RANK or any(d.kind == "network" for d in spec.dimensions):
         raise UsageError(
@@ -84,7 +89,7 @@ def compile_ahead(
     request = {"form": form, "shardy": shardy, "target": asdict(target)}
     answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
-        return answer
+        return without_tools(answer) if target.platform == "gpu" else answer
     return AheadFacts(hlo_text=answer.files[COMPILED].decode(), **answer.facts)
 
 
@@ -97,9 +102,12 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     target = Target(**request["target"])
     program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
-    devices = xla.tpu_devices(target.topology, target.megacore)[: target.devices]
+    if target.platform == "gpu":
+        devices, options = xla.gpu_devices(target.topology, target.config), GPU_OPTIONS
+    else:
+        devices, options = xla.tpu_devices(target.topology, target.megacore)[: target.devices], {}
     start = time.monotonic()
-    executable = xla.compile_ahead(program, devices, shardy=request["shardy"])
+    executable = xla.compile_ahead(program, devices, shardy=request["shardy"], options=options)
     seconds = time.monotonic() - start
     text = xla.compiled_text(executable)
     (folder / COMPILED).write_text(text)

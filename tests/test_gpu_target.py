@@ -1,0 +1,112 @@
+"""Target descriptions for XLA:GPU, and what is said when its compiler is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import replace
+
+import pytest
+
+from toast_cli.errors import MissingExtraError, UsageError
+from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
+from toast_cli.hardware.gpu_target import SILICON
+from toast_cli.verify import ahead
+from toast_cli.verify.child import Failure
+from toast_cli.verify.gpu import gpu_topology, without_tools
+
+GPUS = [name for name in chip_names() if find_preset(name).chip.platform == "gpu"]
+
+
+def figures(text: str) -> dict[str, str]:
+    """Scalar fields, nested ones too, by name."""
+    return dict(re.findall(r"(\w+): (\"[^\"]*\"|[\w.]+)", text))
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_preset_is_described(name: str) -> None:
+    chip = find_preset(name).chip
+    said = figures(gpu_target_text(chip))
+    assert int(said["device_memory_size"]) == chip.memory_bytes - chip.reserved_bytes
+    assert int(said["memory_bandwidth"]) == chip.memory_bytes_per_second
+    assert said["platform_name"] == '"CUDA"'
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_silicon_gives_the_published_vector_rate(name: str) -> None:
+    """Multiprocessors x lanes x 2 FLOPs x clock is what the data sheet prints for fp32."""
+    silicon = SILICON[name]
+    rate = silicon.multiprocessors * silicon.lanes * 2 * silicon.clock_ghz * 1e9
+    assert rate == pytest.approx(find_preset(name).chip.vector_flops, rel=0.02)
+
+
+def test_what_a_specification_overrides_counts() -> None:
+    chip = replace(find_preset("H100").chip, memory_bytes=96 * 2**30, reserved_bytes=2**30)
+    assert int(figures(gpu_target_text(chip))["device_memory_size"]) == 95 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "features"),
+    [("P100", ("6", "0"), "NONE"), ("A100-80", ("8", "0"), "NONE"), ("B200", ("10", "0"), "ACCELERATED_FEATURES")],
+)
+def test_capabilities(name: str, capability: tuple[str, str], features: str) -> None:
+    text = gpu_target_text(find_preset(name).chip)
+    assert f"major: {capability[0]} minor: {capability[1]} feature_extension: {features}" in text
+
+
+def test_an_unknown_chip_is_refused() -> None:
+    with pytest.raises(UsageError, match="RTX 9090") as error:
+        gpu_target_text(replace(find_preset("H100").chip, name="RTX 9090"))
+    assert "B200" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "topology"), [("h100-8", "1x1x8"), ("a100-16", "1x2x8"), ("h100-64", "1x8x8"), ("p100-8", "1x1x8")]
+)
+def test_topologies(spec: str, topology: str) -> None:
+    assert gpu_topology(load_spec(spec)) == topology
+
+
+def test_one_gpu() -> None:
+    assert gpu_topology(parse_spec("name: one\nchip: H100\n", "one.yaml")) == "1x1x1"
+
+
+def test_a_torus_is_no_topology_of_gpus() -> None:
+    with pytest.raises(UsageError, match="torus"):
+        gpu_topology(load_spec("v4-32"))
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as error:
+        ahead.target_of(load_spec("h100-8"))
+    assert error.value.hint == "pip install 'toast-cli[gpu]'"
+    assert "jax_cuda12_plugin" in str(error.value)
+
+
+@pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin"])
+def test_with_the_extra(monkeypatch: pytest.MonkeyPatch, plugin: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == plugin else None)
+    target = ahead.target_of(load_spec("a100-16"))
+    assert (target.platform, target.topology, target.devices) == ("gpu", "1x2x8", 16)
+    assert target.config == gpu_target_text(find_preset("A100-80").chip)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (
+            "UNIMPLEMENTED: /usr/local/bin/ptxas ptxas too old. Falling back to the driver to compile.",
+            "does not support",
+        ),
+        ("NOT_FOUND: Couldn't find a suitable version of ptxas. The following locations\n - a\n - b", "no ptxas"),
+    ],
+)
+def test_the_assembler_is_named(reason: str, said: str) -> None:
+    failure = without_tools(Failure(reason))
+    assert said in failure.reason and "nvidia-cuda-nvcc-cu12" in failure.reason and "\n" not in failure.reason
+
+
+def test_other_failures_stay() -> None:
+    failure = Failure("RESOURCE_EXHAUSTED: out of memory", aborted=True)
+    assert without_tools(failure) is failure

@@ -1,0 +1,106 @@
+"""Target descriptions for XLA:GPU: a chip in, the text of a `GpuTargetConfigProto` out.
+
+XLA compiles for a GPU that is not there when it is told what that GPU is like. Memory and its bandwidth are the chip's own
+(so what a specification overrides counts); the rest is `SILICON`, published figures of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from toast_cli.errors import UsageError
+from toast_cli.hardware.model import Chip
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Silicon:
+    """What a compiler asks about a GPU beyond its memory.
+
+    Attributes:
+        capability: compute capability, major and minor.
+        multiprocessors: streaming multiprocessors (SMs) that are enabled. lanes: f32 units in each.
+        clock_ghz: highest boost clock.
+        shared_kib: shared memory of a multiprocessor. block_kib: what one block of threads may have of it.
+        cache_bytes: level-2 cache.
+        part: the name that the driver gives it.
+        source: where multiprocessors, clock and cache were published.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int
+    clock_ghz: float
+    shared_kib: int
+    block_kib: int
+    cache_bytes: int
+    part: str
+    source: str
+
+
+# Shared memory and lanes: CUDA C++ Programming Guide, "Compute Capabilities", tables of technical specifications and of
+# arithmetic throughput. The cache of a B200 is what its driver reports (openxla/xla target_config, b200).
+_A100 = Silicon((8, 0), 108, 64, 1.41, 164, 163, 40 * _KIB**2, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 whitepaper")
+SILICON: Mapping[str, Silicon] = {
+    "P100": Silicon((6, 0), 56, 64, 1.48, 64, 48, 4 * _KIB**2, "Tesla P100-SXM2-16GB", "NVIDIA P100 whitepaper"),
+    "V100": Silicon((7, 0), 80, 64, 1.53, 96, 96, 6 * _KIB**2, "Tesla V100-SXM2-32GB", "NVIDIA V100 whitepaper"),
+    "A100-40": _A100,
+    "A100-80": _A100,
+    "H100": Silicon((9, 0), 132, 128, 1.98, 228, 227, 50 * _KIB**2, "NVIDIA H100 80GB HBM3", "NVIDIA H100 whitepaper"),
+    "H200": Silicon((9, 0), 132, 128, 1.98, 228, 227, 50 * _KIB**2, "NVIDIA H200", "NVIDIA H200 data sheet; as H100"),
+    "B200": Silicon((10, 0), 148, 128, 1.965, 228, 227, 132644864, "NVIDIA B200", "openxla/xla target_config, b200"),
+}
+
+# The same on every part above: CUDA C++ Programming Guide, technical specifications per compute capability.
+_COMMON = {
+    "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
+    "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+    "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
+    "registers_per_core_limit": 64 * _KIB, "registers_per_block_limit": 64 * _KIB,
+    "shared_memory_per_block": 48 * _KIB, "device_address_bits": 64,
+}  # fmt: skip
+# Features of one architecture alone (`sm_90a`) exist from Hopper on.
+_ACCELERATED = (9, 0)
+# XLA picks rewrites by these versions: CUDA 12.9, its compiler's, and a cuDNN of that time.
+_CUDA, _CUDNN = "12.9.0", (9, 10, 0)
+
+
+def gpu_target_text(chip: Chip) -> str:
+    """What `topologies.get_topology_desc(target_config=…)` wants to know of a chip. Raises UsageError for one not in `SILICON`."""
+    silicon = SILICON.get(chip.name)
+    if silicon is None:
+        raise UsageError(
+            f"{chip.name} is no chip that XLA's compiler for GPUs can be told about", where="--compiler gpu",
+            hint=f"known: {', '.join(SILICON)}; --compiler cpu works for any",
+        )  # fmt: skip
+    return "\n".join(_lines(chip, silicon)) + "\n"
+
+
+def _lines(chip: Chip, silicon: Silicon) -> Iterator[str]:
+    major, minor = silicon.capability
+    feature = "ACCELERATED_FEATURES" if silicon.capability >= _ACCELERATED else "NONE"
+    figures: dict[str, int | float | str] = {
+        **_COMMON,
+        "core_count": silicon.multiprocessors,
+        "fpus_per_core": silicon.lanes,
+        "clock_rate_ghz": silicon.clock_ghz,
+        "shared_memory_per_core": silicon.shared_kib * _KIB,
+        "shared_memory_per_block_optin": silicon.block_kib * _KIB,
+        "l2_cache_size": silicon.cache_bytes,
+        "memory_bandwidth": round(chip.memory_bytes_per_second),
+        "device_memory_size": chip.memory_bytes - chip.reserved_bytes,
+        "name": f'"{silicon.part}"',
+        "device_vendor": '"NVIDIA Corporation"',
+        "runtime_version": f'"{_CUDA}"',
+        "compile_time_toolkit_version": f'"{_CUDA}"',
+        "dnn_version": f'"{".".join(map(str, _CUDNN))}"',
+    }
+    yield "gpu_device_info {"
+    yield from (f"  {name}: {value}" for name, value in figures.items())
+    yield f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}"
+    yield "}"
+    yield 'platform_name: "CUDA"'
+    yield "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*_CUDNN)
+    yield f'device_description_str: "{silicon.part}"'

@@ -1,0 +1,38 @@
+"""What compiling for GPUs ahead of time needs beyond what it shares with TPUs.
+
+Enters: a specification. Leaves: the topology XLA:GPU compiles for. Also says in plain words why there is no verdict when CUDA's
+assembler, which XLA:GPU runs, is missing or too new for the chip.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.errors import UsageError
+from toast_cli.hardware import Spec
+from toast_cli.verify.child import Failure
+
+# There is no GPU to time kernels on, so none are: XLA takes its default tiles.
+GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
+_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of 'toast-cli[gpu]')"
+
+
+def gpu_topology(spec: Spec) -> str:
+    """slices x hosts x GPUs of a host: `1x2x8`. Raises `UsageError` for GPUs that do not meet at a switch."""
+    if any(dimension.kind not in ("switch", "network") for dimension in spec.dimensions):
+        raise UsageError(
+            f"XLA:GPU knows hosts of GPUs at a switch, not the torus of {spec.name}",
+            where="--mesh",
+            hint="use --compiler cpu",
+        )
+    sizes = {kind: prod(d.size for d in spec.dimensions if d.kind == kind) for kind in ("network", "switch")}
+    return f"1x{sizes['network']}x{sizes['switch']}"
+
+
+def without_tools(failure: Failure) -> Failure:
+    """The failure, in one line where CUDA's assembler is what failed."""
+    if "ptxas too old" in failure.reason:
+        return Failure(f"the ptxas found here is of a CUDA that does not support this chip: {_GET_ASSEMBLER}")
+    if "version of ptxas" in failure.reason:
+        return Failure(f"no ptxas, CUDA's assembler, was found: {_GET_ASSEMBLER}")
+    return failure
