@@ -7,7 +7,7 @@ at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -204,9 +204,15 @@ def register_lapack() -> None:
         xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
 
 
-def compile_program(program: bytes, devices: list[Any], *, shardy: bool) -> Any:
-    """A loaded executable of StableHLO (text or bytecode) over `devices`, one partition each. Raises RuntimeError."""
+def compile_program(
+    program: bytes, devices: list[Any], *, shardy: bool, settings: Mapping[str, str | bool] | None = None
+) -> Any:
+    """A loaded executable of StableHLO (text or bytecode) over `devices`, one partition each. Raises RuntimeError.
+
+    `settings` are XLA's debug options by name, e.g. `xla_dump_to`.
+    """
     options = _jax.CompileOptions()
+    options.env_option_overrides = list((settings or {}).items())
     assignment = _jax.DeviceAssignment.create(np.array([[device.id for device in devices]]))
     build = options.executable_build_options
     for target in (options, build):

@@ -59,7 +59,9 @@ def ask(
         if child.returncode != 0:
             return Failure(abort_reason(child.returncode, child.stderr.decode("utf-8", "replace")), aborted=True)
         written = {
-            path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (REQUEST, ANSWER, *files)
+            path.name: path.read_bytes()
+            for path in folder.iterdir()
+            if path.is_file() and path.name not in (REQUEST, ANSWER, *files)
         }
         return Answer(json.loads((folder / ANSWER).read_text()), written)
 
@@ -94,11 +96,13 @@ def main(arguments: list[str]) -> int:
     from toast_cli.verify.ahead import ahead_task
     from toast_cli.verify.compile import compile_task
     from toast_cli.verify.numbers import numbers_task
+    from toast_cli.verify.partitioned import partitioned_task
 
     tasks: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
         "ahead": ahead_task,
         "compile": compile_task,
         "numbers": numbers_task,
+        "partitioned": partitioned_task,
     }
     folder = Path(arguments[1])
     try:
@@ -111,4 +115,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # a compiler may still be at work in another thread

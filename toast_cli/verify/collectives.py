@@ -13,6 +13,7 @@ from math import prod
 
 from toast_cli.verify.hlo_text import Instruction, instructions
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
+from toast_cli.verify.stack_frames import place_of, places
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
@@ -24,31 +25,38 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from."""
+    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from, `location` its `file.py:12`."""
 
     kind: str
     axes: tuple[str, ...]
     bytes: int
     count: float
     name: str = ""
+    location: str = ""
 
 
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[Collective]] = {}
-    devices = prod(axis_sizes)
+    devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
         if kind is None:
             continue
         axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
-        channel, match = _CHANNEL.search(instruction.attributes), _OP_NAME.search(instruction.attributes)
+        channel = _CHANNEL.search(instruction.attributes)
+        name, location = name_and_place(instruction.attributes, frames)
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
-        if key not in found or (match and not found[key][0].name):
-            name = match[1] if match else ""
-            sizes = result_sizes(kind, instruction)
-            found[key] = [Collective(kind, axes, size, instruction.runs, name) for size in sizes]
+        if key not in found or (name and not found[key][0].name):
+            sizes = result_sizes(kind, instruction.opcode, instruction.sizes)
+            found[key] = [Collective(kind, axes, size, instruction.runs, name, location) for size in sizes]
     return [collective for alike in found.values() for collective in alike]
+
+
+def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
+    """The op an instruction comes from, and its `file.py:12`; empty where its metadata does not say."""
+    name = _OP_NAME.search(attributes)
+    return (name[1] if name else "", place_of(attributes, frames))
 
 
 def kind_of(instruction: Instruction) -> str | None:
@@ -75,10 +83,9 @@ def mesh_axes(
     return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
 
 
-def result_sizes(kind: str, instruction: Instruction) -> tuple[int, ...]:
+def result_sizes(kind: str, opcode: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Bytes of each array communicated; an asynchronous start lists its operands first, an all-to-all its pieces."""
-    sizes = instruction.sizes
-    if instruction.opcode.endswith("-start") and kind != "all-reduce":
+    if opcode.endswith("-start") and kind != "all-reduce":
         data = [size for size in sizes if size > 4] or list(sizes)
         return tuple(data[len(data) // 2 :])
     return (sum(sizes),) if kind == "all-to-all" else sizes

@@ -1,0 +1,204 @@
+"""Collectives of the module right after partitioning: read from hand-written text, and from what XLA's partitioner makes of small programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from toast_cli.verify.child import Failure
+from toast_cli.verify.collectives import Collective
+from toast_cli.verify.graph import graphs
+from toast_cli.verify.partitioned import collectives_after_partitioning, text_after_partitioning
+from toast_cli.verify.stack_frames import places
+from toast_cli.verify.sums import partitioned_collectives
+
+MESH = (("data", "model"), (4, 2))
+DATA, MODEL, BOTH = "{{0,2,4,6},{1,3,5,7}}", "{{0,1},{2,3},{4,5},{6,7}}", "{{0,1,2,3,4,5,6,7}}"
+
+HEAD = """HloModule jit_f, num_partitions=8
+
+FileNames
+1 "/home/someone/model.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=12 end_line=12 column=4 end_column=9}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %r = f32[] add(%a, %b)
+}
+
+%max (a: f32[], b: f32[]) -> f32[] {
+  ROOT %m = f32[] maximum(%a, %b)
+}
+
+ENTRY %main (p: f32[8,4], q: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %q = f32[8,4]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  %id = u32[] partition-id()
+  %by_data = s32[8]{0} constant({0, 0, 2, 2, 4, 4, 6, 6})
+  %by_model = s32[8]{0} constant({0, 2, 0, 2, 0, 2, 0, 2})
+  %d1 = s32[1]{0} dynamic-slice(%by_data, %id), dynamic_slice_sizes={1}
+  %d = s32[] reshape(%d1)
+  %m1 = s32[1]{0} dynamic-slice(%by_model, %id), dynamic_slice_sizes={1}
+  %m = s32[] reshape(%m1)
+  %step = s32[] multiply(%two, %id)
+"""
+
+
+def found_in(*lines: str) -> list[tuple[str, tuple[str, ...], int]]:
+    body = "".join(f"  {line}\n" for line in lines)
+    return [(c.kind, c.axes, c.bytes) for c in partitioned_collectives(HEAD + body + "}\n", *MESH)]
+
+
+def reduced(name: str, operand: str, groups: str, *, kind: str = "f32[8,4]{1,0}", apply: str = "add") -> str:
+    return f"%{name} = {kind} all-reduce(%{operand}), channel_id=1, replica_groups={groups}, to_apply=%{apply}"
+
+
+ROWS = {
+    "an all-reduce": ([reduced("x", "p", DATA)], [("all-reduce", ("data",), 128)]),
+    "a piece by the reduced axis is kept": (
+        [reduced("x", "p", DATA), "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}"],
+        [("reduce-scatter", ("data",), 32)],
+    ),
+    "a piece by another axis is kept": (
+        [reduced("x", "p", DATA), "%s = f32[8,2]{1,0} dynamic-slice(%x, %zero, %m), dynamic_slice_sizes={8,2}"],
+        [("all-reduce", ("data",), 128)],
+    ),
+    "of a sum over both, a piece by one is kept": (
+        [reduced("x", "p", BOTH), "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}"],
+        [("reduce-scatter", ("data",), 32), ("all-reduce", ("model",), 32)],
+    ),
+    "a piece of a piece": (
+        [
+            reduced("x", "p", BOTH),
+            "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
+            "%c = f32[2,4]{0,1} copy(%s)",
+            "%t = f32[2,2]{1,0} dynamic-slice(%c, %zero, %m), dynamic_slice_sizes={2,2}",
+        ],
+        [("reduce-scatter", ("data", "model"), 16)],
+    ),
+    "the whole is read as well": (
+        [
+            reduced("x", "p", DATA),
+            "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
+            "%n = f32[8,4]{1,0} negate(%x)",
+        ],
+        [("all-reduce", ("data",), 128)],
+    ),
+    "where the piece lies depends on data": (
+        [reduced("x", "p", DATA), "%s = f32[2,4]{1,0} dynamic-slice(%x, %i, %zero), dynamic_slice_sizes={2,4}"],
+        [("all-reduce", ("data",), 128)],
+    ),
+    "two sums are added up": (
+        [reduced("x", "p", DATA), reduced("y", "q", DATA), "%s = f32[8,4]{1,0} add(%x, %y)"],
+        [("all-reduce", ("data",), 128)],
+    ),
+    "three sums are added up after conversion, and a piece is kept": (
+        [
+            *(reduced(name, "p", DATA, kind="bf16[8,4]{1,0}") for name in "xyz"),
+            *(f"%{name}f = f32[8,4]{{1,0}} convert(%{name})" for name in "xyz"),
+            "%s = f32[8,4]{1,0} add(%xf, %yf)",
+            "%u = f32[8,4]{1,0} add(%s, %zf)",
+            "%t = f32[2,4]{1,0} dynamic-slice(%u, %d, %zero), dynamic_slice_sizes={2,4}",
+        ],
+        [("reduce-scatter", ("data",), 16)],
+    ),
+    "sums over different axes stay two": (
+        [reduced("x", "p", DATA), reduced("y", "q", MODEL), "%s = f32[8,4]{1,0} add(%x, %y)"],
+        [("all-reduce", ("data",), 128), ("all-reduce", ("model",), 128)],
+    ),
+    "maxima stay two": (
+        [reduced("x", "p", DATA, apply="max"), reduced("y", "q", DATA, apply="max"), "%s = f32[8,4]{1,0} add(%x, %y)"],
+        [("all-reduce", ("data",), 128), ("all-reduce", ("data",), 128)],
+    ),
+    "a sum that is read twice stays": (
+        [
+            reduced("x", "p", DATA),
+            reduced("y", "q", DATA),
+            "%s = f32[8,4]{1,0} add(%x, %y)",
+            "%n = f32[8,4]{1,0} negate(%x)",
+        ],
+        [("all-reduce", ("data",), 128), ("all-reduce", ("data",), 128)],
+    ),
+    "the others": (
+        [
+            f"%x = f32[32,4]{{1,0}} all-gather(%p), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
+            f"%y = f32[2,4,4]{{2,1,0}} all-to-all(%q), channel_id=2, replica_groups={MODEL}, dimensions={{0}}",
+            "%z = f32[8,4]{1,0} collective-permute(%q), channel_id=3, source_target_pairs={{0,1},{2,3}}",
+        ],
+        [("all-gather", ("data",), 512), ("all-to-all", ("model",), 128), ("collective-permute", ("model",), 128)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_reading(name: str) -> None:
+    lines, expected = ROWS[name]
+    assert found_in(*lines) == expected
+
+
+def test_where_it_comes_from() -> None:
+    line = f'  {reduced("x", "p", DATA)}, metadata={{op_name="jit(f)/dot" stack_frame_id=1}}\n}}\n'
+    assert partitioned_collectives(HEAD + line, *MESH) == [
+        Collective("all-reduce", ("data",), 128, 1.0, "jit(f)/dot", "model.py:12")
+    ]
+    assert places("HloModule m\n") == {}
+
+
+NUMBERS = {
+    "%a = s32[] add(%d, %m)": [0, 2, 2, 4, 4, 6, 6, 8],
+    "%a = u32[] remainder(%id, %two)": [0, 1, 0, 1, 0, 1, 0, 1],
+    "%a = u32[] divide(%id, %two)": [0, 0, 1, 1, 2, 2, 3, 3],
+    "%a = s32[] divide(%id, %zero)": None,
+    "%a = s32[] add(%d, %p)": None,
+    "%a = s32[] add(%a, %d)": None,
+    "%a = f32[] constant(1.5)": None,
+    "%a = s32[20]{0} constant({...})": None,
+}
+
+
+@pytest.mark.parametrize("line", NUMBERS)
+def test_numbers_by_device(line: str) -> None:
+    text = f"{HEAD}  %two = s32[] constant(2)\n  {line}\n}}\n"
+    main = next(graph for graph in graphs(text) if graph.name == "main")
+    numbers = main.device_numbers("a", 8)
+    assert (None if numbers is None else numbers[:, 0].tolist()) == NUMBERS[line]
+
+
+# ---------------------------------------------------------------- what XLA's partitioner does
+
+PRODUCT = b"""
+module @jit_f attributes {mhlo.num_partitions = 8 : i32} {
+  sdy.mesh @mesh = <["data"=4, "model"=2]>
+  func.func public @main(%x: tensor<8x16xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>},
+                         %w: tensor<16x8xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>})
+      -> (tensor<8x8xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{RESULT}, {}]>}) {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x16xbf16>, tensor<16x8xbf16>) -> tensor<8x8xbf16>
+    return %0 : tensor<8x8xbf16>
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "size"), [(b"", "all-reduce", 8 * 8 * 2), (b'"data"', "reduce-scatter", 2 * 8 * 2)]
+)
+def test_the_partitioner_keeps_types(result: bytes, kind: str, size: int) -> None:
+    """In the final module for CPUs both are all-reduces of 256 bytes: bf16 is widened, and there is no reduce-scatter."""
+    found = collectives_after_partitioning(PRODUCT.replace(b"RESULT", result), "stablehlo", {"data": 4, "model": 2})
+    assert not isinstance(found, Failure), found
+    assert [(c.kind, c.axes, c.bytes, c.count) for c in found] == [(kind, ("data",), size, 1.0)]
+
+
+def test_a_program_that_does_not_compile() -> None:
+    failure = text_after_partitioning(
+        PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8
+    )
+    assert isinstance(failure, Failure)
+    assert "contracting" in failure.reason
