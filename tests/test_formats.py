@@ -22,7 +22,7 @@ from toast_cli import xla
 from toast_cli.errors import InputError
 from toast_cli.frontend.convert import convert
 from toast_cli.frontend.donation import leaf_number
-from toast_cli.frontend.formats import hlo_module_proto, parse, read_bytes, recognise
+from toast_cli.frontend.formats import hlo_module_proto, nesting, parse, read_bytes, recognise
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields, strings_are_text
 
 
@@ -191,7 +191,29 @@ UNPARSABLE = [
     (b"HloModule m\nENTRY e {\n p = f32[4] parameter(5)\n ROOT r = f32[4] add(p, p)\n}", "", "damaged", "XLA"),
     (b'hlo_module {\n  name: "m"\n}\n', "", "in text form", "binary"),
     (b"ML\xefR\x0dMLIR\x00", "", "", "complete"),
+    # What would overflow the parser's stack:
+    (
+        b"module attributes {a = " + b"[" * 200_000 + b"]" * 200_000 + b"} {}",
+        "",
+        "nested more than 1,000 deep",
+        "complete",
+    ),
+    (b"module {" * 200_000, "", "nested more than 1,000 deep", "complete"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        (b"", 0),
+        (b"f(a) -> tensor<4x[2]>", 2),
+        (b"{([<>])}" * 2_000_000, 4),  # more than is looked at in one piece
+        (b'loc("jit(f") ' * 3000, 1),  # brackets in strings are no brackets
+        (b'loc("a\\"(" ' * 3000, 3000),
+    ],
+)
+def test_nesting(text: bytes, depth: int) -> None:
+    assert nesting(text) == depth
 
 
 @pytest.mark.parametrize(("content", "place", "what", "hint"), UNPARSABLE, ids=range(len(UNPARSABLE)))

@@ -56,6 +56,7 @@ WRONG = [
     ("chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: 8\n", 5, "axes data=8 are 8 devices; the topology has 4", "x=2"),
     ("chip: v3\ntopology:\n  torus: [2, 2]\naxes:\n  data: 4\n", 5, "the topology has 8", "2 devices a chip"),
     ("chip: v4\naxes:\n  da ta: 1\n", 3, '"da ta" is no axis name', ""),
+    ("chip: v4\naxes:\n  None: 1\n", 3, '"None" cannot name an axis', "PartitionSpec"),
     ("chip: v4\naxes: {}\n", 2, "axes is empty", "leave axes out"),
     ("chip: v4\naxes:\n  data: {}\n", 3, "neither size nor over", ""),
     ("chip: v4\naxes:\n  data: x\n", 3, 'axes.data is "x", not a whole number', ""),
@@ -121,6 +122,7 @@ def test_shape_that_does_not_fit(shape: dict[str, int], what: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec("v4-32").mesh(shape)
     assert what in caught.value.what
+    assert caught.value.where == "--mesh-shape"
 
 
 def test_shape_hint_lists_what_fits() -> None:
@@ -145,6 +147,11 @@ def test_parse_shape(text: str, shape: dict[str, int]) -> None:
 def test_parse_shape_refuses(text: str) -> None:
     with pytest.raises(UsageError, match="is not an axis"):
         parse_shape(text)
+
+
+def test_parse_shape_refuses_the_word_for_no_axis() -> None:
+    with pytest.raises(UsageError, match='--shapes: "None" cannot name an axis'):
+        parse_shape("data=2,None=2", "--shapes")
 
 
 def test_parse_shape_refuses_a_repeated_axis() -> None:

@@ -104,11 +104,12 @@ def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
     ("pin", "what", "hint"),
     [
         ("x", "cannot read 'x'", "write --pin"),
-        ("x=data,-,-", "has 3 entries", "2 dimensions"),
+        ("x=data,-,-", "has 3 entries but matches x with 2 dimensions", "fewer entries"),
+        ("*=data,-,-,-", "has 4 entries but matches x with 2 dimensions", "match fewer arrays"),
         ("nothing=data", "no argument or result matches 'nothing'", "arguments are x"),
         ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
         ("x=data,data", "an axis splits two dimensions", "use each axis once"),
-        ("x=-,data", "does not divide dimension 1 (6)", "leave the dimension open"),
+        ("x=-,data", "does not divide dimension 1 (6) of x", "leave the dimension open"),
     ],
 )
 def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from toast_cli.cli.check import check
-from toast_cli.cli.exits import debug_wanted, guarded
+from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded
 from toast_cli.cli.mesh import mesh_app
 from toast_cli.cli.partition import partition
 from toast_cli.cli.sweep import sweep
@@ -49,6 +49,9 @@ def _invoke(arguments: list[str]) -> object:
     if "_TOAST_COMPLETE" in os.environ:  # a shell asks for completions
         return app(arguments, prog_name="toast")
     command = typer.main.get_command(app)
+    if not arguments:  # versions of the option parser differ in the exit code
+        typer.echo(command.get_help(command.make_context("toast", [], resilient_parsing=True)), err=True)
+        return BAD_INPUT
     with command.make_context("toast", arguments) as context:
         return command.invoke(context)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toast_cli.cli.values import Search, bytes_or_none, seconds_or_none
+from toast_cli.cli.values import Search, bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ MeshShape = Annotated[
         metavar="SHAPE", help="Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's)."
     ),
 ]
-SearchName = Annotated[Search, typer.Option("--search", help="How to look for a plan.")]
+SearchName = Annotated[
+    Search,
+    typer.Option(
+        "--search", parser=one_of(Search, "--search"), metavar=metavar(Search), help="How to look for a plan."
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option(
@@ -33,9 +38,13 @@ Budget = Annotated[
 ]
 Iterations = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Stop the search after N plans; gives the same plan on any machine."),
+    typer.Option(
+        metavar="N",
+        parser=whole_number(1, "--iterations"),
+        help="Stop the search after N plans; gives the same plan on any machine.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the search.")]
+Seed = Annotated[int, typer.Option(metavar="N", parser=whole_number(0, "--seed"), help="Seed of the search.")]
 MemoryLimit = Annotated[
     str | None,
     typer.Option(metavar="BYTES", help="Memory a plan may use per device, e.g. 28GiB (default: the SPEC's)."),
@@ -68,7 +77,7 @@ SubjectTo = Annotated[
         help="What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
     ),
 ]
-Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Search processes.")]
+Jobs = Annotated[int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Search processes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
 

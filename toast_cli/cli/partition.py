@@ -11,7 +11,7 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Annotate, Format, Search
+from toast_cli.cli.values import Annotate, Format, Search, metavar, one_of
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,12 +25,21 @@ def partition(
         str | None, typer.Option("-o", "--output", metavar="OUT", help="Write the sharded program here; - for stdout.")
     ] = None,
     format: Annotated[
-        Format | None, typer.Option("--format", help="What to write (default: by OUT's extension).")
+        Format | None,
+        typer.Option(
+            "--format",
+            parser=one_of(Format, "--format"),
+            metavar=metavar(Format),
+            help="What to write (default: by OUT's extension).",
+        ),
     ] = None,
     annotate: Annotated[
         Annotate | None,
         typer.Option(
-            "--annotate", help="What carries a sharding in StableHLO besides arguments and results (default: minimal)."
+            "--annotate",
+            parser=one_of(Annotate, "--annotate"),
+            metavar=metavar(Annotate),
+            help="What carries a sharding in StableHLO besides arguments and results (default: minimal).",
         ),
     ] = None,
     json: Annotated[

@@ -14,7 +14,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
 from toast_cli.cli.outputs import Target, check_targets, write_target
-from toast_cli.cli.values import Search
+from toast_cli.cli.values import Search, whole_number
 from toast_cli.cli.workers import Failure, run_all
 from toast_cli.errors import ToastError, UsageError
 
@@ -53,7 +53,9 @@ def sweep(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Points worked on at a time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Points worked on at a time.")
+    ] = 1,
     quiet: options.Quiet = False,
 ) -> int:
     """Partition every PROGRAM for every mesh SPEC and shape, and tabulate what each should cost; the best is marked.
@@ -123,7 +125,7 @@ def _points(shapes: str | None, request: Request) -> Iterator[Point]:
         for shape in shapes.split(";"):
             text = shape.strip()
             if text != "auto":
-                parse_shape(text)
+                parse_shape(text, "--shapes")
             yield Point(replace(request, mesh_shape=text))
         return
     try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from typing import TypeVar
 
 from toast_cli.errors import UsageError
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Search(StrEnum):
@@ -31,6 +35,41 @@ class Annotate(StrEnum):
     minimal = "minimal"
     full = "full"
     arguments = "arguments"
+
+
+def one_of(kind: type[Choice], option: str) -> Callable[[str], Choice]:
+    """Reads a word of `kind`; other words are a UsageError at `option`. Versions of the option parser have words of their own."""
+
+    def read(text: str) -> Choice:
+        from difflib import get_close_matches
+
+        words = [member.value for member in kind]
+        if text in words:
+            return kind(text)
+        near = get_close_matches(text.lower(), words, n=1)
+        guess = f'did you mean "{near[0]}"? ' if near else ""
+        raise UsageError(f'unknown word "{text}"', where=option, hint=f"{guess}choose from {', '.join(words)}")
+
+    return read
+
+
+def metavar(kind: type[StrEnum]) -> str:
+    return f"<{'|'.join(member.value for member in kind)}>"
+
+
+def whole_number(least: int, option: str) -> Callable[[str | int], int]:
+    """Reads a whole number of at least `least`; anything else is a UsageError at `option`."""
+
+    def read(text: str | int) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise UsageError(f'"{text}" is not a whole number', where=option, hint=f"give {least} or more") from None
+        if number < least:
+            raise UsageError(f"{number} is too small", where=option, hint=f"give {least} or more")
+        return number
+
+    return read
 
 
 def bytes_or_none(text: str | None, option: str) -> int | None:

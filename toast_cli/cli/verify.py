@@ -10,7 +10,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
 from toast_cli.cli.outputs import Target, check_targets, write_target
-from toast_cli.cli.values import Compiler
+from toast_cli.cli.values import Compiler, metavar, one_of
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,15 @@ def verify(
     mesh: Annotated[
         str | None, typer.Option("--mesh", metavar="SPEC", help="Hardware to compile for; needed for --compiler tpu.")
     ] = None,
-    compiler: Annotated[Compiler, typer.Option(help="Which XLA judges collectives and memory.")] = Compiler.cpu,
+    compiler: Annotated[
+        Compiler,
+        typer.Option(
+            "--compiler",
+            parser=one_of(Compiler, "--compiler"),
+            metavar=metavar(Compiler),
+            help="Which XLA judges collectives and memory.",
+        ),
+    ] = Compiler.cpu,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - for stdout.")
     ] = None,

@@ -29,6 +29,8 @@ GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
 PORTABLE_PRODUCER = b"StableHLO_v"
 # Layers of compression that are unpacked; more is no accident.
 MAX_LAYERS = 4
+# MLIR's parser descends once per bracket and overflows its stack at some 5,000; programs have a few dozen.
+MAX_NESTING = 1_000
 # Number of the field `mlir_module_serialized` of jax.export's FlatBuffer schema.
 EXPORT_MODULE_SLOT = 13
 # Field numbers of HloModuleProto: its computations; and of what wraps it: HloProto, HloSnapshot and HloModuleProtoWithConfig.
@@ -44,6 +46,11 @@ _FOREIGN = (
     (b"\x7fELF", "an executable"), (b"%PDF", "a PDF"),
 )  # fmt: skip
 _HLO_START = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*(?:HloModule\b|ENTRY\b)", re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
+_OPENING, _CLOSING = b"([{<", b")]}>"
+_NO_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
+_STEPS = bytes.maketrans(_OPENING + _CLOSING, b"\x01" * 4 + b"\xff" * 4)
+_CHUNK = 1 << 20
 _MLIR_WORD = re.compile(r"\bfunc\.func\b|\bmodule\b")
 _TEXT_PROTO_START = re.compile(r"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computations\s*\{)")
 
@@ -213,6 +220,10 @@ def _parse_text(data: bytes, where: str) -> Any:
         raise InputError(
             "this is an HLO proto in text form", where=where, hint="write it in binary form or as HLO text"
         )
+    if nesting(data) > MAX_NESTING:
+        raise InputError(
+            f"brackets are nested more than {MAX_NESTING:,} deep", where=where, hint="is it a program, and complete?"
+        )
     try:
         return xla.parse_module(xla.make_context(), text)
     except xla.ir.MLIRError as error:
@@ -221,6 +232,27 @@ def _parse_text(data: bytes, where: str) -> Any:
         place, message = first_error(error)
         hint = "is the file complete, and StableHLO as this jaxlib knows it?"
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
+
+
+def nesting(text: bytes) -> int:
+    """How deep the brackets of MLIR text are nested, at most; those in strings do not count."""
+    depth = _depth(text)
+    if depth <= MAX_NESTING:
+        return depth
+    # Names in locations may hold single brackets, many thousand of them. Leaving strings out takes longer, so only now.
+    return _depth(_STRING.sub(b"", text))
+
+
+def _depth(text: bytes) -> int:
+    import numpy as np
+
+    brackets = text.replace(b"->", b"").translate(None, _NO_BRACKETS)
+    deepest = level = 0
+    for start in range(0, len(brackets), _CHUNK):
+        steps = np.frombuffer(brackets[start : start + _CHUNK].translate(_STEPS), dtype=np.int8)
+        levels = level + np.cumsum(steps, dtype=np.int64)
+        deepest, level = max(deepest, int(levels.max())), int(levels[-1])
+    return deepest
 
 
 def _guess(data: bytes) -> str:

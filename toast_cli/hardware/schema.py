@@ -12,7 +12,7 @@ from pathlib import Path
 from toast_cli.hardware.chips import Preset, chip_names, find_preset
 from toast_cli.hardware.layout import lay_out
 from toast_cli.hardware.model import Chip
-from toast_cli.hardware.spec import AXIS_NAME, AxisRequest, Spec, shape_text
+from toast_cli.hardware.spec import AXIS_NAME, RESERVED_HINT, RESERVED_NAMES, AxisRequest, Spec, shape_text
 from toast_cli.hardware.topology import read_topology
 from toast_cli.hardware.units import parse_bandwidth, parse_bytes, parse_flops
 from toast_cli.hardware.yamltree import Entry, read_yaml
@@ -147,6 +147,8 @@ def _read_axis(name: str, entry: Entry, spec: Spec) -> AxisRequest:
     """`data: 8`, or `data: {size: 8, over: [x, y]}`; without size the axis covers the named dimensions whole."""
     if not AXIS_NAME.fullmatch(name):
         raise entry.error(f'"{name}" is no axis name', "use letters, digits and _")
+    if name in RESERVED_NAMES:
+        raise entry.error(f'"{name}" cannot name an axis', RESERVED_HINT)
     if not entry.is_mapping:
         return AxisRequest(name, entry.integer())
     keys = entry.section("size", "over")

@@ -15,6 +15,9 @@ from toast_cli.hardware.model import Axis, Chip, Mesh
 from toast_cli.hardware.topology import Dimension
 
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# In a pin, a report and a PartitionSpec this word says that a dimension is whole.
+RESERVED_NAMES = frozenset({"None"})
+RESERVED_HINT = "in a PartitionSpec it means a dimension that is not split; choose another name, e.g. data"
 
 # Axis names of shapes the tool chooses itself, slowest first, by number of axes.
 _AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
@@ -63,22 +66,24 @@ class Spec:
         """The shape written in the specification; None when it leaves the choice to the tool."""
         return None if self.requests is None else {request.name: request.size for request in self.requests}
 
-    def mesh(self, shape: Mapping[str, int] | None = None, memory_limit: int | None = None) -> Mesh:
+    def mesh(
+        self, shape: Mapping[str, int] | None = None, memory_limit: int | None = None, where: str = "--mesh-shape"
+    ) -> Mesh:
         """The logical mesh of that shape (axis name -> size, slowest first) laid on the physical dimensions.
 
         Without `shape`: the specification's axes, or, when it has none, the most balanced shape of two axes.
         `memory_limit` in bytes per device replaces the specification's. Raises SpecError when the sizes do not multiply to
-        the number of devices, UsageError for a memory limit below one byte.
+        the number of devices (at `where`, if it is `shape`'s), UsageError for a memory limit below one byte.
         """
         if memory_limit is not None and memory_limit < 1:
             raise UsageError(f"a memory limit of {memory_limit} bytes", hint="give one byte or more, e.g. 28GiB")
-        requests = self._requests(shape)
+        requests = self._requests(shape, where)
         links = lay_out([request.size for request in requests], self.dimensions, [request.over for request in requests])
         if links is None:
             raise SpecError(
                 f"axes {shape_text({r.name: r.size for r in requests})} cannot be laid on {self.dimension_text()}",
-                where=self.source,
-                hint="leave out `over` and the tool lays them itself",
+                where=self.source if shape is None else where,
+                hint="leave out `over` and the tool lays them itself" if shape is None else "choose another shape",
             )
         axes = tuple(Axis(request.name, request.size, link) for request, link in zip(requests, links, strict=True))
         return Mesh(self.name, self.chip, axes, self.limit_bytes if memory_limit is None else memory_limit)
@@ -97,7 +102,7 @@ class Spec:
         ]
         return sorted(shapes, key=lambda shape: (len(shape), list(shape.values())[::-1]))
 
-    def _requests(self, shape: Mapping[str, int] | None) -> tuple[AxisRequest, ...]:
+    def _requests(self, shape: Mapping[str, int] | None, where: str) -> tuple[AxisRequest, ...]:
         """The axes to lay out. `over` of the specification holds for a shape that repeats the specification's."""
         if shape is None and self.requests is not None:
             return self.requests
@@ -106,12 +111,12 @@ class Spec:
             return self.requests
         for name, size in wanted.items():
             if size < 1:
-                raise SpecError(f'axis "{name}" has size {size}', where=self.source, hint="sizes are one or more")
+                raise SpecError(f'axis "{name}" has size {size}', where=where, hint="sizes are one or more")
         if prod(wanted.values()) != self.devices:
             fitting = ", ".join(map(shape_text, self.mesh_shapes()))
             raise SpecError(
                 f"{shape_text(wanted)} is {prod(wanted.values())} devices; {self.name} has {self.devices}",
-                where=self.source,
+                where=where,
                 hint=f"shapes that fit: {fitting}",
             )
         return tuple(AxisRequest(name, size) for name, size in wanted.items())
@@ -126,15 +131,17 @@ class Spec:
         return " x ".join(f"{dimension.name}={dimension.size}" for dimension in self.dimensions) or "one device"
 
 
-def parse_shape(text: str) -> dict[str, int]:
-    """`data=8,model=2` -> {"data": 8, "model": 2}, in the order written. Raises UsageError."""
+def parse_shape(text: str, where: str = "--mesh-shape") -> dict[str, int]:
+    """`data=8,model=2` -> {"data": 8, "model": 2}, in the order written. Raises UsageError at `where`."""
     shape: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (piece.strip() for piece in part.partition("="))
         if not equals or not AXIS_NAME.fullmatch(name) or not size.isdecimal() or int(size) < 1:
-            raise UsageError(f'"{part.strip()}" is not an axis', where="--mesh-shape", hint="write e.g. data=8,model=2")
+            raise UsageError(f'"{part.strip()}" is not an axis', where=where, hint="write e.g. data=8,model=2")
+        if name in RESERVED_NAMES:
+            raise UsageError(f'"{name}" cannot name an axis', where=where, hint=RESERVED_HINT)
         if name in shape:
-            raise UsageError(f'axis "{name}" is given twice', where="--mesh-shape", hint="name each axis once")
+            raise UsageError(f'axis "{name}" is given twice', where=where, hint="name each axis once")
         shape[name] = int(size)
     return shape
 

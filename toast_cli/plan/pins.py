@@ -28,13 +28,15 @@ def number_pins(
         for k, argument in enumerate(program.arguments):
             if _matches(pattern, argument.path, k):
                 matched = True
-                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish)
+                name = argument.path or f"arg{k}"
+                value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
                 if argument.aliased_result >= 0:
                     use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if _matches(pattern, result.path, k, "result"):
                 matched = True
-                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish)
+                name = f"result {result.path or k}"
+                use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish, name)
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
@@ -66,21 +68,25 @@ def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
     return bool(path) and re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path) is not None
 
 
-def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str) -> PinnedLayout:
+def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedLayout:
     if len(pin) > len(shape):
         raise UsageError(
-            f"{wish!r} has {len(pin)} entries but matches an array with {len(shape)} dimensions", where="--pin",
-            hint="give one entry per dimension; fewer leave the rest whole",
+            f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with {_count(len(shape), 'dimension')}",
+            where="--pin", hint="match fewer arrays, or give fewer entries: dimensions without one stay whole",
         )  # fmt: skip
     fitted = _numbered((*pin, *((),) * (len(shape) - len(pin))), mesh, "--pin")
     for dim, axes in enumerate(fitted):
         ways = prod(mesh.sizes[axis] for axis in axes or ())
         if shape[dim] % ways:
             raise UsageError(
-                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of an array it matches",
+                f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of {name}",
                 where="--pin", hint="pin fewer axes there, or leave the dimension open with ?",
             )  # fmt: skip
     return fitted
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:

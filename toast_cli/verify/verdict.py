@@ -112,7 +112,11 @@ def check_numbers(original: bytes, program: bytes, form: Form, devices: int) -> 
             f"{len(wrong)} of {len(errors)} results differ, the first is result {wrong[0].index}",
             facts,
         )
-    return Part("numbers", "agreed", f"all {len(errors)} results equal, largest error {largest:.1e}", facts)
+    return Part("numbers", "agreed", f"{_all(len(errors))} equal, largest error {largest:.1e}", facts)
+
+
+def _all(results: int) -> str:
+    return "the one result is" if results == 1 else f"all {results} results are"
 
 
 def tolerance_of(kind: str) -> float:
