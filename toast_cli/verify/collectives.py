@@ -87,5 +87,5 @@ def result_sizes(kind: str, opcode: str, sizes: tuple[int, ...]) -> tuple[int, .
     """Bytes of each array communicated; an asynchronous start lists its operands first, an all-to-all its pieces."""
     if opcode.endswith("-start") and kind != "all-reduce":
         data = [size for size in sizes if size > 4] or list(sizes)
-        return tuple(data[len(data) // 2 :])
+        sizes = tuple(data[len(data) // 2 :])
     return (sum(sizes),) if kind == "all-to-all" else sizes
