@@ -5,10 +5,11 @@ a graph). Every state is itself a complete plan: stopping there is always possib
 Selection is PUCT; the prior of a decision is what it was worth at the root and in all plans that held it (as in AMAF
 statistics). A roll-out appends decisions, each time the best of a few drawn from the prior, and then climbs: since appended
 decisions always come last in priority, edits inside the plan are what a roll-out alone cannot do (see `climb`). Its value is the
-best plan on the way.
+best plan on the way. Every other simulation starts from one of the best plans so far instead, shaken by a few random edits, as
+in iterated local search.
 
 Sources: Kocsis & Szepesvari 2006 (UCT); Rosin 2011 (PUCT); Gelly & Silver 2011 (AMAF); automap (arXiv:2112.02958) and
-TOAST (arXiv:2508.15010) for MCTS over sharding decisions.
+TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stutzle 2003 (iterated local search).
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ ROLLOUT_DEPTH = 10
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
 PATIENCE = 20  # edits in a row that may fail in the climb of a roll-out,
 NEAR = 0.02  # unless it comes so close to the best plan, in units of reward: then all edits are tried
+TOPS = 6  # plans kept for variation
+SHAKES = 3  # random edits in one variation, at most
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
-PLATEAU = 60  # simulations without a better plan that end the search
+PLATEAU = 30  # rounds of simulation and variation without a better plan that end the search
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class _Tree:
         self.nodes: dict[Plan, _Node] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.promise: Promise = {}
-        self.tops: set[Plan] = set()  # plans that no edit makes better
+        self.tops: list[tuple[float, Plan]] = []  # the best plans that no edit makes better, and their rewards
         self.low = self.high = 0.0
 
     def node(self, plan: Plan) -> _Node:
@@ -78,17 +81,45 @@ class _Tree:
             self.promise[Edit((), move)] = self.reward(self.incumbent.extend(root, move))
 
     def simulate(self) -> None:
+        """Descends the tree, rolls out and climbs."""
         path = self.descend()
         plan, best = self.roll_out(path[-1].plan)
+        best = max(best, self.climb_from(plan))
+        for node in path:
+            node.visits += 1
+            node.best = max(node.best, best)
+
+    def vary(self) -> None:
+        """Climbs from one of the best plans, shaken."""
+        _, plan = self.tops[int(self.rng.integers(len(self.tops)))]
+        self.climb_from(self.shake(plan))
+
+    def climb_from(self, plan: Plan) -> float:
+        """Reward of the plan reached; only where that is near the best is every edit tried."""
         plan = climb(self.problem, self.reward, plan, self.promise, PATIENCE)
-        if self.reward(plan) > self.high - NEAR and plan not in self.tops:
+        if self.reward(plan) > self.high - NEAR and all(plan != top for _, top in self.tops):
             plan = self.climb_to_the_top(plan)
-        self.back_up(path, max(best, self.reward(plan)))
+        return self.reward(plan)
 
     def climb_to_the_top(self, plan: Plan) -> Plan:
+        """A plan that no edit makes better; the best of them are remembered."""
         plan = climb(self.problem, self.reward, plan, self.promise)
-        self.tops.add(plan)
+        found = {top: reward for reward, top in self.tops} | {plan: self.reward(plan)}
+        self.tops = sorted(((reward, top) for top, reward in found.items()), key=lambda t: (-t[0], repr(t[1])))[:TOPS]
         return plan
+
+    def shake(self, plan: Plan) -> Plan:
+        """A few decisions dropped at random, a few drawn from the prior put in anywhere."""
+        fixed = self.problem.fixed
+        free = list(plan[len(fixed) :])
+        for _ in range(int(self.rng.integers(1, SHAKES + 1))):
+            if free and self.rng.random() < 0.6:
+                free.pop(int(self.rng.integers(len(free))))
+            moves = next_moves(self.problem, (*fixed, *free))
+            if moves and self.rng.random() < 0.7:
+                place = int(self.rng.integers(len(free) + 1))
+                free[place:place] = moves[int(self.rng.choice(len(moves), p=self.prior(moves)))]
+        return self.problem.canonical((*fixed, *free))
 
     def descend(self) -> list[_Node]:
         """From the root to a node with an untried decision, which it takes."""
@@ -132,11 +163,6 @@ class _Tree:
                 best, found = reward, plan
         return found, best
 
-    def back_up(self, path: list[_Node], reward: float) -> None:
-        for node in path:
-            node.visits += 1
-            node.best = max(node.best, reward)
-
 
 def mcts(
     problem: Problem,
@@ -156,6 +182,7 @@ def mcts(
         while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).moves:
             before = incumbent.best
             tree.simulate()
+            tree.vary()
             idle = 0 if incumbent.best != before else idle + 1
         tree.climb_to_the_top(incumbent.best)
     except OutOfBudget as why:
