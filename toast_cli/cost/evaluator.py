@@ -108,15 +108,20 @@ class Evaluator:
         peak = float(state.alive.max(initial=0.0))
         return Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows))
 
-    def exact_cost(self, plan: Plan) -> Cost:
-        """The same with memory looked at everywhere; remembers the moment of the peak for the plans to come."""
+    def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
+        """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
         cost = self.cost(plan)
         profile = self.profile(plan)
         place = int(profile.argmax()) if len(profile) else 0
         peak = float(profile[place]) if len(profile) else 0.0
-        if peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
+        if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
+
+    def unlearn(self) -> None:
+        """Looks at the moments of the beginning again, and at no others."""
+        if self.timeline.reset():
+            self._forget()
 
     def profile(self, plan: Plan) -> Vector:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""

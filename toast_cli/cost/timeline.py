@@ -24,6 +24,7 @@ class Timeline:
     def __init__(self, lives: Lives) -> None:
         self.candidates: NDArray[np.int64] = np.array(_peak_candidates(lives), np.int64)
         self.moments: NDArray[np.int64] = self.candidates
+        self._selected = self.moments
 
     def select(self, profiles: list[NDArray[np.float64]]) -> None:
         """Keeps the highest moments of each profile [candidates], and an even spread."""
@@ -34,7 +35,7 @@ class Timeline:
         each = (SELECTED - _SPREAD) // max(1, len(profiles))
         for profile in profiles:
             keep.update(np.argsort(-profile, kind="stable")[:each].tolist())
-        self.moments = self.candidates[sorted(keep)]
+        self.moments = self._selected = self.candidates[sorted(keep)]
 
     def add(self, candidate: int) -> bool:
         """Looks at one more candidate (by number) from now on; False if it was looked at already."""
@@ -43,6 +44,12 @@ class Timeline:
             return False
         self.moments = np.sort(np.append(self.moments, moment))
         return True
+
+    def reset(self) -> bool:
+        """Looks at the selected moments only; False if it does already."""
+        grown = len(self.moments) > len(self._selected)
+        self.moments = self._selected
+        return grown
 
     def presence(self, intervals: Intervals) -> NDArray[np.float64]:
         """[moments] how many of the intervals cover each moment."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -130,20 +131,20 @@ class Incumbent:
             self._progress(best, len(self.seen), self.seconds, self.used)
 
     def _simplify(self) -> None:
-        """Drops decisions that change nothing; a handful of evaluations outside the budget."""
+        """Drops decisions that change nothing, as far as the budget allows."""
         improved = True
         while improved:
-            improved = False
-            for k in range(len(self.fixed), len(self.best)):
-                plan = self._canonical((*self.best[:k], *self.best[k + 1 :]))
-                cost = self.seen.get(plan) or self._evaluate(plan)
-                if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
-                    self.best, self.best_cost, improved = plan, cost, True
+            before = self.best
+            for k in range(len(self.fixed), len(before)):
+                self.look(self._canonical((*before[:k], *before[k + 1 :])))
+                if self.best != before:
                     break
+            improved = self.best != before
 
     def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
         self.report()
-        self._simplify()
+        with suppress(OutOfBudget, KeyboardInterrupt):
+            self._simplify()
         return SearchResult(
             self.best, self.best_cost, self.fits(self.best_cost), len(self.seen), self.best_found_at, self.seconds, stopped,
             proven, lower_bound,

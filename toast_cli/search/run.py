@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import Cost
+from toast_cli.plan.decisions import Plan
 from toast_cli.search import SEARCHES
+from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
-from toast_cli.search.objective import Objective
+from toast_cli.search.objective import Objective, Rank
 
 ROOTS = 2
-ROUNDS = 3
-EVALUATIONS = 1500  # per root, unless the user says otherwise
+EVALUATIONS = 3000  # of all roots, unless the user says otherwise
+_POLL_SECONDS = 0.1
 
 
 def run_search(
@@ -35,63 +39,87 @@ def run_search(
     jobs: int,
     progress: SearchProgress | None = None,
 ) -> SearchResult:
-    """Best plan that search `name` finds, with its exact cost.
+    """Best plan that search `name` finds, with its exact cost; `seconds` of it are wall time.
 
-    Searches look at memory at some moments only. Where the plan found does not fit after all, the moment of its peak is looked at from
-    then on and the search runs again, `ROUNDS` times at most.
+    The first Ctrl-C ends it with the best plan so far.
 
     Args:
-        iterations, seconds: budgets of the whole run (None: a default number of evaluations, no time limit).
-        shares: over how many searches like this one (mesh shapes) the budget is spread.
+        iterations, seconds: budgets of all searches together (None: a default number of evaluations, no time limit).
+        shares: over how many searches like this one the budget is spread.
         jobs: processes to use at most.
     """
-    roots = ROOTS if name == "mcts" else 1
-    total = iterations if iterations is not None else (None if seconds is not None else EVALUATIONS * roots)
+    start = time.monotonic()
+    total = iterations if iterations is not None else (None if seconds is not None else EVALUATIONS)
+    total = None if total is None else max(1, total // shares)
+    roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
-    budget = Budget(
-        None if total is None else max(16, total // (roots * shares)),
-        None if seconds is None else seconds / (shares * waves),
-    )  # fmt: skip
-    spent = 0
-    for _ in range(ROUNDS):
-        best = _search_roots(evaluator, name, np.random.SeedSequence(seed).spawn(roots), budget, jobs, progress)
+    budgets = [
+        Budget(
+            None if total is None else total // roots + (root < total % roots),
+            None if seconds is None else seconds / (shares * waves),
+        )
+        for root in range(roots)
+    ]
+    seeds = np.random.SeedSequence(seed).spawn(roots)
+
+    with interruptible() as stop:
+
+        def one(root: int, stop: Stop = stop) -> SearchResult:
+            rng = np.random.default_rng(seeds[root])
+            report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
+            costs = _Confirmed(evaluator, stop)
+            return SEARCHES[name](evaluator.problem, costs, budgets[root], rng, report)
+
+        results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
+        best = _best(evaluator, results)
         cost = evaluator.exact_cost(best.plan)
-        fits = Objective(evaluator.problem, cost).met(cost)
-        spent += best.evaluations
-        if fits or not best.fits or best.stopped == "interrupted":
+    fits = Objective(evaluator.problem, cost).met(cost)
+    return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
+
+
+class _Confirmed:
+    """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
+
+    Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment at which it does
+    is looked at from then on. Raises KeyboardInterrupt, between two plans, when asked to stop.
+    """
+
+    def __init__(self, evaluator: Evaluator, stop: Stop) -> None:
+        evaluator.unlearn()  # what another root has learnt must not change what this one finds
+        self._evaluator, self._stop = evaluator, stop
+        self._objective: Objective | None = None
+        self._best: Rank | None = None
+
+    def __call__(self, plan: Plan) -> Cost:
+        cost = self._evaluator.cost(plan)
+        if self._objective is None:
+            self._objective = Objective(self._evaluator.problem, cost)
+        elif self._stop.asked:
+            raise KeyboardInterrupt
+        if not self._objective.met(cost):
+            return cost
+        rank = self._objective.rank(plan, cost)
+        if self._best is not None and rank >= self._best:
+            return cost
+        cost = self._evaluator.exact_cost(plan, learn=False)
+        if self._objective.met(cost):
+            self._best = min(self._objective.rank(plan, cost), self._best or rank)
+        else:
+            self._evaluator.exact_cost(plan)
+        return cost
+
+
+def _one_by_one(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:
+    results: list[SearchResult] = []
+    for root in range(roots):
+        results.append(one(root))
+        if results[-1].stopped == "interrupted":
             break
-    return replace(best, cost=cost, fits=fits, evaluations=spent)
+    return results
 
 
-def _search_roots(
-    evaluator: Evaluator,
-    name: str,
-    seeds: list[np.random.SeedSequence],
-    budget: Budget,
-    jobs: int,
-    progress: SearchProgress | None,
-) -> SearchResult:
-    """The best of one search per seed."""
-    roots = len(seeds)
-
-    def one(root: int) -> SearchResult:
-        rng = np.random.default_rng(seeds[root])
-        report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
-        return SEARCHES[name](evaluator.problem, evaluator.cost, budget, rng, report)
-
-    if jobs > 1 and roots > 1:
-        results = _in_processes(one, roots)
-    else:
-        results = []
-        for root in range(roots):
-            results.append(one(root))
-            if results[-1].stopped == "interrupted":
-                break
-    return _best(evaluator, results)
-
-
-def _in_processes(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:
-    """Each root in a forked process. An interrupt reaches them all, and each then returns its best so far."""
+def _in_processes(one: Callable[..., SearchResult], roots: int, stop: Stop) -> list[SearchResult]:
+    """Each root in a forked process. A request to stop reaches them all, and each then returns its best so far."""
     context = multiprocessing.get_context("fork")  # `one` is a closure: it can be inherited, not pickled
     started = []
     for root in range(roots):
@@ -100,53 +128,41 @@ def _in_processes(one: Callable[[int], SearchResult], roots: int) -> list[Search
         process.start()
         sender.close()
         started.append((process, receiver))
-    results: list[SearchResult | None] = []
     try:
-        try:
-            _receive(started, results)
-        except KeyboardInterrupt:
-            for process, _ in started:
-                if process.is_alive() and process.pid is not None:
-                    os.kill(process.pid, signal.SIGINT)
-            _receive(started, results)
+        return [_receive(process, receiver, [p for p, _ in started], stop) for process, receiver in started]
     finally:
         for process, _ in started:
             process.terminate()
             process.join()
-    found = [result for result in results if result is not None]
-    if not found:
-        raise KeyboardInterrupt
+
+
+def _receive(process: Any, receiver: Any, all_processes: list[Any], stop: Stop) -> SearchResult:
+    """The result of one process; a request to stop is passed on while it is waited for."""
+    while not receiver.poll(_POLL_SECONDS):
+        if stop.asked:
+            for other in all_processes:
+                if other.is_alive() and other.pid is not None:
+                    os.kill(other.pid, signal.SIGINT)
+    try:
+        found: SearchResult = receiver.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"a search process ended with exit code {process.exitcode}") from None
     return found
 
 
-def _receive(started: list[tuple[Any, Any]], results: list[SearchResult | None]) -> None:
-    """Adds the results that are still to come, in order of the roots."""
-    for process, receiver in started[len(results) :]:
-        try:
-            results.append(receiver.recv())
-        except EOFError:
-            process.join()
-            raise RuntimeError(f"a search process ended with exit code {process.exitcode}") from None
-
-
-def _serve(one: Callable[[int], SearchResult], root: int, sender: Any) -> None:
-    """The life of a forked process: one root, interrupted at most once."""
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    try:
-        signal.signal(signal.SIGINT, interrupt)
-        sender.send(one(root))
-    except KeyboardInterrupt:  # before there was any plan
-        sender.send(None)
+def _serve(one: Callable[..., SearchResult], root: int, sender: Any) -> None:
+    """The life of a forked process: one root, which may be asked to stop any number of times."""
+    stop = Stop(patient=True)
+    signal.signal(signal.SIGINT, stop)
+    sender.send(one(root, stop))
 
 
 def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
     objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
     best = min(results, key=lambda result: objective.rank(result.plan, result.cost))
     return replace(
-        best, evaluations=sum(r.evaluations for r in results), seconds=sum(r.seconds for r in results),
+        best, evaluations=sum(r.evaluations for r in results),
+        stopped="interrupted" if any(r.stopped == "interrupted" for r in results) else best.stopped,
         best_found_at=best.best_found_at + sum(r.evaluations for r in results[: results.index(best)]),
     )  # fmt: skip
