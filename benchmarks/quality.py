@@ -63,7 +63,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     results = []
     for seed in range(options.seeds):
         evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
-        results.append(run_search(evaluator, options.search, seed, options.iterations, None, 1, options.jobs))
+        results.append(run_search(evaluator, options.search, seed, options.iterations, None, options.jobs))
     seconds = time.monotonic() - start
     times = [1e3 * r.cost.step_seconds if r.fits else float("inf") for r in results]
     best, worst = min(times), max(times)

@@ -25,7 +25,7 @@ def found(name: str, **shape: int) -> tuple[Case, SearchResult]:
     source, dimensions = sample(name)
     mesh = load_spec("v4-32").mesh(shape or None)
     case = Case(source, Evaluator(make_problem(source.program, dimensions, mesh)))
-    return case, run_search(case.evaluator, "mcts", 0, None, None, 1, 1)
+    return case, run_search(case.evaluator, "mcts", 0, None, None, 1)
 
 
 def sharded(case: Case, plan: Plan) -> set[str]:

@@ -76,7 +76,7 @@ def evaluator(goal: Goal, limit: int = 2**40) -> Evaluator:
 
 def best(goal: Goal, limit: int = 2**40) -> tuple[Evaluator, Cost, bool]:
     found = evaluator(goal, limit)
-    result = run_search(found, "mcts", 0, 400, None, 1, 1)
+    result = run_search(found, "mcts", 0, 400, None, 1)
     return found, result.cost, result.fits
 
 

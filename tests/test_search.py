@@ -258,21 +258,15 @@ def test_the_number_of_processes_does_not_change_the_plan() -> None:
     results = []
     for jobs in (1, 2):
         evaluator = tight(case("perceptron"), 2**40)
-        results.append(run_search(evaluator, "mcts", 3, 400, None, 1, jobs))
+        results.append(run_search(evaluator, "mcts", 3, 400, None, jobs))
     one, two = results
     assert (one.plan, one.cost.step_seconds, one.evaluations) == (two.plan, two.cost.step_seconds, two.evaluations)
-
-
-def test_a_run_shares_its_budget_between_roots_and_meshes() -> None:
-    evaluator = tight(case("perceptron"), 2**40)
-    result = run_search(evaluator, "mcts", 0, 200, None, 2, 1)
-    assert result.evaluations <= 100
 
 
 def test_an_interrupted_root_ends_the_run() -> None:
     evaluator = tight(case("perceptron"), 2**40)
     evaluator.cost = Interrupting(tight(case("perceptron"), 2**40), 30)  # type: ignore[method-assign]
-    result = run_search(evaluator, "mcts", 0, None, None, 1, 1)
+    result = run_search(evaluator, "mcts", 0, None, None, 1)
     assert result.stopped == "interrupted"
     assert result.evaluations < 30
 
@@ -289,7 +283,7 @@ def test_an_interrupt_reaches_roots_in_other_processes() -> None:
     evaluator.cost = slow  # type: ignore[method-assign]
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    result = run_search(evaluator, "mcts", 0, 100_000, None, 1, 2)  # far longer than until the interrupt
+    result = run_search(evaluator, "mcts", 0, 100_000, None, 2)  # far longer than until the interrupt
     timer.join()
     assert result.stopped == "interrupted"
     assert 2 <= result.evaluations < 1000
@@ -299,6 +293,6 @@ def test_an_interrupt_reaches_roots_in_other_processes() -> None:
 def test_a_real_program_searched_twice_gives_one_plan() -> None:
     source, _ = sample("mlp_tiny")
     mesh: Mesh = round_mesh(data=8, model=2)
-    one, two = (run_search(evaluator_of(source, mesh), "mcts", 5, 300, None, 1, 1) for _ in range(2))
+    one, two = (run_search(evaluator_of(source, mesh), "mcts", 5, 300, None, 1) for _ in range(2))
     assert one.plan == two.plan
     assert one.fits

@@ -28,8 +28,7 @@ from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
-from toast_cli.search.objective import Objective, Rank
-from toast_cli.search.run import run_search
+from toast_cli.search.shapes import search_shapes
 from toast_cli.tactics import strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
@@ -120,37 +119,28 @@ def search_meshes(
     source: Source, dimensions: Dimensions, meshes: list[Mesh], request: Request, tell: Progress
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    if not meshes:
+        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal = parse_goal(request.minimise, request.subject_to)
-    best: tuple[Rank, Evaluator, SearchResult] | None = None
-    for number, mesh in enumerate(meshes):
+
+    def evaluator_of(mesh: Mesh) -> Evaluator:
         stated = stated_pins(source, mesh.names, mesh.sizes)
         problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
-        evaluator = Evaluator(problem, strategies(problem).values())
-        leader = best[2].cost.step_seconds if best and best[2].fits else inf
+        return Evaluator(problem, strategies(problem).values())
 
-        def report(
-            seconds: float, evaluations: int, elapsed: float, used: float, number: int = number, leader: float = leader
-        ) -> None:
-            tell("search", (number + used) / len(meshes), min(seconds, leader), evaluations, elapsed)
+    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
+        tell("search", used, best_seconds, evaluations, elapsed)
 
-        result = run_search(
-            evaluator,
-            request.search,
-            request.seed,
-            request.iterations,
-            request.budget_seconds,
-            len(meshes),
-            request.jobs,
-            report,
-        )
-        key = Objective(problem, evaluator.cost(problem.fixed)).rank(result.plan, result.cost)
-        if best is None or key < best[0]:
-            best = (key, evaluator, result)
-        if result.stopped == "interrupted":
-            break
-    if best is None:
-        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
-    return best[1], best[2]
+    return search_shapes(
+        evaluator_of,
+        meshes,
+        request.search,
+        request.seed,
+        request.iterations,
+        request.budget_seconds,
+        request.jobs,
+        report,
+    )
 
 
 @contextmanager

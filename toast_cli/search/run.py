@@ -32,11 +32,10 @@ _POLL_SECONDS = 0.1
 def run_search(
     evaluator: Evaluator,
     name: str,
-    seed: int,
-    iterations: int | None,
-    seconds: float | None,
-    shares: int,
-    jobs: int,
+    seed: int = 0,
+    iterations: int | None = None,
+    seconds: float | None = None,
+    jobs: int = 1,
     progress: SearchProgress | None = None,
 ) -> SearchResult:
     """Best plan that search `name` finds, with its exact cost; `seconds` of it are wall time.
@@ -44,19 +43,17 @@ def run_search(
     The first Ctrl-C ends it with the best plan so far.
 
     Args:
-        iterations, seconds: budgets of all searches together (None: a default number of evaluations, no time limit).
-        shares: over how many searches like this one the budget is spread.
+        iterations, seconds: budgets of all roots together (None: a default number of evaluations, no time limit).
         jobs: processes to use at most.
     """
     start = time.monotonic()
     total = iterations if iterations is not None else (None if seconds is not None else EVALUATIONS)
-    total = None if total is None else max(1, total // shares)
     roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
     budgets = [
         Budget(
             None if total is None else total // roots + (root < total % roots),
-            None if seconds is None else seconds / (shares * waves),
+            None if seconds is None else seconds / waves,
         )
         for root in range(roots)
     ]

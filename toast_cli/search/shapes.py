@@ -54,7 +54,7 @@ def search_shapes(
                 progress(min(best, leader), before + evaluations, elapsed, begins + share * used)
 
         time_limit = None if seconds is None else seconds * share
-        result = run_search(evaluator, name, seed, limit, time_limit, 1, jobs, report)
+        result = run_search(evaluator, name, seed, limit, time_limit, jobs, report)
         spent += result.evaluations
         best_seconds = min(best_seconds, result.cost.step_seconds if result.fits else inf)
         return result
@@ -71,7 +71,9 @@ def search_shapes(
             if limit == 0 and finalists:
                 break
             evaluator = evaluator_of(mesh)
-            result = run(evaluator, 0.5 / len(meshes), 0.5 * number / len(meshes), None if limit is None else max(1, limit))
+            result = run(
+                evaluator, 0.5 / len(meshes), 0.5 * number / len(meshes), None if limit is None else max(1, limit)
+            )
             finalists.append((_rank(evaluator, result), evaluator, result))
             finalists = sorted(finalists, key=lambda entry: entry[0])[:FINALISTS]
             ended = result.stopped

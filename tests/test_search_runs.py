@@ -1,0 +1,181 @@
+"""Whole searches: what their budgets mean, shapes of the mesh, and Ctrl-C at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import arg, case_of, round_mesh
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import Cost
+from toast_cli.dimensions import analyse
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import make_problem
+from toast_cli.search import SEARCHES
+from toast_cli.search.interrupts import interruptible
+from toast_cli.search.run import run_search
+from toast_cli.search.shapes import search_shapes
+
+SHAPES = ({"data": 8}, {"data": 4, "model": 2}, {"data": 2, "model": 4}, {"data": 2, "model": 2, "more": 2})
+
+
+def perceptron(p: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    loss = lambda p: jnp.sum((x + jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)  # noqa: E731
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+
+CASE = case_of(perceptron, {"down": arg(512, 256), "up": arg(256, 512)}, arg(64, 256), donate=(0,))
+DIMENSIONS = analyse(CASE.program)
+
+
+def evaluator_of(mesh: Mesh) -> Evaluator:
+    return Evaluator(make_problem(CASE.program, DIMENSIONS, mesh))
+
+
+def meshes(limit_bytes: int = 2**40) -> list[Mesh]:
+    return [round_mesh(limit_bytes, **shape) for shape in SHAPES]
+
+
+class Counted:
+    """An evaluator's costs; `calls` counts them, `then` is called before each."""
+
+    def __init__(self, evaluator: Evaluator, then: Callable[[int], None] = lambda calls: None) -> None:
+        self.plans: set[Plan] = set()
+        self._cost, self._then, self.calls = evaluator.cost, then, 0
+        evaluator.cost = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, plan: Plan) -> Cost:
+        self.calls += 1
+        self._then(self.calls)
+        self.plans.add(plan)
+        return self._cost(plan)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("iterations", [1, 2, 3, 16, 50, 301])
+def test_iterations_are_all_plans_that_are_evaluated(name: str, iterations: int) -> None:
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    counted = Counted(evaluator)
+    result = run_search(evaluator, name, 0, iterations)
+    assert result.evaluations <= iterations
+    # Roots may look at the same plan, and the plan without decisions serves as the reference.
+    assert len(counted.plans) <= iterations
+    if iterations <= 50 and name == "mcts":
+        assert result.evaluations == iterations
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 7, 60, 400])
+def test_iterations_are_those_of_all_mesh_shapes_together(iterations: int) -> None:
+    _, result = search_shapes(evaluator_of, meshes(), "mcts", 0, iterations, None, 1)
+    assert result.evaluations <= iterations
+    assert result.evaluations >= min(iterations, len(SHAPES)) - 1
+
+
+def test_the_best_mesh_shape_wins() -> None:
+    alone = [run_search(evaluator_of(mesh), "mcts", 0).cost.step_seconds for mesh in meshes()]
+    evaluator, result = search_shapes(evaluator_of, meshes(), "mcts", 0, None, None, 1)
+    assert result.cost.step_seconds <= min(alone) * 1.0001
+    assert result.cost == evaluator.exact_cost(result.plan)
+    again, same = search_shapes(evaluator_of, meshes(), "mcts", 0, None, None, 1)
+    assert (again.problem.mesh, same.plan, same.evaluations) == (
+        evaluator.problem.mesh, result.plan, result.evaluations,
+    )  # fmt: skip
+
+
+def test_a_time_limit_holds_for_all_mesh_shapes_together_and_seconds_are_wall_seconds() -> None:
+    def slow(mesh: Mesh) -> Evaluator:
+        evaluator = evaluator_of(mesh)
+        Counted(evaluator, lambda calls: time.sleep(0.002))
+        return evaluator
+
+    start = time.monotonic()
+    _, result = search_shapes(slow, meshes(), "mcts", 0, None, 0.6, 1)
+    passed = time.monotonic() - start
+    assert passed < 2.0
+    assert abs(result.seconds - passed) < 0.2
+
+
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*fork")
+def test_seconds_are_wall_seconds_when_roots_run_side_by_side() -> None:
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    Counted(evaluator, lambda calls: time.sleep(0.002))
+    start = time.monotonic()
+    result = run_search(evaluator, "mcts", 0, 200, None, 2)
+    assert abs(result.seconds - (time.monotonic() - start)) < 0.2
+
+
+def test_what_one_root_learns_about_memory_does_not_help_the_next() -> None:
+    """Else the plan would depend on whether they share a process."""
+    evaluator = evaluator_of(round_mesh(2**19, data=4, model=2))
+    first = run_search(evaluator, "mcts", 0, 500)
+    evaluator.exact_cost(())
+    assert run_search(evaluator, "mcts", 0, 500).plan == first.plan
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+def press(at: int) -> Callable[[int], None]:
+    return lambda calls: os.kill(os.getpid(), signal.SIGINT) if calls == at else None
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("at", [1, 2, 15])
+def test_ctrl_c_ends_a_search_with_its_best_plan(name: str, at: int) -> None:
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    Counted(evaluator, press(at))
+    result = run_search(evaluator, name, 0, 5000)
+    assert result.stopped == "interrupted"
+    assert result.evaluations <= at
+    assert result.cost == evaluator.exact_cost(result.plan)
+
+
+@pytest.mark.parametrize("at", [1, 3, 4])
+def test_ctrl_c_between_searches_keeps_the_best_plan_so_far(at: int) -> None:
+    """It strikes while an evaluator is made for mesh shape number `at`, where no search is running."""
+    made = 0
+
+    def make(mesh: Mesh) -> Evaluator:
+        nonlocal made
+        made += 1
+        if made == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluator_of(mesh)
+
+    evaluator, result = search_shapes(make, meshes(), "mcts", 0, 1000, None, 1)
+    assert made == at
+    assert result.stopped == "interrupted"
+    if at > 1:
+        assert result.cost.step_seconds < evaluator.cost(()).step_seconds
+
+
+def test_a_second_ctrl_c_ends_the_program() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)
+
+
+def test_afterwards_ctrl_c_means_what_it_did() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    run_search(evaluator_of(round_mesh(data=4)), "mcts", 0, 20)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_search_runs_outside_the_main_thread() -> None:
+    found: list[int] = []
+    thread = threading.Thread(
+        target=lambda: found.append(run_search(evaluator_of(round_mesh(data=4)), "mcts", 0, 20).evaluations)
+    )
+    thread.start()
+    thread.join()
+    assert found and 10 <= found[0] <= 20
