@@ -27,8 +27,8 @@ from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.plan.roles import ROLES
 from toast_cli.program.model import Program
+from toast_cli.program.roles import ROLES
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
 

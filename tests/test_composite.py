@@ -13,7 +13,7 @@ from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.layout import shards
 from toast_cli.plan.problem import make_problem
-from toast_cli.plan.roles import INPUTS, STATE, WEIGHTS
+from toast_cli.program.roles import INPUTS, STATE, WEIGHTS
 from toast_cli.search import SearchResult
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies

@@ -16,10 +16,10 @@ from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, 
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
 from toast_cli.plan.pins import number_pins
-from toast_cli.plan.roles import INPUTS, WEIGHTS, argument_roles, views
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.remade import remade_values
+from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
 
 
 @dataclass(frozen=True)

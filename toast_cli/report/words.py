@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.roles import STATE, WEIGHTS
+from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.tactics.strategies import weight_groups
 
 
