@@ -23,10 +23,13 @@ def analyse(program: Program) -> Dimensions:
     for number, resolution in enumerate(conflicts.resolutions):
         owned[resolution.group].append(number)
     family = families(program, classes, members)
-    named = name_groups(program, classes, class_group, len(members))
+    crowded = {resolution.group for resolution in conflicts.resolutions}
+    named = name_groups(program, classes, class_group, len(members), crowded)
     groups = tuple(
-        Group(name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), where, family[k])
-        for k, (group, (name, where)) in enumerate(zip(members, named, strict=True))
+        Group(
+            it.name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), it.members, family[k], it.role
+        )
+        for k, (group, it) in enumerate(zip(members, named, strict=True))
     )
     return Dimensions(
         classes.sizes, tuple(class_group), classes.forms, classes.slot_classes, groups, conflicts.resolutions,

@@ -50,7 +50,7 @@ class Group:
 
     `name` is what they seem to be ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
     groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` the number it shares with groups
-    that play the same roles at other sizes.
+    that play the same roles at other sizes; `role` what it is to the program ("batch", "heads", "experts"; see `evidence`), or "".
     """
 
     name: str
@@ -59,6 +59,7 @@ class Group:
     resolutions: tuple[int, ...]
     members: tuple[str, ...]
     family: int
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,9 @@ def _weights_of_products(sides: list[tuple[int, ...]], carried: set[int]) -> set
     """Arguments that products read, less the data among them.
 
     What an argument that is carried is multiplied with, itself not carried, is data: the first layer's input beside its weight. Where
-    nothing is carried (inference) it is the left one of two that meet, unless some other product reads it on its own.
+    nothing is carried (inference) it is the left one of two that meet.
     """
     read = {n for found in sides for n in found}
     data = {n for found in sides if carried.intersection(found) for n in found} - carried
-    alone = {found[0] for found in sides if len(found) == 1}
     met = {found[0] for found in sides if len(found) == 2 and not carried.intersection(found)}
-    return read - data - (met - alone)
+    return read - data - met

@@ -1,0 +1,288 @@
+"""What each class group is to the program, told from the ops it meets: batch, sequence, heads, experts, vocabulary, …
+
+Three looks over the heavy ops, each building on what the one before has found: which groups products with weights make and
+read (features), what attention does with them, and who is left that nothing ever mixes (the batch). Argument names play no part.
+
+Enters: program, classes, the group of each class. Leaves: per group a role, "" where nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from toast_cli.dimensions.classes import Classes
+from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.program.model import Op, Program
+from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles, views
+
+# From this many weights of one class on, that class is what flows from block to block.
+_STREAM = 4
+# A group that only so small a part of the arithmetic can be split along is no batch.
+_LEAST_WORK = 0.3
+_PRODUCT, _GATHER, _SCATTER = "stablehlo.dot_general", "stablehlo.gather", "stablehlo.scatter"
+_CONVOLUTION, _SLICE = "stablehlo.convolution", "stablehlo.dynamic_slice"
+_HEAVY = frozenset({_PRODUCT, _GATHER, _SCATTER, _CONVOLUTION, _SLICE})
+_SPACE = ("height", "width", "depth")
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One op: its form, the group of each slot, and per operand the weight it is a plain view of, or -1."""
+
+    op: Op
+    form: Form
+    groups: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    def slots(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
+        return [{slot for slots in dims for slot in slots} for dims in arrays]
+
+    def named(self, slots: Iterable[int]) -> set[int]:
+        return {self.groups[slot] for slot in slots}
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A contraction in terms of groups: of both sides and the result, summed over, of one side only."""
+
+    batching: set[int]
+    summed: set[int]
+    left: set[int]
+    right: set[int]
+
+    @property
+    def result(self) -> set[int]:
+        return self.batching | self.left | self.right
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """weights_of: class -> weights whose products have it. stacked: groups that products with weights batch over; routed: those of
+    them that other products have apart. mixed: groups along which elements meet. work: group -> arithmetic along it. tokens: groups
+    of what is looked up in tables, or scanned."""
+
+    roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    features: set[int] = field(default_factory=set)
+    weights_of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    stacked: set[int] = field(default_factory=set)
+    routed: set[int] = field(default_factory=set)
+    mixed: set[int] = field(default_factory=set)
+    work: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    tokens: set[int] = field(default_factory=set)
+
+    def vote(self, groups: Iterable[int], role: str) -> None:
+        for group in groups:
+            self.roles[group][role] += 1
+
+    def has(self, role: str) -> set[int]:
+        return {group for group, votes in self.roles.items() if votes[role]}
+
+
+def find_roles(program: Program, classes: Classes, class_group: list[int], crowded: set[int]) -> dict[int, str]:
+    """Group -> role. crowded: groups that own a conflict."""
+    sizes: dict[int, int] = defaultdict(int)
+    for number, group in enumerate(class_group):
+        sizes[group] = max(sizes[group], classes.sizes[number])
+    evidence = _Evidence()
+    looks = list(_looks(program, classes, class_group))
+    weights, data = _arguments(program, classes, class_group)
+    for look in looks:
+        _with_weights(evidence, look)
+    for look in looks:
+        _beside_weights(evidence, look, weights)
+    _attention(evidence, [look for look in looks if look.op.name == _PRODUCT], crowded)
+    _work(evidence, program, classes, class_group)
+    found = _elect(evidence)
+    _features(evidence, classes, class_group, sizes, found)
+    _batch(evidence, weights, data, crowded, found)
+    return found
+
+
+def _looks(program: Program, classes: Classes, class_group: list[int]) -> Iterable[_Look]:
+    roles, of = argument_roles(program)
+    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
+    for number, op in enumerate(program.ops):
+        if op.name in _HEAVY:
+            groups = tuple(class_group[c] for c in classes.slot_classes[number])
+            yield _Look(op, classes.forms[number], groups, tuple(origin.get(v, -1) for v in op.operands))
+
+
+def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tuple[set[int], set[int]]:
+    """(groups that weights have, groups that other arguments have)."""
+    _, of = argument_roles(program)
+    found: tuple[set[int], set[int]] = (set(), set())
+    for number in range(len(program.arguments)):
+        found[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.slot_classes[number])
+    return found
+
+
+# ---------------------------------------------------------------- products with weights, tables, kernels
+
+
+def _with_weights(evidence: _Evidence, look: _Look) -> None:
+    match look.op.name:
+        case "stablehlo.dot_general" if any(w >= 0 for w in look.weights):
+            product = _product(look)
+            one = product.left if look.weights[0] >= 0 else product.right
+            evidence.stacked |= product.batching & _groups_of_weight(look)
+            evidence.features |= product.summed | one
+            for weight, dims in zip(look.weights, look.form.operands, strict=True):
+                if weight >= 0:
+                    for slots in dims:
+                        for slot in slots:
+                            evidence.weights_of[look.groups[slot]].add(weight)
+        case "stablehlo.convolution" if look.weights[1] >= 0:
+            _kernel(evidence, look)
+        case "stablehlo.gather" if look.weights[0] >= 0:
+            table, indices = look.slots(look.form.operands[:2])
+            rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
+            evidence.vote(look.named(rows), "vocab")
+            evidence.vote(look.named(table - indices - rows), "embed")
+            evidence.tokens |= look.named(indices)
+        case "stablehlo.dynamic_slice" if look.weights[0] >= 0 and look.op.loop >= 0:
+            first = look.form.operands[0][:1]
+            evidence.vote(
+                {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is SlotKind.BLOCKED}, "layers"
+            )
+
+
+def _groups_of_weight(look: _Look) -> set[int]:
+    arrays = [dims for weight, dims in zip(look.weights, look.form.operands, strict=True) if weight >= 0]
+    return look.named(slot for slots in look.slots(arrays) for slot in slots)
+
+
+def _kernel(evidence: _Evidence, look: _Look) -> None:
+    form = look.form
+    image = [slots[0] for slots in form.operands[0] if slots]
+    (kernel,) = look.slots(form.operands[1:2])
+    (out,) = look.slots(form.results[:1])
+    evidence.vote(look.named(kernel & (out | set(image))), "channels")
+    space = iter(_SPACE)
+    for slot in image:
+        if slot in out and form.kinds[slot] is SlotKind.PERMUTATION:
+            evidence.vote([look.groups[slot]], next(space, "space"))
+
+
+# ---------------------------------------------------------------- products, look-ups and sums of activations
+
+
+def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None:
+    form, kinds = look.form, look.form.kinds
+    evidence.mixed |= look.named(s for s, kind in enumerate(kinds) if kind in (SlotKind.PERMUTATION, SlotKind.BLOCKED))
+    match look.op.name:
+        case "stablehlo.dot_general":
+            product = _product(look)
+            if not any(w >= 0 for w in look.weights):
+                if not product.result <= evidence.features | evidence.stacked:  # else it is the gradient of a weight
+                    evidence.mixed |= product.summed
+                    evidence.routed |= evidence.stacked & (product.left | product.right | product.summed)
+            else:  # a router's scores have nothing but experts; the first layer of an ensemble makes features of them
+                own = product.left if look.weights[0] >= 0 else product.right
+                evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
+        case "stablehlo.gather" if look.weights[0] < 0:
+            table, indices = look.slots(form.operands[:2])
+            rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
+            # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of edges.
+            evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
+            evidence.mixed |= look.named(rows)
+            evidence.tokens |= look.named(table & indices)
+        case "stablehlo.dynamic_slice" if look.weights[0] < 0 and look.op.loop >= 0:
+            evidence.tokens |= {
+                look.groups[s] for slots in form.operands[0] for s in slots if kinds[s] is SlotKind.BLOCKED
+            }
+        case "stablehlo.scatter":
+            target, updates = look.slots([form.operands[0], form.operands[-1]])
+            summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
+            rows = target - updates
+            if not look.named(rows) & weights:  # else it is the gradient of a table
+                evidence.mixed |= look.named(summed | rows)
+                if len(form.operands[-1]) == 2 and summed:
+                    evidence.vote(look.named(summed), "edges")
+                    evidence.vote(look.named(rows), "nodes")
+
+
+def _product(look: _Look) -> _Product:
+    (left, right), (out,) = look.slots(look.form.operands), look.slots(look.form.results)
+    return _Product(
+        look.named(left & right & out),
+        look.named((left & right) - out),
+        look.named(left - right),
+        look.named(right - left),
+    )
+
+
+def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> None:
+    """Scores are summed over features of queries and keys, and keys have something of their own that is no feature: a sequence. What
+    is then summed over is one too, and the features of what the scores weigh are a head's."""
+    experts = evidence.routed
+    products = [_product(look) for look in looks if not any(w >= 0 for w in look.weights)]
+    products = [p for p in products if p.batching and not (p.result | p.summed) & experts]
+    for p in products:
+        for queries, keys in ((p.left, p.right), (p.right, p.left)):
+            if p.summed and not p.summed & crowded and keys and not keys & evidence.features:
+                evidence.vote(p.summed, "head_dim")
+                evidence.vote((queries | keys) - evidence.features, "seq")
+                evidence.vote((queries | p.batching) & evidence.features, "heads")
+                break
+    sequences = evidence.has("seq")
+    for p in products:
+        if p.summed and p.summed <= sequences:
+            for side in (p.left, p.right):
+                if side and side <= evidence.features:
+                    evidence.vote(side, "head_dim")
+
+
+def _work(evidence: _Evidence, program: Program, classes: Classes, class_group: list[int]) -> None:
+    for number, op in enumerate(program.ops):
+        if op.flops:
+            for group in {class_group[c] for c in classes.slot_classes[number]}:
+                evidence.work[group] += op.flops * op.trips
+
+
+# ---------------------------------------------------------------- who is what
+
+# The first of these that a group has any evidence for; what the widths of convolutions are comes last.
+_DECISIVE = ("edges", "nodes", "vocab", "embed", "seq", "heads", "head_dim", "layers", *_SPACE, "channels", "labels")
+
+
+def _elect(evidence: _Evidence) -> dict[int, str]:
+    found = {g: "experts" if g in evidence.routed else "ensemble" for g in evidence.stacked}
+    for group, votes in evidence.roles.items():
+        role = next((r for r in _DECISIVE if votes[r]), "")
+        if role and not (
+            group in found and (group in evidence.routed or (role == "heads" and found.pop(group) == "experts"))
+        ):
+            found[group] = role
+    return found
+
+
+def _features(
+    evidence: _Evidence, classes: Classes, class_group: list[int], sizes: dict[int, int], found: dict[int, str]
+) -> None:
+    """The stream between blocks, the vocabulary that a head of its own makes logits over, and hidden widths."""
+    count: Counter[int] = Counter()
+    per_class = Counter(class_group)
+    for group, weights in evidence.weights_of.items():
+        count[group] = -(-len(weights) // per_class[group])
+    stream = max(count, key=lambda g: (count[g], -g), default=-1)
+    if "embed" not in found.values() and stream >= 0 and count[stream] >= _STREAM and stream not in found:
+        found[stream] = "embed"
+    vocabularies = {sizes[g] for g, role in found.items() if role == "vocab"}
+    for group in evidence.weights_of:
+        if found.get(group, "labels") == "labels" and sizes[group] in vocabularies:
+            found[group] = "vocab"
+        elif group not in found and count[group] > 1:
+            found[group] = "ff"
+
+
+def _batch(evidence: _Evidence, weights: set[int], data: set[int], crowded: set[int], found: dict[int, str]) -> None:
+    """The batch: what inputs have and weights do not, along which elements never meet and most of the work can be split. Where
+    tokens have more dimensions than that, the others are sequences."""
+    apart = weights | crowded | evidence.mixed | set(found)
+    most = max(evidence.work.values(), default=0.0)
+    free = [g for g in sorted(data - apart) if evidence.work.get(g, 0.0) >= _LEAST_WORK * most > 0.0]
+    batch = max(free, key=lambda g: (round(evidence.work[g] / most, 2), -g), default=-1)
+    found.update((g, "seq" if g in evidence.tokens and g != batch else "batch") for g in free)
+    found.update((g, "seq") for g in sorted((evidence.tokens & data) - weights) if g not in found)
