@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
 from toast_cli.hardware.gpu_target import SILICON
 from toast_cli.verify import ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.gpu import gpu_topology, without_tools
+from toast_cli.verify.promises import Promises
+from toast_cli.verify.table import print_verdict
+from toast_cli.verify.verdict import Part, Verdict, check_memory
 
 GPUS = [name for name in chip_names() if find_preset(name).chip.platform == "gpu"]
 
@@ -110,3 +116,43 @@ def test_the_assembler_is_named(reason: str, said: str) -> None:
 def test_other_failures_stay() -> None:
     failure = Failure("RESOURCE_EXHAUSTED: out of memory", aborted=True)
     assert without_tools(failure) is failure
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def test_memory_beside_the_prediction() -> None:
+    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 0.0)
+    target = ahead.Target("gpu", "1x1x8", 8, chip="H100")
+    promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
+    part = check_memory(facts, promised, target)
+    assert (part.outcome, target.label) == ("agreed", "H100:1x1x8")
+    assert "cycles" not in part.facts
+    assert (part.facts["peak_bytes"], part.facts["predicted_peak_bytes"]) == (1000, 900)
+    over = check_memory(facts, replace(promised, limit_bytes=999), target)
+    assert over.outcome == "disagreed" and "out of memory" in over.text
+
+
+def test_the_terminal_shows_memory() -> None:
+    facts = {"argument_bytes": 1024, "temp_bytes": 2048, "peak_bytes": 3072, "compile_seconds": 1.0}
+    part = Part("memory", "agreed", "peak", facts | {"predicted_peak_bytes": 4096, "limit_bytes": 8192})
+    stream = io.StringIO()
+    print_verdict(Verdict("H100:1x1x8", [part]), stream)
+    said = stream.getvalue()
+    assert "H100:1x1x8" in said
+    for figure in ("1.00 KiB", "2.00 KiB", "3.00 KiB", "4.00 KiB", "8.00 KiB"):
+        assert figure in said
+
+
+def test_a_machine_of_another_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "p.mlir"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    program.write_text(
+        'module attributes {mhlo.num_partitions = 8 : i32} {\n  sdy.mesh @mesh = <["data"=8]>\n'
+        '  func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}]>}) -> tensor<8xf32> {\n'
+        "    return %x : tensor<8xf32>\n  }\n}\n"
+    )
+    assert run(["verify", str(program), "--compiler", "gpu", "--mesh", "a100-16"]) == 2
+    assert "a100-16 has 16 devices" in capsys.readouterr().err

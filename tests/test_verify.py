@@ -80,7 +80,10 @@ def test_another_program_has_other_numbers(written: tuple[Path, Path], tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--compiler", "tpu"], "--mesh"),
+        (["--compiler", "tpu"], "--mesh v4-32"),
+        (["--compiler", "gpu"], "--mesh h100-8"),
+        (["--compiler", "tpu", "--mesh", "h100-8"], "cannot compile for H100"),
+        (["--compiler", "gpu", "--mesh", "v4-32"], "cannot compile for v4"),
         (["--report", str(MLP)], "is not JSON"),
         (["--report", "nowhere.json"], "cannot be read"),
     ],

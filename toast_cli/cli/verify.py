@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +15,10 @@ from toast_cli.cli.values import Compiler, metavar, one_of
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from toast_cli.hardware import Spec
     from toast_cli.verify.promises import Promises
 
+_EXAMPLE = {Compiler.tpu: "v4-32", Compiler.gpu: "h100-8"}
 _EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 
 
@@ -28,7 +31,8 @@ def verify(
         str | None, typer.Option(metavar="ORIGINAL", help="The program it came from: run both, compare the numbers.")
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option("--mesh", metavar="SPEC", help="Hardware to compile for; needed for --compiler tpu.")
+        str | None,
+        typer.Option("--mesh", metavar="SPEC", help="Hardware to compile for; needed for --compiler tpu and gpu."),
     ] = None,
     compiler: Annotated[
         Compiler,
@@ -46,10 +50,9 @@ def verify(
 ) -> int:
     """Check with XLA that PROGRAM does what its report says.
 
-    Compiled in a child process for virtual CPU devices, or ahead of time for the real chips (--compiler tpu, which needs libtpu and no
-    TPU). Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
+    Compiled in a child process for virtual CPU devices, or ahead of time for the real chips: TPUs (extra `tpu`) or GPUs
+    (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
-    from toast_cli.hardware import load_spec
     from toast_cli.report.json_file import write_json
     from toast_cli.verify.ahead import target_of
     from toast_cli.verify.promises import read_promises
@@ -61,16 +64,36 @@ def verify(
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
     if compiler is not Compiler.cpu and mesh is None:
         raise UsageError(
-            "which machine to compile for is missing", where="--compiler", hint="name it with --mesh, e.g. --mesh v4-32"
+            "which machine to compile for is missing",
+            where="--compiler",
+            hint=f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}",
         )
-    target = target_of(load_spec(mesh)) if mesh is not None and compiler is not Compiler.cpu else None
+    target = target_of(_machine(mesh, compiler)) if mesh is not None and compiler is not Compiler.cpu else None
     promises = read_promises(report) if report is not None else None
     content, form, axes = partitioned_program(program, _axes(promises))
+    if target is not None and target.devices != prod(axes.values()):
+        raise UsageError(
+            f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}", where="--mesh",
+            hint="name the machine that it was partitioned for",
+        )  # fmt: skip
     verdict = check(content, form, axes, original_bytes(against) if against else None, promises, target)
     if output is not None:
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
     return _EXITS[verdict.outcome]
+
+
+def _machine(mesh: str, compiler: Compiler) -> Spec:
+    """The specification, of chips that `compiler` makes programs for."""
+    from toast_cli.hardware import load_spec
+
+    spec = load_spec(mesh)
+    if spec.chip.platform != compiler.value:
+        raise UsageError(
+            f"--compiler {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
+            hint=f"use --compiler {spec.chip.platform}",
+        )  # fmt: skip
+    return spec
 
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:

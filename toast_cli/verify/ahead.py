@@ -33,19 +33,29 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 class Target:
     """A machine that XLA can compile for.
 
-    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `config`: what a GPU is like, as XLA reads it.
+    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`: what it is like,
+    as XLA reads it.
     """
 
     platform: Platform
     topology: str
     devices: int
     megacore: bool = False
+    chip: str = ""
     config: str = ""
+
+    @property
+    def label(self) -> str:
+        """`v4:2x2x4`, `H100:1x1x8`."""
+        return f"{self.chip}:{self.topology}" if self.chip else self.topology
 
 
 @dataclass(frozen=True)
 class AheadFacts:
-    """A program compiled for a real chip. Bytes per device; `cycles` are the compiler's own estimate of all computing, loops counted."""
+    """A program compiled for a real chip. Bytes per device.
+
+    `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives none.
+    """
 
     hlo_text: str
     seconds: float
@@ -71,7 +81,9 @@ def target_of(spec: Spec) -> Target:
             hint=f"pip install 'toast-cli[{platform}]'",
         )  # fmt: skip
     if platform == "gpu":
-        return Target(platform, gpu_topology(spec), spec.devices, config=gpu_target_text(spec.chip))
+        return Target(
+            platform, gpu_topology(spec), spec.devices, chip=spec.chip.name, config=gpu_target_text(spec.chip)
+        )
     name = spec.chip.name
     if name not in _TORUS_RANK or any(d.kind == "network" for d in spec.dimensions):
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich.table import Table
 from rich.text import Text
 
 from toast_cli.report.format import format_bytes, format_seconds
@@ -45,5 +46,17 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
         blocks.append(section("collectives, bytes of results on each device", compared))
     memory = next((part.facts for part in verdict.parts if part.name == "memory" and part.facts), None)
     if memory and not quiet:
+        blocks.append(section("memory on each device", memory_table(memory)))
         blocks.append(section(f"compiled in {format_seconds(memory['compile_seconds'])}"))
     stream.write(render(blocks, make_console(stream)))
+
+
+def memory_table(facts: dict[str, Any]) -> Table:
+    """Arguments, temporaries and peak, predicted beside compiled."""
+    rows = table((("", "left"), ("predicted", "right"), ("compiled", "right")))
+    for name, key in (("arguments", "argument_bytes"), ("temporaries", "temp_bytes"), ("peak", "peak_bytes")):
+        predicted = facts.get(f"predicted_{key}")
+        rows.add_row(name, "" if predicted is None else format_bytes(predicted), format_bytes(facts[key]))
+    if "limit_bytes" in facts:
+        rows.add_row("limit", format_bytes(facts["limit_bytes"]), "")
+    return rows

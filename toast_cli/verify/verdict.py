@@ -94,7 +94,7 @@ def verify(
     parts = [check_collectives(compiled, axes, promises), check_memory(compiled, promises, target)]
     if original is not None:
         parts.insert(0, check_numbers(original, program, form, devices))
-    return Verdict(target.topology if target else "cpu", parts)
+    return Verdict(target.label if target else "cpu", parts)
 
 
 def check_numbers(original: bytes, program: bytes, form: Form, devices: int) -> Part:
@@ -213,15 +213,19 @@ def check_memory(
     facts: dict[str, Any] = {
         "argument_bytes": compiled.argument_bytes, "temp_bytes": compiled.temp_bytes, "peak_bytes": peak, "compile_seconds": compiled.seconds,
     }  # fmt: skip
-    if isinstance(compiled, AheadFacts):
+    if isinstance(compiled, AheadFacts) and compiled.cycles:
         facts["cycles"] = compiled.cycles
     if promises is None:
         return Part("memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts)
-    facts |= {"predicted_peak_bytes": promises.peak_bytes, "predicted_argument_bytes": promises.argument_bytes}
+    facts |= {
+        "predicted_peak_bytes": promises.peak_bytes, "predicted_argument_bytes": promises.argument_bytes, "limit_bytes": promises.limit_bytes,
+    }  # fmt: skip
     text = f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of {format_bytes(promises.limit_bytes)}"
     if target is None:
         return Part("memory", "unchecked", f"{text}; a CPU compiler cannot judge it", facts)
-    return Part("memory", "agreed" if (peak <= promises.limit_bytes) == promises.fits else "disagreed", text, facts)
+    fits = peak <= promises.limit_bytes
+    text += "" if fits else ": out of memory"
+    return Part("memory", "agreed" if fits == promises.fits else "disagreed", text, facts)
 
 
 def out_of_memory(failure: Failure) -> bool:
