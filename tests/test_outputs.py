@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,33 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
         outputs.write_target(Target("-o", str(tmp_path / "a.mlir")), b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["a.mlir"]
     assert (tmp_path / "a.mlir").read_text() == "old"
+
+
+KILLED = """
+import os, signal, sys
+from toast_cli.cli import outputs
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+outputs.write_target(outputs.Target("-o", sys.argv[1]), b"new" * 1000)
+"""
+
+
+def test_a_writer_killed_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.mlir"
+    path.write_bytes(b"old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    (leftover,) = set(tmp_path.iterdir()) - {path}
+    assert leftover.name.startswith(".") and leftover.stat().st_size == 3000
+    outputs.write_target(Target("-o", str(path)), b"newer")
+    assert path.read_bytes() == b"newer" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_somebody_is_writing_is_no_leftover(tmp_path: Path) -> None:
+    path = tmp_path / "a.mlir"
+    written, descriptor = outputs._open_beside(path)
+    other = tmp_path / ".a.mlir.backup"
+    other.write_text("not ours")
+    outputs.write_target(Target("-o", str(path)), b"new")
+    os.close(descriptor)
+    assert set(tmp_path.iterdir()) == {path, written, other}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,28 +105,61 @@ def _check_file(target: Target, inputs: Sequence[str]) -> None:
             return
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        probe = _beside(path)
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        probe, descriptor = _open_beside(path)
         probe.unlink()
+        os.close(descriptor)
     except OSError as error:
         raise _cannot_write(target, error) from None
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = _beside(path)
+    """Write beside `path`, then rename. Killed at any moment, this leaves the old file or the new one, and at most a hidden
+    temporary file that the next write to `path` removes."""
+    _remove_leftovers(path)
+    temporary, descriptor = _open_beside(path)
     try:
-        # 0o666 less the umask, as for any new file; an old file's mode stays.
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:  # the lock on it lasts until the file has its name
             file.write(content)
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-        temporary.replace(path)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+def _open_beside(path: Path) -> tuple[Path, int]:
+    """(a new temporary file in the folder of `path`, a descriptor that is open on it and holds a lock on it)."""
+    while True:
+        temporary = path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(4)}.tmp")
+        # 0o666 less the umask, as for any new file.
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # else somebody took it for a leftover before it was locked
+            return temporary, descriptor
+        os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of writers that were killed: those that nobody holds a lock on."""
+    prefix = _temporary_prefix(path)
+    for name in os.listdir(path.parent):  # noqa: PTH208 (no need of a Path for each)
+        if not name.startswith(prefix) or not name.endswith(".tmp"):
+            continue
+        leftover = path.with_name(name)
+        with suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name[:100]}."
 
 
 def _compress(content: bytes, suffix: str) -> bytes:
