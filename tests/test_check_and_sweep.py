@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_pipeline import Pipeline, install
-from report_sample import PREDICTED, TOO_LARGE, make_report
+from report_sample import TOO_LARGE, make_report
 from worker_jobs import job
 
 from toast_cli.cli import main, workers
@@ -26,56 +26,6 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
 
 def toast(*arguments: str) -> int:
     return main(arguments)
-
-
-# Check
-
-
-@pytest.fixture
-def stored(pipeline: Pipeline) -> Iterator[str]:
-    """A report stored earlier, 10 % better than now."""
-    faster = make_report(replace(PREDICTED, step_seconds=PREDICTED.step_seconds / 1.1))
-    Path("report.json").write_text(json.dumps(faster.to_json()))
-    yield "report.json"
-
-
-@pytest.mark.parametrize(
-    ("demands", "code"),
-    [
-        ("", 0),
-        ("--max-memory 13GiB --max-step-time 24ms", 0),
-        ("--max-memory 12GiB", 1),
-        ("--max-step-time 23ms", 1),
-        ("--against report.json", 1),
-        ("--against report.json --tolerance 11%", 0),
-        ("--against report.json --tolerance 0.11 --max-step-time 1ms", 1),
-    ],
-)
-def test_check(pipeline: Pipeline, stored: str, demands: str, code: int) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", *demands.split()) == code
-
-
-def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--max-memory", "13GiB", "--against", stored) == 1
-    out = capsys.readouterr().out
-    assert out.splitlines()[2:] == [
-        "                        predicted  allowed",
-        "ok      fits             12.1 GiB  30.8 GiB usable on each device",
-        "ok      memory           12.1 GiB  13.0 GiB by --max-memory",
-        "ok      memory kept      12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
-        "FAILED  step time kept    23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
-    ]
-
-
-def test_check_is_quiet_when_all_is_well(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_check_fails_what_does_not_fit(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline.report = make_report(TOO_LARGE)
-    assert toast("check", "model.mlir", "--mesh", "v4-32", "--quiet") == 1
-    assert "FAILED  fits" in capsys.readouterr().out
 
 
 # Sweep

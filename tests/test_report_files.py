@@ -15,9 +15,9 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import model
-from toast_cli.report.checks import judge, plan_change, refuse_other_mesh
-from toast_cli.report.json_file import StoredReport, read_report, to_bytes
-from toast_cli.report.model import PlanFacts
+from toast_cli.report.checks import Limits, judge, plan_drift, refuse_other_mesh
+from toast_cli.report.json_file import StoredReport, read_report, same_facts, to_bytes
+from toast_cli.report.model import BoundFacts, PlanFacts
 from toast_cli.report.style import make_console, render
 from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_tables, to_csv, to_json
 
@@ -114,31 +114,53 @@ def stored(**changes: Any) -> StoredReport:
         devices=16,
         summary="batch over data; heads over model; weights rest split over data (ZeRO-3)",
         step_seconds=0.0234,
+        communication_seconds=0.0082,
         peak_bytes=int(12.1 * GIB),
+        decisions=tuple(decision.text for decision in make_report().plan.decisions),
+        arguments=tuple((argument.name, argument.sharding) for argument in make_report().arguments),
     )
     return replace(facts, **changes)
 
 
 @pytest.mark.parametrize(
-    ("demands", "failed"),
+    ("limits", "old", "failed"),
     [
-        ({}, []),
-        ({"max_bytes": int(12.1 * GIB)}, []),
-        ({"max_bytes": 12 * GIB}, ["memory"]),
-        ({"max_step_seconds": 0.0234}, []),
-        ({"max_step_seconds": 0.02}, ["step time"]),
-        ({"stored": stored()}, []),
-        ({"stored": stored(step_seconds=0.0225), "tolerance": 0.05}, []),
-        ({"stored": stored(step_seconds=0.022), "tolerance": 0.05}, ["step time kept"]),
-        ({"stored": stored(peak_bytes=11 * GIB), "max_bytes": GIB}, ["memory", "memory kept"]),
+        (Limits(), None, []),
+        (Limits(max_bytes=int(12.1 * GIB)), None, []),
+        (Limits(max_bytes=12 * GIB), None, ["memory"]),
+        (Limits(max_step_seconds=0.0234), None, []),
+        (Limits(max_step_seconds=0.02), None, ["step time"]),
+        (Limits(max_communication_seconds=0.008), None, ["communication"]),
+        (Limits(), stored(), []),
+        (Limits(), stored(step_seconds=0.0225), []),
+        (Limits(), stored(step_seconds=0.022), ["step time kept"]),
+        (Limits(time_tolerance=0.1), stored(step_seconds=0.022), []),
+        (Limits(max_bytes=GIB), stored(peak_bytes=11 * GIB), ["memory", "memory kept"]),
+        (Limits(memory_tolerance=0.2), stored(peak_bytes=11 * GIB), []),
+        (Limits(), stored(communication_seconds=0.007), ["communication kept"]),
+        (Limits(communication_tolerance=0.2), stored(communication_seconds=0.007), []),
+        (Limits(), stored(communication_seconds=0.0), ["communication kept"]),
+        (Limits(same_plan=True), stored(), []),
+        (Limits(same_plan=True), stored(decisions=("batch over data",)), ["plan kept"]),
+        (Limits(), stored(decisions=("batch over data",)), []),
     ],
 )
-def test_judge(demands: dict[str, Any], failed: list[str]) -> None:
-    assert [check.name for check in judge(make_report(), **demands) if not check.passed] == failed
+def test_judge(limits: Limits, old: StoredReport | None, failed: list[str]) -> None:
+    assert [check.name for check in judge(make_report(), limits, old) if not check.passed] == failed
+
+
+def test_bounds_of_the_goal_are_demands() -> None:
+    bounds = [BoundFacts("step_time", 0.02, 0.0234, False), BoundFacts("peak_memory", 13 * GIB, 12 * GIB, True)]
+    report = replace(make_report(), goal=replace(make_report().goal, bounds=bounds))
+    assert [(check.name, check.passed) for check in judge(report, Limits())] == [
+        ("fits", True),
+        ("step_time", False),
+        ("peak_memory", True),
+    ]
 
 
 def test_what_does_not_fit_fails_every_check() -> None:
-    assert [check.passed for check in judge(make_report(TOO_LARGE))] == [False]
+    assert [check.passed for check in judge(make_report(TOO_LARGE), Limits())] == [False]
 
 
 def test_a_stored_report_of_another_mesh_is_refused() -> None:
@@ -147,9 +169,48 @@ def test_a_stored_report_of_another_mesh_is_refused() -> None:
         refuse_other_mesh(stored(chip="H100", devices=8), "v4", 16)
 
 
-def test_plan_change() -> None:
-    assert plan_change(make_report(), stored()) == ""
-    assert plan_change(make_report(), stored(summary="batch over data")).startswith("the plan changed from “batch over")
+BATCH, HEADS, EMBED, STATE = (decision.text for decision in make_report().plan.decisions)
+
+
+@pytest.mark.parametrize(
+    ("before", "lines"),
+    [
+        ((BATCH, HEADS, EMBED, STATE), []),
+        ((HEADS, EMBED, STATE), [f"+ {BATCH}"]),
+        ((BATCH, HEADS, "vocab over model", EMBED, STATE), ["- vocab over model"]),
+        (("seq over data", BATCH, EMBED, STATE), ["- seq over data", f"+ {HEADS}"]),
+        ((HEADS, BATCH, EMBED, STATE), [f"~ {BATCH}: now decision 1, was 2"]),
+    ],
+)
+def test_plan_drift(before: tuple[str, ...], lines: list[str]) -> None:
+    assert plan_drift(make_report(), stored(decisions=before)) == lines
+
+
+def test_plan_drift_of_arguments() -> None:
+    before = tuple((name, [[] for _ in sharding]) for name, sharding in stored().arguments)
+    lines = plan_drift(make_report(), stored(arguments=before))
+    assert lines[0] == "  params['embed'] f32[32000,512]: replicated → (data+model, None)"
+    assert len(lines) == 4 and lines[3] == "  and 7 more arguments are split otherwise"
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"timings": {"load": 9.0}}, True),
+        ({"predicted": replace(PREDICTED, step_seconds=0.1)}, False),
+    ],
+)
+def test_same_facts(tmp_path: Path, change: dict[str, Any], same: bool) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(to_bytes(replace(make_report(), **change)))
+    assert same_facts(str(path), make_report()) is same
+
+
+def test_no_file_has_the_same_facts(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("[1")
+    assert not same_facts(str(tmp_path / "report.json"), make_report())
+    assert not same_facts(str(tmp_path / "none.json"), make_report())
 
 
 # Sweeps

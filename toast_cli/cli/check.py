@@ -1,97 +1,279 @@
-"""`toast check`: the plan for a program must stay within limits, or near a stored report (exit code 0 or 1)."""
+"""`toast check`: plans must stay within limits, and near stored reports (exit code 0, 1 or 2)."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.exits import CHECK_FAILED, OK, say
-from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Search, bytes_or_none, parse_fraction, seconds_or_none
-from toast_cli.errors import UsageError
+from toast_cli.cli.check_points import Point, points_of, points_of_project
+from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
+from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.cli.progress import counted, progress_line
+from toast_cli.cli.values import CheckFormat, Search, one_of, whole_number
+from toast_cli.cli.workers import Failure, run_all
+from toast_cli.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.report.checks import Verdict
+    from toast_cli.report.model import Report
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what the report would be stored as where it is to be; None otherwise or when the file says so already."""
+
+    verdict: Verdict
+    stored: bytes | None = None
 
 
 def check(
-    program: options.Program,
-    mesh: options.MeshSpec,
+    programs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROGRAM]...", help="Programs to check; without --mesh, those of the project file that are these."
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", metavar="SPEC", help="Hardware; without it, a project file says what to check."),
+    ] = None,
     max_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Most peak memory per device, e.g. 28GiB.")
     ] = None,
     max_step_time: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="Longest step, e.g. 120ms or 1.5s.")
     ] = None,
+    max_communication: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Most communication in a step, e.g. 20ms.")
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A report stored with `toast partition --json FILE`.")
+        str | None,
+        typer.Option(metavar="FILE", help="A report stored with --update or `toast partition --json FILE`."),
     ] = None,
     tolerance: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="How much worse than --against is allowed (default: 5%).")
     ] = None,
+    time_tolerance: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="The same for the step time alone.")
+    ] = None,
+    memory_tolerance: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="The same for the peak memory alone.")
+    ] = None,
+    communication_tolerance: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="The same for the communication alone.")
+    ] = None,
+    same_plan: Annotated[
+        bool, typer.Option("--same-plan", help="Fail, and not only say so, when decisions are not --against's.")
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the stored reports anew instead of comparing with them.")
+    ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The project file (default: the nearest toast.yaml or pyproject.toml, upwards)."
+        ),
+    ] = None,
+    output_format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output-format",
+            metavar="FORMAT[=FILE]",
+            help="text (default), json, junit or github, on stdout or into a file; repeatable.",
+        ),
+    ] = None,
     mesh_shape: options.MeshShape = None,
-    search: options.SearchName = Search.mcts,
+    search: Annotated[
+        Search | None,
+        typer.Option(
+            "--search",
+            parser=one_of(Search, "--search"),
+            metavar="<mcts|greedy|exact>",
+            help="How to look for a plan (default: mcts).",
+        ),
+    ] = None,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole_number(0, "--seed"), help="Seed of the search (default: 0)."),
+    ] = None,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
-    jobs: options.Jobs = 1,
-    quiet: options.Quiet = False,
+    minimise: options.Minimise = None,
+    subject_to: options.SubjectTo = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=whole_number(1, "--jobs"), help="Checks made at a time; for one, search processes."
+        ),
+    ] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.")] = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check that the plan for PROGRAM fits and stays within limits: exit code 0 if it does, 1 if not.
+    """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.
 
-    The plan is the one `toast partition` finds with the same options. With --quiet only failures are printed.
+    The plan is the one `toast partition` finds with the same options. Without --mesh the nearest project file lists what to
+    check; options given here win over its own. See docs/ci.md.
     """
+    options.refuse_both(quiet, verbose)
+    given = _given(
+        {
+            "max-memory": max_memory,
+            "max-step-time": max_step_time,
+            "max-communication": max_communication,
+            "tolerance": tolerance,
+            "time-tolerance": time_tolerance,
+            "memory-tolerance": memory_tolerance,
+            "communication-tolerance": communication_tolerance,
+            "same-plan": same_plan,
+            "against": against,
+            "mesh-shape": mesh_shape,
+            "search": search.value if search is not None else None,
+            "budget": budget,
+            "iterations": iterations,
+            "seed": seed,
+            "memory-limit": memory_limit,
+            "keep-shardings": keep_shardings,
+            "pin": pin,
+            "minimise": minimise,
+            "subject-to": subject_to,
+        }
+    )
+    targets = _output_targets(output_format or ["text"])
+    if mesh is not None:
+        points = points_of(programs or [], mesh, given, config, update)
+    else:
+        points = points_of_project(programs or [], given, config, update)
+    check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
+
+    judged = _judge_alone(points[0], jobs, quiet, verbose) if len(points) == 1 else _judge_all(points, jobs, quiet)
+    for point, result in zip(points, judged, strict=True):
+        _store(point, result, quiet)
+    verdicts = [result.verdict for result in judged]
+    _write(verdicts, targets, quiet, verbose)
+    statuses = {verdict.status for verdict in verdicts}
+    return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
+
+
+def judge_point(point: Point, jobs: int = 1, progress: Any = None) -> tuple[Report, Judged]:
+    """Partition and judge. Raises ToastError where that is not possible."""
+    from toast_cli import pipeline
     from toast_cli.hardware import load_spec
     from toast_cli.report import checks
-    from toast_cli.report.json_file import read_report
+    from toast_cli.report.json_file import read_report, same_facts, to_bytes
 
-    options.refuse_both(quiet, verbose)
-    if tolerance is not None and against is None:
-        raise UsageError("--tolerance says how far from a stored report", hint="give that report with --against FILE")
-    max_bytes = bytes_or_none(max_memory, "--max-memory")
-    max_step_seconds = seconds_or_none(max_step_time, "--max-step-time")
-    allowed_change = parse_fraction(tolerance or "5%", "--tolerance")
-    stored = read_report(against) if against is not None else None
+    exists = bool(point.against) and Path(point.against).exists()
+    if point.against and not exists and not point.update:
+        hint = "--update (or `toast partition --json FILE`) makes it"
+        raise InputError("there is no such stored report", where=point.against, hint=hint)
+    stored = read_report(point.against) if exists and not point.update else None
     if stored is not None:
-        spec = load_spec(mesh)
+        spec = load_spec(point.request.mesh)
         checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
-    request = options.make_request(
-        program,
-        mesh,
-        mesh_shape=mesh_shape,
-        search=search,
-        budget=budget,
-        iterations=iterations,
-        seed=seed,
-        memory_limit=memory_limit,
-        keep_shardings=keep_shardings,
-        pins=pin,
-        jobs=jobs,
-    )
+    began = time.perf_counter()
+    report = pipeline.partition(replace(point.request, jobs=jobs), progress).report
+    seconds = time.perf_counter() - began
+    verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
+    wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
+    return report, Judged(verdict, to_bytes(report) if wanted and not same_facts(point.against, report) else None)
 
-    from toast_cli import pipeline
-    from toast_cli.report.style import make_console, render
-    from toast_cli.report.terminal import one_line, print_report
+
+def work_on(point: Point) -> Judged:
+    """In a worker: the judgement of one point of several."""
+    return judge_point(point)[1]
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool) -> list[Judged]:
+    """One point in this process, with its own errors and progress."""
+    from toast_cli.report.terminal import print_report
 
     with progress_line(wanted=not quiet) as progress:
-        report = pipeline.partition(request, progress).report
-    results = checks.judge(
-        report, max_bytes=max_bytes, max_step_seconds=max_step_seconds, stored=stored, tolerance=allowed_change
-    )
-    failed = [result for result in results if not result.passed]
-    console = make_console(sys.stdout)
+        report, judged = judge_point(point, jobs, progress)
     if verbose:
-        print_report(report, sys.stdout, verbose=True)
-        print()
+        print_report(report, sys.stderr, verbose=True)
+        print(file=sys.stderr)
+    return [judged]
+
+
+def _judge_all(points: list[Point], jobs: int, quiet: bool) -> list[Judged]:
+    """Several, each in a process of its own; what cannot be checked is a verdict too."""
+    from toast_cli.report.checks import Verdict
+
+    done: dict[int, Judged] = {}
+    with counted(len(points), "checks", wanted=not quiet) as advance:
+        for number, result in run_all(points, work_on, jobs):
+            request = points[number].request
+            if isinstance(result, Failure):
+                result = Judged(Verdict(request.program, request.mesh, error=result.reason, hint=result.hint))
+            done[number] = result
+            advance()
+    return [done[number] for number in range(len(points))]
+
+
+def _store(point: Point, judged: Judged, quiet: bool) -> None:
+    """Writes the stored report with --update, unless a limit is exceeded."""
+    if not point.update or not point.against:
+        return
+    status = judged.verdict.status
+    if judged.stored is not None:
+        Path(point.against).resolve().parent.mkdir(parents=True, exist_ok=True)
+        write_target(Target("--update", point.against), judged.stored)
+        said = f"wrote {point.against}"
+    elif status == "passed":
+        said = f"{point.against} is up to date"
+    else:
+        say("note", f"{point.against} was not written: the check {'failed' if status == 'failed' else 'was not made'}")
+        return
     if not quiet:
-        sys.stdout.write(render([one_line(report), checks.checks_table(results)], console))
-    elif failed:
-        sys.stdout.write(render([checks.checks_table(failed)], console))
-    change = checks.plan_change(report, stored) if stored is not None else ""
-    if change and (failed or not quiet):
-        say("note", change)
-    return CHECK_FAILED if failed else OK
+        say("note", said)
+
+
+def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:
+    """Formats and where they go, as `--output-format FORMAT[=FILE]` says."""
+    where = "--output-format"
+    found = []
+    for text in texts:
+        word, _, path = text.partition("=")
+        found.append((one_of(CheckFormat, where)(word), Target(where, path or "-")))
+    whole = [form.value for form, target in found if target.is_stdout and form in (CheckFormat.json, CheckFormat.junit)]
+    if whole and sum(target.is_stdout for _, target in found) > 1:
+        raise UsageError(
+            f"{whole[0]} must be alone on stdout", where=where, hint=f"give the file of one: {whole[0]}=FILE"
+        )
+    return found
+
+
+def _write(verdicts: list[Verdict], targets: list[tuple[CheckFormat, Target]], quiet: bool, verbose: bool) -> None:
+    import io
+
+    from toast_cli.report import check_outputs
+    from toast_cli.report.style import make_console, render
+
+    writers = {
+        CheckFormat.json: check_outputs.as_json,
+        CheckFormat.junit: check_outputs.as_junit,
+        CheckFormat.github: check_outputs.as_github,
+    }
+    for form, target in targets:
+        if form in writers:
+            content = writers[form](verdicts)
+        else:
+            console = make_console(sys.stdout if target.is_stdout else io.StringIO())
+            content = render(check_outputs.as_text(verdicts, quiet=quiet, verbose=verbose), console)
+        if target.is_stdout:
+            sys.stdout.write(content)
+        else:
+            write_target(target, content.encode())

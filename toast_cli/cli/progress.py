@@ -59,3 +59,19 @@ def search_facts(best_seconds: float, evaluations: int) -> str:
         return ""
     best = f"best {format_seconds(best_seconds)}, " if math.isfinite(best_seconds) else ""
     return f"{best}{format_count(evaluations)} evaluations"
+
+
+@contextmanager
+def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], object]]:
+    """A progress bar over `total` of `what` on stderr, where that is a terminal; yields what moves it on by one."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Line
+
+    columns = [TextColumn(what), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Line(*columns, console=Console(stderr=True), transient=True) as line:
+        task = line.add_task(what, total=total)
+        yield lambda: line.advance(task)

@@ -31,6 +31,13 @@ class Format(StrEnum):
     python = "python"
 
 
+class CheckFormat(StrEnum):
+    text = "text"
+    json = "json"
+    junit = "junit"
+    github = "github"
+
+
 class Annotate(StrEnum):
     minimal = "minimal"
     full = "full"

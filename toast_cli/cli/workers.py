@@ -23,9 +23,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an item has no result, in a sentence."""
+    """Why an item has no result, in a sentence, and what to try where there is something."""
 
     reason: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,15 @@ def _work_on(connection: Connection, work: Callable[[Item], Result], item: Item)
     try:
         connection.send(_Done(work(item)))
     except ToastError as error:
-        connection.send(Failure(str(error)))
+        connection.send(failure_of(error))
     except Exception as error:
         if debug_wanted([]):
             traceback.print_exc()
         connection.send(Failure(f"internal error: {type(error).__name__}: {error}"))
+
+
+def failure_of(error: ToastError) -> Failure:
+    return Failure(f"{error.where}: {error.what}" if error.where else error.what, error.hint)
 
 
 def _cause(code: int) -> str:

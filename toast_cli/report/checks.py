@@ -1,23 +1,41 @@
-"""What `toast check` demands of a plan: a `Report` and limits go in, one `Check` per demand comes out."""
+"""What `toast check` demands of a plan: a `Report` and limits go in, one `Check` per demand and what drifted come out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rich.console import RenderableType
-from rich.text import Text
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 from toast_cli.errors import UsageError
-from toast_cli.report import style
-from toast_cli.report.format import format_bytes, format_percent, format_seconds
+from toast_cli.report.format import format_bytes, format_percent, format_seconds, format_sharding
+from toast_cli.report.goal import bound_text
 from toast_cli.report.json_file import StoredReport
 from toast_cli.report.model import Report
+from toast_cli.report.terminal import one_line
+
+PASSED, FAILED, ERROR = "passed", "failed", "error"
+# Arguments whose changed sharding is named; the others are counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is demanded; None where nothing is. Tolerances are fractions by which a stored report's figure may be exceeded.
+
+    same_plan: decisions must be those of the stored report.
+    """
+
+    max_bytes: int | None = None
+    max_step_seconds: float | None = None
+    max_communication_seconds: float | None = None
+    time_tolerance: float = 0.05
+    memory_tolerance: float = 0.05
+    communication_tolerance: float = 0.05
+    same_plan: bool = False
 
 
 @dataclass(frozen=True)
 class Check:
-    """One demand: what was predicted (`found`), what is allowed, and whether the one is within the other."""
+    """One demand: what was predicted (`found`), what is `allowed`, in words, and whether the one is within the other."""
 
     name: str
     passed: bool
@@ -25,53 +43,87 @@ class Check:
     allowed: str
 
 
-def judge(
-    report: Report,
-    *,
-    max_bytes: int | None = None,
-    max_step_seconds: float | None = None,
-    stored: StoredReport | None = None,
-    tolerance: float = 0.0,
-) -> list[Check]:
-    """Every demand in order: the plan fits, then each limit that is given, then the stored report's figures.
+@dataclass(frozen=True)
+class Verdict:
+    """One program on one mesh, judged, or `error` and `hint` where that could not be done.
 
-    A figure may exceed the stored one by the fraction `tolerance`.
+    line: the plan on one line. drift: what changed since the report `against`, a line each. seconds: it took.
     """
+
+    program: str
+    mesh: str
+    line: str = ""
+    checks: list[Check] = field(default_factory=list)
+    against: str = ""
+    drift: list[str] = field(default_factory=list)
+    error: str = ""
+    hint: str = ""
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> str:
+        """`passed`, `failed` or `error`."""
+        if self.error:
+            return ERROR
+        return PASSED if all(check.passed for check in self.checks) else FAILED
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+
+def verdict(
+    report: Report, program: str, mesh: str, limits: Limits, stored: StoredReport | None, seconds: float = 0.0
+) -> Verdict:
+    """The judgement on a plan, `stored` being what it is compared with."""
+    drift = plan_drift(report, stored) if stored is not None else []
+    checks = judge(report, limits, stored)
+    against = stored.path if stored is not None else ""
+    line = one_line(replace(report, program=replace(report.program, name=program)))
+    return Verdict(program, mesh, line, checks, against, drift, seconds=seconds)
+
+
+def judge(report: Report, limits: Limits, stored: StoredReport | None = None) -> list[Check]:
+    """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored report."""
     predicted = report.predicted
     peak, step = format_bytes(predicted.peak_bytes), format_seconds(predicted.step_seconds)
+    communication = format_seconds(predicted.communication_seconds)
     checks = [Check("fits", predicted.fits, peak, f"{format_bytes(predicted.limit_bytes)} usable on each device")]
-    if max_bytes is not None:
-        checks.append(
-            Check("memory", predicted.peak_bytes <= max_bytes, peak, f"{format_bytes(max_bytes)} by --max-memory")
-        )
-    if max_step_seconds is not None:
-        allowed = f"{format_seconds(max_step_seconds)} by --max-step-time"
-        checks.append(Check("step time", predicted.step_seconds <= max_step_seconds, step, allowed))
+    if limits.max_bytes is not None:
+        allowed = f"{format_bytes(limits.max_bytes)} by max-memory"
+        checks.append(Check("memory", predicted.peak_bytes <= limits.max_bytes, peak, allowed))
+    if limits.max_step_seconds is not None:
+        allowed = f"{format_seconds(limits.max_step_seconds)} by max-step-time"
+        checks.append(Check("step time", predicted.step_seconds <= limits.max_step_seconds, step, allowed))
+    if limits.max_communication_seconds is not None:
+        within = predicted.communication_seconds <= limits.max_communication_seconds
+        allowed = f"{format_seconds(limits.max_communication_seconds)} by max-communication"
+        checks.append(Check("communication", within, communication, allowed))
+    checks += [Check(bound.figure, bound.holds, "", bound_text(bound)) for bound in report.goal.bounds]
     if stored is not None:
-        checks.append(
-            _against(
-                "memory", predicted.peak_bytes, stored.peak_bytes, tolerance, format_bytes(stored.peak_bytes), peak
-            )
-        )
-        before = format_seconds(stored.step_seconds)
-        checks.append(_against("step time", predicted.step_seconds, stored.step_seconds, tolerance, before, step))
+        checks += _against(report, limits, stored)
     return checks
 
 
-def checks_table(checks: Sequence[Check]) -> RenderableType:
-    """One row a demand, the failed ones in red."""
-    rows = style.table([("", "left"), ("", "left"), ("predicted", "right"), ("allowed", "fold")])
-    for check in checks:
-        verdict = Text("ok", style.GOOD) if check.passed else Text("FAILED", style.BAD)
-        rows.add_row(verdict, check.name, check.found, check.allowed)
-    return rows
+def plan_drift(report: Report, stored: StoredReport) -> list[str]:
+    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments that lie otherwise.
 
-
-def plan_change(report: Report, stored: StoredReport) -> str:
-    """How the strategy differs from the stored one, in a sentence; empty when it does not."""
-    if report.plan.summary == stored.summary:
-        return ""
-    return f"the plan changed from “{stored.summary}” to “{report.plan.summary}”"
+    Empty when it does not.
+    """
+    before, now = list(stored.decisions), [decision.text for decision in report.plan.decisions]
+    gone, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
+    lines = [f"- {text}" for text in before if text in gone] + [f"+ {text}" for text in now if text in new]
+    kept_before, kept_now = [t for t in before if t not in gone], [t for t in now if t not in new]
+    moved = [text for text, old in zip(kept_now, kept_before, strict=False) if text != old]
+    lines += [f"~ {text}: now decision {now.index(text) + 1}, was {before.index(text) + 1}" for text in moved[:1]]
+    old = dict(stored.arguments)
+    changed = [a for a in report.arguments if a.name in old and old[a.name] != a.sharding]
+    for argument in changed[:_NAMED]:
+        was, lies = format_sharding(old[argument.name]), format_sharding(argument.sharding)
+        lines.append(f"  {argument.name} {argument.type}: {was} → {lies}")
+    if len(changed) > _NAMED:
+        lines.append(f"  and {len(changed) - _NAMED} more arguments are split otherwise")
+    return lines
 
 
 def refuse_other_mesh(stored: StoredReport, chip: str, devices: int) -> None:
@@ -80,11 +132,28 @@ def refuse_other_mesh(stored: StoredReport, chip: str, devices: int) -> None:
         raise UsageError(
             f"is of {stored.devices} devices ({stored.chip}), the mesh of {devices} ({chip})",
             where=stored.path,
-            hint=f"it was made with --mesh {stored.mesh_name}",
+            hint=f"it was made with --mesh {stored.mesh_name}; --update replaces it",
         )
 
 
-def _against(name: str, now: float, before: float, tolerance: float, before_text: str, now_text: str) -> Check:
+def _against(report: Report, limits: Limits, stored: StoredReport) -> list[Check]:
+    now = report.predicted
+    kept = [
+        _kept("memory", now.peak_bytes, stored.peak_bytes, limits.memory_tolerance),
+        _kept("step time", now.step_seconds, stored.step_seconds, limits.time_tolerance),
+        _kept("communication", now.communication_seconds, stored.communication_seconds, limits.communication_tolerance),
+    ]
+    if limits.same_plan:
+        same = [decision.text for decision in report.plan.decisions] == list(stored.decisions)
+        found = report.plan.summary if not same else "the same"
+        kept.append(
+            Check("plan kept", same, "", f"{found}; in the stored report {stored.summary}" if not same else found)
+        )
+    return kept
+
+
+def _kept(name: str, now: float, before: float, tolerance: float) -> Check:
+    write = format_bytes if name == "memory" else format_seconds
     change = f"{'+' if now >= before else '-'}{format_percent(abs(now / before - 1))}" if before else "was 0"
-    allowed = f"{before_text} in the stored report ({change}, tolerance {format_percent(tolerance)})"
-    return Check(f"{name} kept", now <= before * (1 + tolerance), now_text, allowed)
+    allowed = f"{write(before)} in the stored report ({change}, tolerance {format_percent(tolerance)})"
+    return Check(f"{name} kept", now <= before * (1 + tolerance), write(now), allowed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.report.model import SCHEMA, Report
+from toast_cli.report.model import SCHEMA, Report, Sharding
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,10 @@ class StoredReport:
     devices: int
     summary: str
     step_seconds: float
+    communication_seconds: float
     peak_bytes: int
+    decisions: tuple[str, ...]
+    arguments: tuple[tuple[str, Sharding], ...]
 
 
 def to_bytes(report: Report) -> bytes:
@@ -58,8 +61,33 @@ def read_report(path: str) -> StoredReport:
         devices=_field(facts, path, int, "mesh", "devices"),
         summary=_field(facts, path, str, "plan", "summary"),
         step_seconds=float(_field(facts, path, (int, float), "predicted", "step_seconds")),
+        communication_seconds=float(_field(facts, path, (int, float), "predicted", "communication_seconds")),
         peak_bytes=_field(facts, path, int, "predicted", "peak_bytes"),
+        decisions=tuple(
+            _field(decision, path, str, "text") for decision in _field(facts, path, list, "plan", "decisions")
+        ),
+        arguments=tuple(
+            (_field(argument, path, str, "name"), _sharding(argument, path))
+            for argument in _field(facts, path, list, "arguments")
+        ),
     )
+
+
+def same_facts(path: str, report: Report) -> bool:
+    """Whether the file at `path` holds this report but for how long things took and where the program was."""
+    try:
+        stored = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(stored, dict) and _lasting(stored) == _lasting(json.loads(to_bytes(report)))
+
+
+def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in facts.items() if key != "timings"}
+    for part, key in (("search", "seconds"), ("program", "path")):
+        if isinstance(kept.get(part), dict):
+            kept[part] = {name: value for name, value in kept[part].items() if name != key}
+    return kept
 
 
 _REMAKE = "make one with `toast partition --json FILE`"
@@ -73,6 +101,13 @@ def _field(facts: Any, path: str, kind: Any, *names: str) -> Any:
     if not isinstance(facts, kind) or isinstance(facts, bool):
         raise InputError(f"{'.'.join(names)} is {json.dumps(facts)[:40]}", where=path, hint=_REMAKE)
     return facts
+
+
+def _sharding(argument: Any, path: str) -> Sharding:
+    sharding: Sharding = _field(argument, path, list, "sharding")
+    if not all(isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) for axes in sharding):
+        raise InputError(f"sharding is {json.dumps(sharding)[:40]}", where=path, hint=_REMAKE)
+    return sharding
 
 
 def _finite(facts: Any) -> Any:

@@ -1,0 +1,119 @@
+"""What `toast check` is to check: options and project files go in, `Point` values come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toast_cli.cli import options
+from toast_cli.cli.values import Search, bytes_or_none, one_of, parse_fraction, seconds_or_none, whole_number
+from toast_cli.errors import ToastError, UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.pipeline import Request
+    from toast_cli.report.checks import Limits
+
+DEFAULT_TOLERANCE = "5%"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One program on one mesh, what is demanded of it, and the stored report it is compared with (empty: none).
+
+    update: write that report instead of comparing with it.
+    """
+
+    request: Request
+    limits: Limits
+    against: str = ""
+    update: bool = False
+
+
+def points_of(
+    programs: list[str], mesh: str, given: Mapping[str, Any], config: str | None, update: bool
+) -> list[Point]:
+    """The programs named on the command line, on the mesh named there."""
+    if not programs:
+        raise UsageError("no PROGRAM is given", hint="without --mesh, a project file says what to check")
+    if config is not None:
+        raise UsageError("both --config and --mesh are given", hint="a project file names its meshes itself")
+    if "against" in given and len(programs) > 1:
+        raise UsageError(
+            "one stored report for several programs", where="--against", hint="list them in a project file"
+        )
+    if "against" not in given:
+        for name in ("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance", "same-plan"):
+            if name in given:
+                raise UsageError(f"--{name} compares with a stored report", hint="give that report with --against FILE")
+        if update:
+            raise UsageError("--update writes a stored report", hint="say where with --against FILE")
+    return [make_point(program, mesh, given, update) for program in programs]
+
+
+def points_of_project(programs: list[str], given: Mapping[str, Any], config: str | None, update: bool) -> list[Point]:
+    """What the project file lists; of it only the programs named on the command line, if any are."""
+    from toast_cli.cli.project import DOCUMENTATION, find_project, read_project
+
+    if "against" in given:
+        raise UsageError(
+            "is for one program on one mesh", where="--against", hint="give --mesh, or write it to the project file"
+        )
+    path = Path(config) if config is not None else find_project(Path.cwd())
+    if path is None:
+        hint = f"give --mesh SPEC, or list checks in toast.yaml or [tool.toast] of pyproject.toml: {DOCUMENTATION}"
+        raise UsageError("no --mesh is given and there is no project file here or above", hint=hint)
+    if not path.is_file():
+        raise UsageError("no such file", where=f"--config: {path}", hint=DOCUMENTATION)
+    entries = read_project(path, given)
+    wanted = {Path(program).resolve() for program in programs}
+    if wanted:
+        missing = wanted - {Path(entry.program).resolve() for entry in entries}
+        if missing:
+            name = next(program for program in programs if Path(program).resolve() in missing)
+            raise UsageError(f"{path} lists no check of it", where=name, hint="give --mesh SPEC, or list it there")
+        entries = [entry for entry in entries if Path(entry.program).resolve() in wanted]
+    points = []
+    for entry in entries:
+        try:
+            points.append(make_point(entry.program, entry.mesh, entry.options, update))
+        except ToastError as error:
+            where = f"{entry.place}: {error.where.removeprefix('--')}".removesuffix(": ")
+            raise UsageError(error.what, where=where, hint=error.hint) from None
+    return points
+
+
+def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> Point:
+    """One point of these options by name. Raises UsageError at `--name` for values that cannot be read."""
+    from toast_cli.report.checks import Limits
+
+    shared = parse_fraction(given.get("tolerance", DEFAULT_TOLERANCE), "--tolerance")
+
+    def tolerance(name: str) -> float:
+        return parse_fraction(given[name], f"--{name}") if name in given else shared
+
+    limits = Limits(
+        max_bytes=bytes_or_none(given.get("max-memory"), "--max-memory"),
+        max_step_seconds=seconds_or_none(given.get("max-step-time"), "--max-step-time"),
+        max_communication_seconds=seconds_or_none(given.get("max-communication"), "--max-communication"),
+        time_tolerance=tolerance("time-tolerance"),
+        memory_tolerance=tolerance("memory-tolerance"),
+        communication_tolerance=tolerance("communication-tolerance"),
+        same_plan=given.get("same-plan", False),
+    )
+    request = options.make_request(
+        program,
+        mesh,
+        mesh_shape=given.get("mesh-shape"),
+        search=one_of(Search, "--search")(given.get("search", Search.mcts.value)),
+        budget=given.get("budget"),
+        iterations=whole_number(1, "--iterations")(given["iterations"]) if "iterations" in given else None,
+        seed=whole_number(0, "--seed")(given.get("seed", 0)),
+        memory_limit=given.get("memory-limit"),
+        keep_shardings=given.get("keep-shardings", False),
+        pins=given.get("pin"),
+        minimise=given.get("minimise"),
+        subject_to=given.get("subject-to"),
+    )
+    return Point(request, limits, given.get("against", ""), update)

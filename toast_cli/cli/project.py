@@ -1,0 +1,209 @@
+"""Project files: `toast.yaml`, or `[tool.toast]` of pyproject.toml, goes in; what bare `toast check` is to check comes out.
+
+Keys are the names of `toast check`'s options; those beside `checks` hold for every entry of it. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toast_cli.errors import UsageError
+
+NAMES = ("toast.yaml", "pyproject.toml")
+DOCUMENTATION = "see docs/ci.md"
+
+# Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
+KEYS = {
+    **dict.fromkeys(("program", "mesh", "pin", "minimise", "subject-to"), "texts"),
+    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against"), "text"),
+    **dict.fromkeys(("max-memory", "max-step-time", "max-communication"), "text"),
+    **dict.fromkeys(("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance"), "text"),
+    **dict.fromkeys(("iterations", "seed"), "whole"),
+    **dict.fromkeys(("keep-shardings", "same-plan"), "flag"),
+}
+_WANTED = {
+    "text": 'a text, e.g. "28GiB"',
+    "whole": "a whole number",
+    "flag": "true or false",
+    "texts": "a text or a list of texts",
+}
+# What ends the names of programs, for {program} in `against`.
+_SUFFIXES = (".gz", ".zst", ".mlir", ".mlirbc", ".stablehlo", ".hlo", ".pb", ".txt", ".bin")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One program on one mesh, with the options that hold for it by name. place: where it is written, for messages."""
+
+    program: str
+    mesh: str
+    options: Mapping[str, Any]
+    place: str
+
+
+def find_project(folder: Path) -> Path | None:
+    """The nearest project file in `folder` or above it; of pyproject.toml only one that has `[tool.toast]`."""
+    for place in (folder, *folder.parents):
+        for name in NAMES:
+            path = place / name
+            if path.is_file() and (name != "pyproject.toml" or _tool_section(path) is not None):
+                return path
+    return None
+
+
+def read_project(path: Path, given: Mapping[str, Any]) -> list[Entry]:
+    """Every program on every mesh that the file lists; options `given` on the command line win over the file's.
+
+    Raises UsageError, with the key's place, for what is wrong with it.
+    """
+    shown = _shown(path)
+    top = _mapping(_content(path, shown), shown)
+    listed = top.pop("checks", None)
+    if not isinstance(listed, list) or not listed:
+        raise UsageError("has no list of checks", where=shown, hint=DOCUMENTATION)
+    defaults = _options(top, shown)
+    entries: list[Entry] = []
+    for number, item in enumerate(listed):
+        place = f"{shown}: checks[{number}]"
+        merged = {**defaults, **_options(_mapping(item, place), place), **given}
+        entries += _entries(merged, path.parent, place)
+    _refuse_shared_reports(entries)
+    return entries
+
+
+def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Entry]:
+    """The programs x meshes of one item of the list."""
+    for key in ("program", "mesh"):
+        if key not in options:
+            raise UsageError(f"names no {key}", where=place, hint=f"add a line `{key}: …`; {DOCUMENTATION}")
+    rest = {key: value for key, value in options.items() if key not in ("program", "mesh")}
+    for pattern in options["program"]:
+        for program in _matching(root, pattern, place):
+            for name in options["mesh"]:
+                mesh = _shown(root / name) if (root / name).is_file() else name
+                filled = {**rest, **_report_path(rest, root, program, mesh, place)}
+                yield Entry(_shown(program), mesh, filled, place)
+
+
+def _matching(root: Path, pattern: str, place: str) -> list[Path]:
+    """The files that a path or pattern means, in order. A path without wildcards need not exist: reading it says so."""
+    if not any(letter in pattern for letter in "*?["):
+        return [root / pattern]
+    found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
+    if not found:
+        raise UsageError(f'no file matches "{pattern}"', where=place, hint=f"patterns are relative to {_shown(root)}")
+    return found
+
+
+def _report_path(options: Mapping[str, Any], root: Path, program: Path, mesh: str, place: str) -> dict[str, str]:
+    """`against` with {program}, {mesh} and {shape} filled in."""
+    if "against" not in options:
+        return {}
+    names = {
+        "program": program_name(program),
+        "mesh": Path(mesh).name.removesuffix(".yaml"),
+        "shape": str(options.get("mesh-shape", "default")).replace(",", "-").replace("=", ""),
+    }
+    try:
+        filled = options["against"].format_map(names)
+    except (KeyError, ValueError, IndexError, AttributeError):
+        hint = "use {program}, {mesh} and {shape}"
+        raise UsageError(f'against: cannot fill in "{options["against"]}"', where=place, hint=hint) from None
+    return {"against": _shown(root / filled)}
+
+
+def program_name(path: Path) -> str:
+    """`train` of `models/train.mlirbc.zst`."""
+    name = path.name
+    while (suffix := Path(name).suffix) in _SUFFIXES and suffix:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _refuse_shared_reports(entries: list[Entry]) -> None:
+    seen: dict[str, Entry] = {}
+    for entry in entries:
+        path = entry.options.get("against")
+        if path is not None and seen.setdefault(path, entry) is not entry:
+            raise UsageError(
+                f"two checks have the stored report {path}",
+                where=entry.place,
+                hint="put {program}, {mesh} or {shape} into `against`",
+            )
+
+
+def _options(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The keys with their values as the command line would have them; text for text, lists for what may be repeated."""
+    found: dict[str, Any] = {}
+    for key, value in facts.items():
+        name = key.replace("_", "-")
+        if name not in KEYS:
+            from toast_cli.hardware.yamltree import nearest
+
+            raise UsageError(f'unknown key "{key}"', where=place, hint=nearest(name, KEYS))
+        kind = KEYS[name]
+        read = _read(kind, value)
+        if read is None:
+            raise UsageError(f"{key} is {value!r:.40}, not {_WANTED[kind]}", where=place, hint=DOCUMENTATION)
+        found[name] = read
+    return found
+
+
+def _read(kind: str, value: Any) -> Any:
+    """The value as its kind wants it; None when it is of another."""
+    if kind == "flag":
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if kind == "whole":
+        return value if isinstance(value, int) else None
+    if kind == "text":
+        return str(value) if isinstance(value, str | int | float) else None
+    texts = [value] if isinstance(value, str) else value
+    return texts if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts) else None
+
+
+def _mapping(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UsageError("is no mapping of keys to values", where=place, hint=DOCUMENTATION)
+    return dict(value)
+
+
+def _content(path: Path, shown: str) -> Any:
+    if path.suffix == ".toml":
+        section = _tool_section(path)
+        if section is None:
+            raise UsageError("has no [tool.toast]", where=shown, hint=DOCUMENTATION)
+        return section
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=shown) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
+        raise UsageError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+
+
+def _tool_section(path: Path) -> Any:
+    """`[tool.toast]` of a pyproject.toml (or the file's top, for another name); None where there is none."""
+    try:
+        facts = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=_shown(path)) from None
+    except ValueError as error:
+        raise UsageError(f"not valid TOML: {error}", where=_shown(path)) from None
+    tool = facts.get("tool")
+    return tool.get("toast") if isinstance(tool, dict) else None
+
+
+def _shown(path: Path) -> str:
+    """The path from the working directory, or from the root where that is shorter."""
+    return min(os.path.relpath(path), os.path.abspath(path), key=len)  # noqa: PTH100 (links stay as they are written)
