@@ -86,7 +86,7 @@ def check(
         typer.Option(
             "--output-format",
             metavar="FORMAT[=FILE]",
-            help="text (default), json, junit or github, on stdout or into a file; repeatable.",
+            help="How to tell it: text (default), json, junit or github; on stdout or into a file; repeatable.",
         ),
     ] = None,
     mesh_shape: options.MeshShape = None,
