@@ -1,8 +1,15 @@
-"""Which values reach memory. One static pass, before any plan is known.
+"""Which values reach memory: what XLA's fusion makes of a program. Static, before any plan is known.
 
-A first model of what XLA's fusion does: elementwise work, broadcasts and conversions are computed where they are read; what
-contractions, convolutions, reductions, gathers, scatters and loops make or read lies in memory. A product followed by one
-elementwise reader is written only once, by that reader (output fusion).
+What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what only moves data,
+is computed where it is read: in a reduction, in a kernel of its own, or in a product, whose kernel computes its operands as it reads
+them and finishes its result before it writes it (XLA:TPU's input and output fusion, as seen in its compiled programs). A value that
+several kernels read is either computed again in each of them or written once and read; whichever moves fewer bytes. With n readers, a
+value of v bytes that is computed from i bytes in memory:
+
+    computed again: n i          written: i + v + n v
+
+(transcendental functions are no dearer than additions on units that have them in hardware). What comes straight out of a product is
+not computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`.
 """
 
 from __future__ import annotations
@@ -77,33 +84,18 @@ FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
 VIEWS = frozenset(
     f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
 )
-# Not worth computing twice: what takes a polynomial or an iteration an element. Everything else that is fusible is fused into
-# each of its readers, up to a few ops deep.
-EXPENSIVE = frozenset(
-    f"stablehlo.{name}"
-    for name in [
-        "exponential",
-        "exponential_minus_one",
-        "log",
-        "log_plus_one",
-        "logistic",
-        "tanh",
-        "cosine",
-        "sine",
-        "tan",
-        "atan2",
-        "power",
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "divide",
-        "remainder",
-        "dynamic_slice",
-        "concatenate",
-    ]
-)
-RECOMPUTED_DEPTH = 4
+PARTS = frozenset(f"stablehlo.{name}" for name in ("slice", "dynamic_slice"))
+NONE = -1
+ROUNDS = 2
+MOST_READERS = 8  # beyond so many, how many there are no longer matters
+MOST_SOURCES = 12  # arrays that one kernel reads
+RECOMPUTED_STEPS = 32  # ops in a row that are computed again
+MOST_FINISHED = 4  # results that one product's kernel writes
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
+
+
+_COMPUTING = frozenset({"stablehlo.reduce", "stablehlo.dynamic_update_slice"})
+_KEEPING = frozenset({CARRY, JOIN, RESULT})
 
 
 def is_fusible(name: str) -> bool:
@@ -116,43 +108,139 @@ def is_elementwise(name: str) -> bool:
 
 def materialised(program: Program, free: tuple[bool, ...]) -> list[bool]:
     """[values] whether each value is written to memory."""
-    ops, users = program.ops, program.users
-    stored = [False] * len(program.values)
-    depth = [0] * len(program.values)  # ops between a value and what it is computed from that is stored
-    for op in ops:
-        below = 1 + max((depth[v] for v in op.operands), default=0)
-        for value in op.results:
-            stored[value] = _stored(program, users[value], op, value, below, free)
-            depth[value] = 0 if stored[value] or free[value] else below - (op.name in VIEWS)
-    return stored
+    fusion = _Fusion(program, free)
+    for _ in range(ROUNDS):  # what is written depends on who reads it, and that on what is written further down
+        readers = _kernels_reading(program, fusion.stored)
+        fusion.decide(readers)
+    fusion.leave_to_readers(_kernels_reading(program, fusion.stored))
+    return fusion.stored
 
 
-def _stored(
-    program: Program, uses: list[tuple[int, int]], producer: Op, value: int, depth: int, free: tuple[bool, ...]
-) -> bool:
-    ops, name = program.ops, producer.name
-    if name in (ARGUMENT, CARRY, JOIN):
-        return True
-    readers = {u for u, _ in uses}
-    kept = any(ops[u].name in (CARRY, JOIN, RESULT) for u in readers)
-    if free[value]:
-        return kept and program.values[value].bytes > 1024
-    if any(ops[u].loop != producer.loop for u in readers):  # read inside a loop: nothing is fused across its boundary
-        return True
-    if name in PRODUCTS and len(readers) == 1:
-        (reader,) = readers
-        return not (is_elementwise(ops[reader].name) and _same_size(program, value, reader))
-    if not is_fusible(name):
-        return True
-    if kept:
-        return True
-    if name in VIEWS and depth <= 1:
-        return False
-    if any(not is_fusible(ops[u].name) and ops[u].name != "stablehlo.reduce" for u in readers):
-        return True
-    return len(readers) > 1 and (name in EXPENSIVE or name.startswith("chlo.") or depth > RECOMPUTED_DEPTH)
+def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int]]:
+    """[values] ops that end the kernels which read each value, about `MOST_READERS` at most."""
+    nobody: frozenset[int] = frozenset()
+    found = [nobody] * len(program.values)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        results = op.results
+        passes_on = len(results) == 1 and not stored[results[0]] and op.name not in PRODUCTS
+        ends = found[results[0]] if passes_on else nobody
+        ends = ends or frozenset((number,))
+        for value in op.operands:
+            known = found[value]
+            if not known:
+                found[value] = ends
+            elif len(known) < MOST_READERS and known is not ends:
+                found[value] = known | ends
+    return found
 
 
-def _same_size(program: Program, value: int, reader: int) -> bool:
-    result = program.ops[reader].results[0]
-    return program.values[result].shape == program.values[value].shape
+class _Fusion:
+    """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value -> bytes."""
+
+    def __init__(self, program: Program, free: tuple[bool, ...]) -> None:
+        self._program = program
+        self._free = free
+        self._sizes = [value.bytes for value in program.values]
+        self._settled = [self._settle(value) for value in range(len(program.values))]
+        self.stored = [bool(known) for known in self._settled]
+        self.sources: list[dict[int, int]] = [{}] * len(program.values)
+
+    def _settle(self, value: int) -> bool | None:
+        """True or False where it does not depend on what else is written, None where it does."""
+        program = self._program
+        maker = program.producer[value]
+        if maker < 0:
+            return False
+        ops, producer = program.ops, program.ops[maker]
+        name = producer.name
+        if name in (ARGUMENT, CARRY, JOIN):
+            return True
+        kept = crosses = False
+        for user, _ in program.users[value]:
+            reader = ops[user]
+            kept = kept or reader.name in _KEEPING
+            crosses = crosses or reader.loop != producer.loop
+        if self._free[value]:
+            return kept and self._sizes[value] > 1024
+        if kept or crosses:  # nothing is fused across a loop's boundary
+            return True
+        return None if name in PRODUCTS or is_fusible(name) else True
+
+    def decide(self, readers: list[frozenset[int]]) -> None:
+        """Which values are written, given the kernels that read each (`readers` [values])."""
+        stored, settled = self.stored, self._settled
+        unfinished = [False] * len(stored)  # the result of a product, in registers
+        steps = [0] * len(stored)  # ops between a value and what is read to compute it
+        for op in self._program.ops:
+            product = op.name in PRODUCTS
+            for value in op.results:
+                known = settled[value]
+                if known is not None:
+                    stored[value] = known
+                elif product or any(unfinished[v] for v in op.operands):
+                    stored[value] = not self._finished_by_reader(value)
+                    unfinished[value] = not stored[value]
+                    self.sources[value] = {value: self._sizes[value]} if product else self._read_by(op, value)
+                else:
+                    self.sources[value] = self._read_by(op, value)
+                    steps[value] = 1 + max((steps[v] for v in op.operands if not stored[v]), default=0)
+                    stored[value] = self._worth_writing(op, value, readers[value], steps[value])
+
+    def _read_by(self, op: Op, value: int) -> dict[int, int]:
+        read: dict[int, int] = {}
+        for v in op.operands:
+            if self.stored[v]:
+                read[v] = self._sizes[v]
+            elif not self._free[v]:
+                read.update(self.sources[v])
+        if op.name in PARTS:
+            most = self._sizes[value]
+            read = {v: min(size, most) for v, size in read.items()}
+        return read
+
+    def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int) -> bool:
+        ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
+        if any(not _computes_operands(ops[r].name) for r in readers):
+            return not (op.name in VIEWS and steps <= 1)
+        count = len(readers)
+        if count < 2:
+            return False
+        if steps > RECOMPUTED_STEPS or len(read) > MOST_SOURCES:
+            return True
+        size, whole = self._sizes[value], sum(read.values())
+        fresh = max((size for v, size in read.items() if ops[producer[v]].name in PRODUCTS), default=0)
+        return count * whole >= whole - fresh + size + count * size
+
+    def _finished_by_reader(self, value: int) -> bool:
+        """Whether one elementwise op of its size, in the kernel that makes the value, is all that reads it."""
+        readers = {u for u, _ in self._program.users[value]}
+        return len(readers) == 1 and self._finishes(min(readers), value)
+
+    def _finishes(self, reader: int, value: int) -> bool:
+        op = self._program.ops[reader]
+        if not (is_elementwise(op.name) or op.name in VIEWS):
+            return False
+        return self._program.values[op.results[0]].elements == self._program.values[value].elements
+
+    def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
+        """A product is not written itself where its kernel can finish and write all that is made of it."""
+        program = self._program
+        for number, op in enumerate(program.ops):
+            if op.name not in PRODUCTS or not self.stored[op.results[0]] or self._settled[op.results[0]]:
+                continue
+            value, ends = op.results[0], readers[op.results[0]]
+            if 1 < len(ends) <= MOST_FINISHED and all(self._made_at_once(number, value, end) for end in ends):
+                self.stored[value] = False
+
+    def _made_at_once(self, product: int, value: int, end: int) -> bool:
+        """Whether what op `end` writes can be written by the kernel of `product`: elementwise, and all else it reads is there."""
+        if not self._finishes(end, value) or not self.stored[self._program.ops[end].results[0]]:
+            return False
+        read = self._read_by(self._program.ops[end], self._program.ops[end].results[0])
+        return all(self._program.producer[v] <= product for v in read)
+
+
+def _computes_operands(name: str) -> bool:
+    """Whether the kernel of an op computes what it reads."""
+    return name in PRODUCTS or name in _COMPUTING or is_fusible(name)
