@@ -32,7 +32,7 @@ from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import collectives_in
 from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.verdict import Traffic, tolerance_of, traffic
+from toast_cli.verify.verdict import Traffic, traffic
 
 COLUMNS = {
     "program": "{program}", "plan": "{plan}", "compiler": "{compiler}", "ops": "{ops}", "constraints": "{constraints}",
@@ -108,7 +108,7 @@ def numbers(outcome: Outcome, written: bytes) -> str:
     errors = compare_numbers(original, written, outcome.problem.mesh.devices, timeout_seconds=MOST_SECONDS)
     if isinstance(errors, Failure):
         return errors.reason[:40]
-    wrong = [e for e in errors if not e.error <= tolerance_of(e.type)]
+    wrong = [e for e in errors if e.wrong]
     return f"{len(wrong)} of {len(errors)} differ" if wrong else "equal"
 
 

@@ -10,9 +10,10 @@ from toast_cli.verify import child
 from toast_cli.verify.child import Failure, abort_reason, ask
 from toast_cli.verify.collectives import Collective, collectives_in
 from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
+from toast_cli.verify.errors import ResultError, relative_error
 from toast_cli.verify.hlo_text import array_bytes
 from toast_cli.verify.inputs import random_inputs
-from toast_cli.verify.numbers import ResultError, compare_numbers, relative_error
+from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
 
 MESH = (("data", "model"), (4, 2))

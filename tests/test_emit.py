@@ -42,8 +42,8 @@ from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.verify.collectives import collectives_in
 from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
-from toast_cli.verify.numbers import relative_error
 
 DEVICES = 8
 Collectives = list[tuple[str, tuple[str, ...], float, float]]

@@ -154,6 +154,21 @@ def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
+def element_types(module: Any) -> set[str]:
+    """Element types, as MLIR prints them, of everything that operations in the module result in."""
+    seen: set[str] = set()
+
+    def visit(operation: Any) -> Any:
+        for result in operation.results:
+            seen.add(str(result.type))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    with module.context:
+        kinds = [shape_and_element_type(ir.Type.parse(kind)) for kind in seen]
+    return {kind[1] for kind in kinds if kind}
+
+
 def location_name(location: Any) -> str:
     """The name in a `NameLoc` (`params['w']`), else an empty string."""
     text = str(location)
@@ -275,14 +290,17 @@ def run_program(
 
     `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises RuntimeError.
     """
+    chosen = cpu_devices(devices)
+    return execute(compile_program(program, chosen, shardy=shardy), chosen, inputs, shapes)
+
+
+def execute(executable: Any, devices: list[Any], inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """One run of what `compile_program` made for `devices`; see `run_program`."""
     import jax
     from jax._src.sharding_impls import GSPMDSharding
 
-    chosen = cpu_devices(devices)
-    executable = compile_program(program, chosen, shardy=shardy)
-
     def shardings(found: Any, count: int) -> list[Any]:
-        return [GSPMDSharding(chosen, s) for s in found] if found else [GSPMDSharding.get_replicated(chosen)] * count
+        return [GSPMDSharding(devices, s) for s in found] if found else [GSPMDSharding.get_replicated(devices)] * count
 
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
     with jax.enable_x64(True):

@@ -1,7 +1,8 @@
 """Random inputs for a program: the same for the same seed.
 
-Enters: a parsed module and a seed. Leaves: one numpy array per argument. Floating-point numbers are normal with deviation 0.1, without
-their sign where a square root or logarithm is taken of them; integers lie in the range of what they index, else in [0, 8).
+Enters: a parsed module and a seed. Leaves: numpy arrays, one per argument. Floating-point numbers are normal with deviation 0.1, or near
+one where a square root or logarithm is taken of them; integers lie in the range of what they index, else in [0, 8). What is carried from run to
+run (`state`) and must not be negative, such as Adam's second moments, is small, so that what is added to it counts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli import xla
+from toast_cli.verify.state import new_versions
 from toast_cli.xla import ir
 
 FREE_RANGE = 8
+DEVIATION, SMALL = 0.1, 1e-4
 # Operations through which a number goes element by element.
 _ELEMENTWISE = (
     "reshape broadcast_in_dim transpose slice concatenate convert select clamp add multiply divide maximum minimum"
@@ -28,11 +31,25 @@ FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bf
 
 def random_inputs(module: Any, seed: int) -> list[NDArray[Any]]:
     """Arguments of `main`, in order."""
-    rng = np.random.default_rng(seed)
-    return [random_array(argument, rng) for argument in xla.main_function(module).arguments]
+    return input_sets(module, seed, 1)[0]
 
 
-def random_array(argument: Any, rng: np.random.Generator) -> NDArray[Any]:
+def input_sets(module: Any, seed: int, count: int) -> list[list[NDArray[Any]]]:
+    """[count][arguments of `main`]. All sets have the same state and differ in the other arguments.
+
+    So the difference between two runs is free of whatever the state alone contributes.
+    """
+    carried = {argument for paired in new_versions(module).values() for argument in paired}
+
+    def draw(number: int, argument: Any, run: int) -> NDArray[Any]:
+        state = number in carried
+        return random_array(argument, np.random.default_rng((seed, 0 if state else run, number)), state=state)
+
+    arguments = list(xla.main_function(module).arguments)
+    return [[draw(number, argument, run) for number, argument in enumerate(arguments)] for run in range(count)]
+
+
+def random_array(argument: Any, rng: np.random.Generator, *, state: bool) -> NDArray[Any]:
     """One argument."""
     import ml_dtypes
 
@@ -43,11 +60,12 @@ def random_array(argument: Any, rng: np.random.Generator) -> NDArray[Any]:
         name = element.replace("i", "int", 1)
         return rng.integers(0, index_range(argument), shape).astype(np.dtype(getattr(ml_dtypes, name, name)))
     if element.startswith("complex"):
-        values = rng.normal(0, 0.1, shape) + 1j * rng.normal(0, 0.1, shape)
+        values = rng.normal(0, DEVIATION, shape) + 1j * rng.normal(0, DEVIATION, shape)
         return values.astype(np.complex64 if "f32" in element else np.complex128)
-    numbers = rng.normal(0, 0.1, shape)
     if any(user.name in POSITIVE for user, _ in readers(argument)):
-        numbers = np.abs(numbers)
+        numbers = (SMALL if state else 1.0) * rng.uniform(0.5, 1.5, shape)
+    else:
+        numbers = rng.normal(0, DEVIATION, shape)
     name = FLOAT_NAMES.get(element) or f"float{element[1]}_{element[2:].lower()}"
     return numbers.astype(np.dtype(getattr(ml_dtypes, name, name)))
 

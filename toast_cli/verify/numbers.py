@@ -1,34 +1,30 @@
 """The partitioned program against the original: same random inputs, equal results.
 
-Enters: the bytes of both. Leaves: the largest error of each result, relative to the largest number in it.
+Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run twice, with the
+same state and different other inputs, and the original twice more on shaken inputs (see `errors`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toast_cli.verify.child import Failure, ask
 from toast_cli.verify.compile import Form, as_stablehlo
+from toast_cli.verify.errors import ResultError
 
 ORIGINAL, PARTITIONED = "original", "partitioned"
-# Relative error that reordering sums may cause, by the narrowest floating-point type a program computes in.
-TOLERANCES = {"f64": 1e-9, "f32": 2e-4, "bf16": 4e-2, "f16": 1e-2}
-
-
-@dataclass(frozen=True)
-class ResultError:
-    """One result: its type (`f32[8,16]`), and the largest difference over the largest absolute value in it (0: equal, inf: NaN in one only)."""
-
-    index: int
-    type: str
-    error: float
+RUNS = 2
+# Of the memory that is free, this much may be used for running both programs.
+_SHARE_OF_MEMORY = 0.8
+# What a virtual CPU machine gets done, roughly, where a program is large enough for the question to matter.
+_FLOPS_PER_SECOND = 2e9
 
 
 def compare_numbers(
@@ -42,12 +38,12 @@ def compare_numbers(
     timeout_seconds: float = 600.0,
 ) -> list[ResultError] | Failure:
     """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child process."""
-    request = {"form": form, "devices": devices, "shardy": shardy, "seed": seed}
+    request = {"form": form, "devices": devices, "shardy": shardy, "seed": seed, "seconds": timeout_seconds}
     files = {ORIGINAL: original, PARTITIONED: partitioned}
     answer = ask("numbers", request, files, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return answer
-    return [ResultError(**error) for error in answer.facts["errors"]]
+    return [ResultError(**{**error, "looks": tuple(error["looks"])}) for error in answer.facts["errors"]]
 
 
 # -- in the child -----------------------------------------------------------------------------------------------------
@@ -56,23 +52,61 @@ def compare_numbers(
 def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Runs both programs and compares."""
     from toast_cli import xla
-    from toast_cli.verify.inputs import random_inputs
+    from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
+    from toast_cli.verify.inputs import input_sets
+    from toast_cli.verify.state import new_versions
 
     original = (folder / ORIGINAL).read_bytes()
     module = xla.parse_module(xla.make_context(), original)
     refuse_callbacks(module)
-    inputs = random_inputs(module, request["seed"])
-    kinds = list(xla.main_function(module).type.results)
-    types = [xla.shape_and_element_type(kind) or ((), str(kind)) for kind in kinds]
+    types = [xla.shape_and_element_type(kind) or ((), str(kind)) for kind in xla.main_function(module).type.results]
     shapes = [shape for shape, _ in types]
-    whole = xla.run_program(original, inputs, shapes, own_devices(module), shardy=True)
     partitioned = as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"])
-    split = xla.run_program(partitioned, inputs, shapes, request["devices"], shardy=request["shardy"])
-    errors = [
-        {"index": k, "type": f"{element}[{','.join(map(str, shape))}]", "error": relative_error(a, b)}
-        for k, ((shape, element), a, b) in enumerate(zip(types, whole, split, strict=True))
-    ]
-    return {"errors": errors}
+    programs = [(original, own_devices(module), True), (partitioned, request["devices"], request["shardy"])]
+    loaded = []
+    for program, count, shardy in programs:
+        devices = xla.cpu_devices(count)
+        loaded.append((xla.compile_program(program, devices, shardy=shardy), devices))
+    refuse_large([(executable, len(devices)) for executable, devices in loaded], request["seconds"])
+    inputs = input_sets(module, request["seed"], RUNS)
+    narrowest, rng = narrowest_float(xla.element_types(module)), np.random.default_rng(request["seed"])
+    versions = new_versions(module)
+
+    def run(program: int, arrays: list[list[Any]]) -> Runs:
+        results = [xla.execute(*loaded[program], one, shapes) for one in arrays]
+        return Runs(results, {k: [arrays[0][number] for number in numbers] for k, numbers in versions.items()})
+
+    shaken = run(0, [shake(one, narrowest, rng) for one in inputs])
+    names = [f"{element}[{','.join(map(str, shape))}]" for shape, element in types]
+    errors = result_errors(names, narrowest, run(0, inputs), shaken, run(1, inputs))
+    return {"errors": [asdict(error) for error in errors]}
+
+
+def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
+    """Raises `ValueError` when running compiled programs on so many virtual devices would take more memory or time than there is."""
+    needed = flops = 0.0
+    for executable, devices in executables:
+        memory = executable.get_compiled_memory_stats()
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        needed = max(needed, devices * held)
+        analysis = executable.cost_analysis()
+        flops += RUNS * devices * max(float(analysis.get("flops", 0.0)), 0.0)
+    free = free_bytes()
+    if needed > _SHARE_OF_MEMORY * free:
+        raise ValueError(f"running it takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free here")
+    if flops / _FLOPS_PER_SECOND > seconds:
+        raise ValueError(
+            f"running it takes {flops:.1e} operations, some {flops / _FLOPS_PER_SECOND / 60:.0f} minutes here"
+        )
+
+
+def free_bytes() -> int:
+    """Memory that can be had without swapping; where the system does not say, all there is."""
+    try:
+        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def refuse_callbacks(module: Any) -> None:
@@ -92,16 +126,3 @@ def own_devices(module: Any) -> int:
         return 1
     meshes = [str(mesh.attributes["mesh"]) for mesh in xla.walk_ops(module, "sdy.mesh")]
     return max(prod(int(size) for size in re.findall(r"=(\d+)", mesh)) for mesh in meshes)
-
-
-def relative_error(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """Largest difference over the largest finite absolute value; what is not finite must be so in both."""
-    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    a, b = expected.astype(wide), found.astype(wide)
-    finite = np.isfinite(a)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(a[finite]).max())
-    return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)

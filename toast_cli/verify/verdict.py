@@ -17,7 +17,8 @@ from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import Collective, collectives_in
 from toast_cli.verify.compile import CompiledFacts, Form, compile_on_cpu
-from toast_cli.verify.numbers import TOLERANCES, compare_numbers
+from toast_cli.verify.errors import excess
+from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.promises import Promises
 
 SCHEMA = "toast.verify/1"
@@ -98,31 +99,30 @@ def verify(
 
 
 def check_numbers(original: bytes, program: bytes, form: Form, devices: int) -> Part:
-    """Same seeded inputs to both programs on virtual CPU devices, results within tolerance."""
+    """Same seeded inputs to both programs on virtual CPU devices, results within what rounding explains."""
     errors = compare_numbers(original, program, devices, form=form, shardy=form == "stablehlo")
     if isinstance(errors, Failure):
         return Part("numbers", "unchecked", f"could not run: {errors.reason}")
-    largest = max((e.error for e in errors), default=0.0)
-    wrong = [e for e in errors if not e.error <= tolerance_of(e.type)]
-    facts = {"results": len(errors), "wrong": [e.index for e in wrong], "largest_error": largest}
+    wrong = [e for e in errors if e.wrong]
+    facts = {"results": len(errors), "wrong": [asdict(e) for e in wrong]}
+    if not errors:
+        return Part("numbers", "unchecked", "the program has no results", facts)
+    worst = max(errors, key=lambda e: excess(e.error, e.allowed))
+    facts["worst"] = asdict(worst)
     if wrong:
-        return Part(
-            "numbers",
-            "disagreed",
-            f"{len(wrong)} of {len(errors)} results differ, the first is result {wrong[0].index}",
-            facts,
+        text = (
+            f"{len(wrong)} of {len(errors)} results differ: the {worst.what} of result {worst.index} ({worst.type}) by "
+            f"{worst.error:.1e} of its size, {worst.allowed:.0e} may be rounding"
         )
-    return Part("numbers", "agreed", f"{_all(len(errors))} equal, largest error {largest:.1e}", facts)
+        return Part("numbers", "disagreed", text, facts)
+    if not any(e.looks for e in errors):
+        return Part("numbers", "unchecked", "rounding alone changes every result by half its size", facts)
+    text = f"{_all(len(errors))} equal; largest error {worst.error:.1e}, {worst.allowed:.0e} may be rounding"
+    return Part("numbers", "agreed", text, facts)
 
 
 def _all(results: int) -> str:
     return "the one result is" if results == 1 else f"all {results} results are"
-
-
-def tolerance_of(kind: str) -> float:
-    """Relative error allowed in a result of this type (`f32[8]`); its inputs may have been narrower, so never below bf16's for floats."""
-    dtype = kind.partition("[")[0].removeprefix("complex<").removesuffix(">")
-    return max(TOLERANCES.get(dtype, 0.0), TOLERANCES["bf16"]) if dtype in TOLERANCES else 0.0
 
 
 def check_collectives(

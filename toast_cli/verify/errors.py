@@ -1,0 +1,160 @@
+"""How far two sets of results are apart, looked at so that a small wrong part does not hide behind a large right one.
+
+Enters: the results of two programs in two runs that differ in what is not state, and what becomes of the first program's results when its
+inputs are shaken by one rounding error. Leaves: one `ResultError` for each result, the worst of three looks at it:
+
+* *value*: the result itself;
+* *change*: the result minus the argument that it is a new version of, so that in `p - lr * g` the step counts and not `p`;
+* *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only what depends on `g` counts.
+
+What is allowed comes from the narrowest floating-point type that the program computes in and from the shaking, which tells how much
+rounding errors grow on the way. A look of which rounding may be half is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# Error that rounding in another order may cause, relative to the largest number, by the narrowest floating-point type computed in.
+TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
+NARROWER = 0.3  # eight bits and fewer
+_EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+_NARROWER_EPSILON = 2.0**-3
+# Sums in another order round more than once where the shaken inputs are off once; measured on the sample models, twice as far at most.
+_SHAKEN = 4.0
+# Each of two rounded numbers is off by half a unit in its last place, twice over for what led to it.
+_ULPS = 4.0
+_SWAMPED = 0.5
+
+
+@dataclass(frozen=True)
+class ResultError:
+    """The worst look at one result.
+
+    Attributes:
+        type: `f32[8,16]`. what: which look, "value", "change" or "response". looks: those taken; none where all is rounding.
+        error: largest difference over the largest absolute number (0: equal, inf: not finite in one only). allowed: as much may be rounding.
+    """
+
+    index: int
+    type: str
+    what: str
+    error: float
+    allowed: float
+    looks: tuple[str, ...] = ("value",)
+
+    @property
+    def wrong(self) -> bool:
+        return not self.error <= self.allowed
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a program made of its runs: `results` [runs][results], and [results] what each is a new version of in the first run."""
+
+    results: list[list[Array]]
+    before: dict[int, list[Array]]
+
+
+def result_errors(types: list[str], narrowest: str, expected: Runs, shaken: Runs, found: Runs) -> list[ResultError]:
+    """Judges every result.
+
+    Args:
+        types: [results] as `f32[8,16]`. narrowest: the narrowest floating-point type computed in.
+        expected, shaken: of the whole program, on the inputs and on shaken ones. found: of the partitioned program.
+    """
+    return [worst_look(k, kind, narrowest, expected, shaken, found) for k, kind in enumerate(types)]
+
+
+def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Runs, found: Runs) -> ResultError:
+    """One result: the look whose error exceeds what is allowed the most."""
+    element = kind.partition("[")[0].removeprefix("complex<").removesuffix(">")
+    size = max(largest(run[index]) for run in expected.results)
+    taken: list[tuple[str, float, float]] = []
+    for (what, a), (_, trembling), (_, b) in zip(
+        looks(expected, index), looks(shaken, index), looks(found, index), strict=True
+    ):
+        floor = 0.0 if what == "value" else _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
+        allowed = max(tolerance_of(element, narrowest), _SHAKEN * relative_error(a, trembling)) + floor
+        if allowed < _SWAMPED:
+            taken.append((what, relative_error(a, b), allowed))
+    if not taken:
+        return ResultError(index, kind, "value", 0.0, float("inf"), ())
+    what, error, allowed = max(taken, key=lambda look: excess(look[1], look[2]))
+    return ResultError(index, kind, what, error, allowed, tuple(dict.fromkeys(look[0] for look in taken)))
+
+
+def looks(runs: Runs, index: int) -> Iterator[tuple[str, Array]]:
+    """What to compare of one result."""
+    first, *others = (wide(run[index]) for run in runs.results)
+    for array in (first, *others):
+        yield "value", array
+    if np.issubdtype(first.dtype, np.inexact):
+        for old in runs.before.get(index, []):
+            yield "change", first - wide(old)
+        for array in others:
+            yield "response", array - first
+
+
+def shake(arrays: list[Array], narrowest: str, rng: np.random.Generator) -> list[Array]:
+    """Floating-point arrays off by up to one rounding error of a type; the others as they are."""
+    epsilon = _EPSILON.get(narrowest, _NARROWER_EPSILON)
+
+    def shaken(array: Array) -> Array:
+        numbers = wide(array)
+        if not np.issubdtype(numbers.dtype, np.inexact):
+            return array
+        return (numbers * (1 + epsilon * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+
+    return [shaken(array) for array in arrays]
+
+
+def tolerance_of(element: str, narrowest: str) -> float:
+    """Relative error allowed in a result of one element type; whole numbers are equal or wrong."""
+    if not element.startswith(("f", "bf")):
+        return 0.0
+    return max(TOLERANCES.get(narrowest, NARROWER), TOLERANCES.get(element, NARROWER))
+
+
+def excess(error: float, allowed: float) -> float:
+    """How many times an error is what is allowed."""
+    return error / allowed if allowed else float("inf") if error else 0.0
+
+
+def relative_error(expected: Array, found: Array) -> float:
+    """Largest difference over the largest finite absolute value; what is not finite must be so in both."""
+    a, b = wide(expected), wide(found)
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    return float(np.abs(a[finite] - b[finite]).max()) / (largest(a) or 1.0)
+
+
+def largest(array: Array) -> float:
+    """The largest finite absolute value; 0 where there is none."""
+    numbers = np.abs(wide(array))
+    finite = numbers[np.isfinite(numbers)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def wide(array: Array) -> Array:
+    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are."""
+    if np.iscomplexobj(array):
+        return array.astype(np.complex128)
+    return array if array.dtype.kind in "iub" else array.astype(np.float64)
+
+
+def narrowest_float(elements: set[str]) -> str:
+    """Of element types as MLIR prints them, the floating-point one that holds the fewest digits; f64 where there is none."""
+    floats = {element.removeprefix("complex<").removesuffix(">") for element in elements}
+    known = [element for element in floats if element.startswith(("f", "bf"))]
+    return max(known, key=lambda element: TOLERANCES.get(element, NARROWER), default="f64")

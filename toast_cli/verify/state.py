@@ -1,0 +1,57 @@
+"""What a program carries from one run to the next: arguments that come back changed, such as parameters and moments.
+
+Enters: a parsed module. Leaves: for each result the arguments that it is a new version of. Donation says so outright; without it, so does
+a result that has an argument's type and is reached from it element by element (`p - lr * g` from `p`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli import xla
+
+# Operations whose result has, element by element, to do with operands of its shape.
+_WORDS = (
+    "add subtract multiply divide maximum minimum select clamp convert negate abs sqrt rsqrt power exponential log "
+    "dynamic_update_slice reshape"
+)
+_ELEMENTWISE = frozenset(f"stablehlo.{word}" for word in _WORDS.split())
+
+
+def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
+    """Result number -> numbers of the arguments it is a new version of, where there are any."""
+    main = xla.main_function(module)
+    arguments = list(main.arguments)
+    number = {argument: k for k, argument in enumerate(arguments)}
+    donated = aliases(main, len(arguments))
+    returned = list(main.entry_block.operations)[-1].operands
+    found: dict[int, tuple[int, ...]] = {}
+    for result, value in enumerate(returned):
+        reached = {number[origin] for origin in origins(value) if origin in number and origin.type == value.type}
+        reached |= {k for k, alias in donated.items() if alias == result and arguments[k].type == value.type}
+        if reached:
+            found[result] = tuple(sorted(reached))
+    return found
+
+
+def aliases(main: Any, count: int) -> dict[int, int]:
+    """Argument number -> number of the result that takes over its buffer."""
+    attributes = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
+    return {k: int(a["tf.aliasing_output"].value) for k, a in enumerate(attributes) if "tf.aliasing_output" in a}
+
+
+def origins(value: Any) -> list[Any]:
+    """Values from which `value` is reached element by element, itself among them."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        operation = waiting.pop().owner
+        operation = getattr(operation, "operation", operation)
+        if getattr(operation, "name", "") not in _ELEMENTWISE:
+            continue
+        shape = xla.shape_and_element_type(operation.results[0].type)
+        for operand in operation.operands:
+            found = xla.shape_and_element_type(operand.type)
+            if operand not in seen and found and shape and found[0] == shape[0]:
+                seen.add(operand)
+                waiting.append(operand)
+    return list(seen)
