@@ -17,7 +17,7 @@ from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import Collective
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.promises import read_promises
-from toast_cli.verify.verdict import tolerance_of, traffic, wire_bytes
+from toast_cli.verify.verdict import traffic, wire_bytes
 
 ROOT = Path(__file__).parents[1]
 MLP = ROOT / "sample_models" / "mlp_tiny.mlir"
@@ -64,7 +64,7 @@ def test_sums_in_another_order_are_equal(tmp_path: Path, capsys: pytest.CaptureF
     assert run(["verify", str(program), "--report", str(report), "--against", str(original)]) == 0
     said = capsys.readouterr().out
     assert (
-        "all 2 results are equal, largest error 0.0e+00" not in said
+        "all 2 results are equal; largest error 0.0e+00" not in said
     )  # rounded otherwise, so the tolerance was needed
     assert "KiB, predicted" in said or " B, predicted" in said
 
@@ -108,13 +108,6 @@ def test_equivalent_reductions_weigh_the_same() -> None:
     compiled = [Collective("all-reduce", ("data",), 4_000_000, 1.0)]
     sent = wire_bytes(traffic(compiled, promised), {"data": 4})
     assert sent == {("data",): (2 * 3 * 1_000_000, 2 * 4_000_000 * 3 / 4)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "tolerance"), [("f32[8]", 0.04), ("f64[]", 0.04), ("complex<f32>[2]", 0.04), ("i32[4]", 0.0)]
-)
-def test_tolerances(kind: str, tolerance: float) -> None:
-    assert tolerance_of(kind) == tolerance
 
 
 def test_cycles_count_loops() -> None:

@@ -81,7 +81,9 @@ def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Ru
     for (what, a), (_, trembling), (_, b) in zip(
         looks(expected, index), looks(shaken, index), looks(found, index), strict=True
     ):
-        floor = 0.0 if what == "value" else _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
+        floor = (
+            0.0 if what == "value" else _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
+        )
         allowed = max(tolerance_of(element, narrowest), _SHAKEN * relative_error(a, trembling)) + floor
         if allowed < _SWAMPED:
             taken.append((what, relative_error(a, b), allowed))
@@ -103,17 +105,21 @@ def looks(runs: Runs, index: int) -> Iterator[tuple[str, Array]]:
             yield "response", array - first
 
 
-def shake(arrays: list[Array], narrowest: str, rng: np.random.Generator) -> list[Array]:
-    """Floating-point arrays off by up to one rounding error of a type; the others as they are."""
+def shake(arrays: list[Array], narrowest: str, seed: int) -> list[Array]:
+    """Floating-point arrays off by up to one rounding error of a type; the others as they are.
+
+    Array k is shaken alike whatever is in it, so that state which two runs share stays shared.
+    """
     epsilon = _EPSILON.get(narrowest, _NARROWER_EPSILON)
 
-    def shaken(array: Array) -> Array:
+    def shaken(k: int, array: Array) -> Array:
         numbers = wide(array)
         if not np.issubdtype(numbers.dtype, np.inexact):
             return array
-        return (numbers * (1 + epsilon * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+        factor = 1 + epsilon * np.random.default_rng((seed, k)).uniform(-1, 1, array.shape)
+        return (numbers * factor).astype(array.dtype)
 
-    return [shaken(array) for array in arrays]
+    return [shaken(k, array) for k, array in enumerate(arrays)]
 
 
 def tolerance_of(element: str, narrowest: str) -> float:
