@@ -1,6 +1,41 @@
 """toast: decides how to split a large array program over a mesh of accelerators.
 
-The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.cli` is the command line.
+    import toast_cli as toast
+
+    plan = toast.partition(jax.jit(step).lower(params, batch), mesh="v4-32")
+    fast = toast.jit(step, mesh="v4-32")
+
+The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api` and `toast_cli.compiled` are the calls above, `toast_cli.cli`
+the command line. Nothing is imported before it is used.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toast_cli.api import Plan as Plan
+    from toast_cli.api import partition as partition
+    from toast_cli.compiled import jit as jit
+    from toast_cli.errors import ToastError as ToastError
+
 __version__ = "0.1.0"
+__all__ = ["Plan", "ToastError", "__version__", "jit", "partition"]
+
+_HOMES = {
+    "Plan": "toast_cli.api",
+    "partition": "toast_cli.api",
+    "jit": "toast_cli.compiled",
+    "ToastError": "toast_cli.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -37,7 +37,7 @@ Progress = Callable[[str, float, float, int, float], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for; see `toast partition --help`."""
+    """What the user asks for; see `toast partition --help`. `content` is the program itself where it is in no file."""
 
     program: str
     mesh: str
@@ -52,6 +52,7 @@ class Request:
     pins: tuple[str, ...] = ()
     minimise: tuple[str, ...] = ()
     subject_to: tuple[str, ...] = ()
+    content: bytes | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -96,7 +97,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         meshes = choose_meshes(spec, request)
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
-        source = load(request.program, keep_shardings=request.keep_shardings)
+        source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):

@@ -46,6 +46,17 @@ def parse_portable_artifact(context: Any, artifact: bytes) -> Any:
     return _stablehlo.deserialize_portable_artifact(context, artifact)
 
 
+def write_portable_artifact(bytecode: bytes) -> bytes:
+    """A StableHLO portable artifact, of this jaxlib's version, of MLIR text or bytecode; Shardy's shardings stay in it."""
+    module = parse_module(make_context(), bytecode)
+    return bytes(_jax.mlir.serialize_portable_artifact(module, _stablehlo.get_current_version(), True))
+
+
+def kept_arguments(lowered: Any) -> tuple[int, ...]:
+    """Of a `jax.stages.Lowered`: which leaves of the function's arguments are arguments of the program (it drops unused ones)."""
+    return tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
+
+
 def write_bytecode(module: Any) -> bytes:
     """The module as MLIR bytecode, locations included."""
     buffer = io.BytesIO()

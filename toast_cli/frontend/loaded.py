@@ -1,4 +1,4 @@
-"""The frontend's first half in one call: what enters is a path, what leaves is a normalised module."""
+"""The frontend's first half in one call: what enters is a path (or bytes), what leaves is a normalised module."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class LoadedModule:
     notices: tuple[str, ...]
 
 
-def load_module(path: str, *, keep_shardings: bool = False) -> LoadedModule:
-    """Reads, recognises, parses and normalises the program in a file (`-`: standard input).
+def load_module(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> LoadedModule:
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at hand.
 
     Raises `InputError` saying where and what to try.
     """
-    data = read_bytes(path)
+    data = read_bytes(path) if content is None else content
     kind, module = parse(data, source_name(path))
     from toast_cli.frontend.normalise import normalise
     from toast_cli.xla import ir

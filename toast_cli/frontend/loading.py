@@ -14,9 +14,12 @@ from toast_cli.frontend.source import Source
 from toast_cli.program.pins import NO_PINS, Pins
 
 
-def load(path: str, *, keep_shardings: bool = False) -> Source:
-    """Reads a program in any known format. Raises `InputError` with place and hint when that is not possible."""
-    loaded = load_module(path, keep_shardings=keep_shardings)
+def load(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> Source:
+    """Reads a program in any known format: the file's, or `content`, which `path` then only names.
+
+    Raises `InputError` with place and hint when that is not possible.
+    """
+    loaded = load_module(path, keep_shardings=keep_shardings, content=content)
     return read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
 
 

@@ -14,6 +14,8 @@ from toast_cli.plan.iteration import PinnedLayout
 from toast_cli.program.model import RESULT, Program
 from toast_cli.program.pins import Pin, Pins
 
+_KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")
+
 
 def number_pins(
     program: Program, mesh: Mesh, wishes: tuple[str, ...], stated: Pins
@@ -62,10 +64,19 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
 
 
 def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    """Whether a pattern means this argument or result: `*` is anything, brackets and quotes, of which paths are full, themselves."""
+    """Whether a pattern means this argument or result, by its number, its path, or its path in the style of Flax and Orbax.
+
+    `*` (or `.*`) is anything; brackets and quotes, of which paths are full, are themselves.
+    """
     if pattern == f"{kind}{index}":
         return True
-    return bool(path) and re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path) is not None
+    expression = ".*".join(map(re.escape, pattern.replace(".*", "*").split("*")))
+    return bool(path) and any(re.fullmatch(expression, name) for name in (path, slash_path(path)))
+
+
+def slash_path(path: str) -> str:
+    """`params['layers'][0].kernel` -> `params/layers/0/kernel`."""
+    return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
 
 
 def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedLayout:

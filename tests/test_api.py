@@ -1,0 +1,184 @@
+"""The tool from Python: what `toast.partition` takes, and its answer in JAX's words; `toast.jit` on virtual devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import toast_cli as toast
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPE = {"data": 4, "model": 2}
+PINS = ("params['up']=data,model", "batch/x=data")
+
+
+def step(params: Any, unused: jax.Array, batch: Any) -> Any:
+    def loss(p: Any) -> jax.Array:
+        return jnp.mean((jnp.tanh(batch["x"] @ p["up"]) @ p["down"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), {"loss": value}
+
+
+ARGUMENTS = (
+    {"down": jax.ShapeDtypeStruct((512, 128), jnp.float32), "up": jax.ShapeDtypeStruct((128, 512), jnp.float32)},
+    jax.ShapeDtypeStruct((3,), jnp.float32),
+    {"x": jax.ShapeDtypeStruct((64, 128), jnp.float32)},
+)
+STEP = jax.jit(step, donate_argnums=0)
+
+
+def plan_of(program: Any, **options: Any) -> toast.Plan:
+    return toast.partition(program, "h100-8", mesh_shape=SHAPE, pins=PINS, search="greedy", **options)
+
+
+@pytest.fixture(scope="module")
+def plan() -> toast.Plan:
+    return plan_of(STEP.lower(*ARGUMENTS))
+
+
+def test_specs_have_the_trees_of_the_function(plan: toast.Plan) -> None:
+    params, unused, batch = plan.in_specs()
+    assert params["up"] == P("data", "model")
+    assert unused == P(), "an argument that the function does not use"
+    assert batch == {"x": P("data")}
+    results = plan.out_specs()
+    assert jax.tree.structure(results, is_leaf=lambda x: isinstance(x, P)) == jax.tree.structure(
+        jax.eval_shape(step, *ARGUMENTS)
+    )
+    assert results[0]["up"] == P("data", "model"), "it takes the argument's buffer"
+    assert results[1]["loss"] == P()
+
+
+def test_shardings_are_for_a_mesh_with_the_plans_axes(plan: toast.Plan) -> None:
+    mesh = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
+    assert plan.in_shardings(mesh)[0]["up"] == jax.sharding.NamedSharding(mesh, P("data", "model"))
+    assert plan.out_shardings(mesh)[1]["loss"].spec == P()
+    for sizes, names in (((8,), ("data",)), ((2, 4), ("data", "model"))):
+        other = AbstractMesh(sizes, names, (AxisType.Auto,) * len(sizes))
+        with pytest.raises(toast.ToastError, match=r"axis '(model|data)' of size"):
+            plan.in_shardings(other)
+    with pytest.raises(toast.ToastError, match="the plan is for 8 devices, and JAX sees 1"):
+        plan.mesh(jax.devices()[:1])
+
+
+def test_every_form_of_a_program_gives_the_same_plan(plan: toast.Plan, tmp_path: Path) -> None:
+    lowered = STEP.lower(*ARGUMENTS)
+    exported = export.export(STEP)(*ARGUMENTS)
+    path = tmp_path / "step.mlir"
+    path.write_text(lowered.as_text(debug_info=True))
+    flat = list(jax.tree.leaves(plan.in_specs(), is_leaf=lambda x: isinstance(x, P)))
+    for program in (exported, path, str(path), path.read_bytes()):
+        other = plan_of(program)
+        assert other.report.plan == plan.report.plan
+        if program is exported:
+            assert other.in_specs() == plan.in_specs()
+        else:
+            assert other.in_specs() == (flat[0], flat[1], flat[3]), "flat, and without what the program does not have"
+
+
+def test_the_plan_says_what_it_is(plan: toast.Plan) -> None:
+    assert plan.axes == SHAPE
+    assert plan.fits
+    assert "train" not in repr(plan)
+    assert "ms a step" in repr(plan)
+    assert plan.report.program.name == "step"
+    for name, axes in plan.logical_axis_rules():
+        assert isinstance(name, str)
+        assert set([axes] if isinstance(axes, str) else axes) <= set(SHAPE)
+
+
+def test_constraints_and_programs(plan: toast.Plan, tmp_path: Path) -> None:
+    assert all("with_sharding_constraint" in one.line for one in plan.constraints)
+    assert b"sdy.mesh" in plan.program()
+    target = tmp_path / "sharded.hlo"
+    plan.save(target)
+    assert target.read_text().startswith("HloModule")
+    with pytest.raises(toast.ToastError, match="format"):
+        plan.save(tmp_path / "sharded.what")
+
+
+@pytest.mark.parametrize(
+    ("program", "mesh", "message"),
+    [
+        (3, "h100-8", "cannot partition a int"),
+        ("nowhere.mlir", "h100-8", "no such file"),
+        (b"", "h100-8", "<bytes>: the program is empty"),
+        (ROOT / "sample_models/mlp_tiny.mlir", "h100-9", "no mesh specification"),
+    ],
+)
+def test_bad_input_is_a_toast_error(program: Any, mesh: str, message: str) -> None:
+    with pytest.raises(toast.ToastError, match=message):
+        toast.partition(program, mesh)
+
+
+def test_nothing_is_imported_before_it_is_used() -> None:
+    code = "import sys, toast_cli; assert 'Plan' in dir(toast_cli); print('jax' in sys.modules, 'numpy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "False False\n"
+    with pytest.raises(AttributeError, match="no attribute 'toaster'"):
+        toast.toaster  # noqa: B018
+
+
+JIT = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+import toast_cli as toast
+
+def f(w, x, scale, unused, *, kind, shift):
+    y = jnp.tanh(x @ w["a"]) @ w["b"] * scale + shift
+    return {"y": y if kind == "plain" else -y, "w": jax.tree.map(lambda v: v * 2, w)}
+
+key = jax.random.key(0)
+w = {"a": jax.random.normal(key, (128, 512)), "b": jax.random.normal(key, (512, 128))}
+x = jax.random.normal(key, (64, 128))
+g = toast.jit(f, mesh="h100-8", mesh_shape="data=4,model=2", pins=["w['a']=None,model", "x=data"],
+              donate_argnums=0, static_argnames=("kind", "scale"))
+plain = jax.jit(f, static_argnames=("kind", "scale"))
+for kind in ("plain", "negative", "plain"):
+    mine = g(jax.tree.map(jnp.copy, w), x, 3, None, kind=kind, shift=0.5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-4), mine, plain(w, x, 3, None, kind=kind, shift=0.5))
+assert len(g._known) == 2, "one program per static value"
+assert mine["w"]["a"].sharding.spec == jax.sharding.PartitionSpec(None, "model"), mine["w"]["a"].sharding
+assert g.plan(w, x, 3, None, kind="plain", shift=0.5).report.mesh.axes == {"data": 4, "model": 2}
+assert "all-reduce" in g.lower(w, x, 3, None, kind="plain", shift=0.5).compile().as_text()
+donated = jax.tree.map(jnp.copy, w)
+donated = jax.device_put(donated, g.plan(w, x, 3, None, kind="plain", shift=0.5).in_shardings()[0])
+g(donated, x, 3, None, kind="plain", shift=0.5)
+assert donated["a"].is_deleted(), "the buffer was given away"
+outer = jax.jit(lambda w, x: g(w, x, 3, None, kind="plain", shift=0.5)["y"] + 1)
+np.testing.assert_allclose(outer(w, x), plain(w, x, 3, None, kind="plain", shift=0.5)["y"] + 1, rtol=2e-5, atol=2e-4)
+print("right")
+"""
+
+
+def on_8_devices(*command: str) -> str:
+    """Standard output of a Python process that sees 8 CPU devices."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    found = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_jit_runs_sharded_and_gives_the_same_numbers() -> None:
+    assert on_8_devices("-c", JIT) == "right\n"
+
+
+def test_the_example_trains_as_on_one_device() -> None:
+    lines = on_8_devices("docs/examples/train.py").splitlines()
+    losses = [tuple(map(float, line.split()[1:])) for line in lines[2:-1]]
+    assert len(losses) == 5
+    assert losses[-1][1] < losses[0][1]
+    assert all(abs(one - eight) < 1e-3 * one for one, eight in losses)

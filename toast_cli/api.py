@@ -1,0 +1,279 @@
+"""The tool from Python: a program goes in (a file, or what `jax.jit(f).lower(…)` gave); a `Plan` comes out.
+
+    plan = toast.partition(jax.jit(step, donate_argnums=0).lower(params, batch), mesh="v4-32")
+    mesh = plan.mesh()
+    fast = jax.jit(step, donate_argnums=0, in_shardings=plan.in_shardings(mesh), out_shardings=plan.out_shardings(mesh))
+
+Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` says where the program itself needs
+a `with_sharding_constraint` to come out as planned. `toast_cli.jit` does all of that by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
+from toast_cli.errors import UsageError
+from toast_cli.hardware import parse_bytes
+from toast_cli.pipeline import Outcome, Request
+from toast_cli.pipeline import partition as run_pipeline
+from toast_cli.report.model import ConstraintFacts, Report, Sharding
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a program's arrays lie in the trees that the user's function takes and returns.
+
+    Attributes:
+        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a function's
+            unused arguments are no arguments of the program.
+        results: jax PyTreeDef of what the function returns.
+    """
+
+    arguments: Any
+    kept: tuple[int, ...]
+    results: Any
+
+
+class Plan:
+    """A chosen plan, what it should cost, and its shardings in JAX's words.
+
+    Attributes:
+        report: all facts, as in `toast partition --report`.
+    """
+
+    def __init__(self, outcome: Outcome, signature: Signature | None = None) -> None:
+        self._outcome = outcome
+        self._signature = signature
+
+    def __repr__(self) -> str:
+        predicted = self.report.predicted
+        fits = "fits" if predicted.fits else "does not fit"
+        cost = f"{predicted.step_seconds * 1e3:.4g} ms a step, peak {predicted.peak_bytes / 2**30:.4g} GiB, {fits}"
+        return f"<Plan of {self.report.program.name} on {self.report.mesh.name}: {self.summary}; {cost}>"
+
+    @property
+    def report(self) -> Report:
+        return self._outcome.report
+
+    @property
+    def summary(self) -> str:
+        """The plan in a sentence."""
+        return self.report.plan.summary
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak is within the device's memory."""
+        return self.report.predicted.fits
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The logical mesh: axis name -> size, in order."""
+        return self.report.mesh.axes
+
+    @cached_property
+    def constraints(self) -> list[ConstraintFacts]:
+        """The `with_sharding_constraint` lines under which propagation reproduces the plan, with source locations."""
+        self._outcome.emit("bytecode")
+        return self.report.constraints
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> Any:
+        """A `jax.sharding.Mesh` of the plan's axes over these devices (jax.devices() when None).
+
+        Raises `UsageError` when there are not enough of them.
+        """
+        import jax
+
+        available = list(jax.devices() if devices is None else devices)
+        count = prod(self.axes.values())
+        if len(available) < count:
+            raise UsageError(
+                f"the plan is for {count} devices, and JAX sees {len(available)}",
+                where=self.report.mesh.name,
+                hint="give a mesh of their number, or XLA_FLAGS=--xla_force_host_platform_device_count on a CPU",
+            )
+        auto = (jax.sharding.AxisType.Auto,) * len(self.axes)
+        return jax.make_mesh(tuple(self.axes.values()), tuple(self.axes), auto, devices=available[:count])
+
+    def in_specs(self) -> Any:
+        """PartitionSpecs of the arguments: a tuple with one tree per positional argument.
+
+        A program from a file has no trees: one spec per argument of the program, in order.
+        """
+        specs = [partition_spec(argument.sharding) for argument in self.report.arguments]
+        if self._signature is None:
+            return tuple(specs)
+        return _positional(self._argument_tree(specs, partition_spec([])))
+
+    def out_specs(self) -> Any:
+        """PartitionSpecs of the results, as the tree that the function returns (flat for a program from a file)."""
+        specs = [partition_spec(result.sharding) for result in self.report.results]
+        return tuple(specs) if self._signature is None else _unflatten(self._signature.results, specs)
+
+    def in_shardings(self, mesh: Any = None) -> Any:
+        """For `jax.jit(in_shardings=…)`, on this mesh (`self.mesh()` when None); see `in_specs`.
+
+        Raises `UsageError` for a mesh that lacks one of the plan's axes, or has it in another size.
+        """
+        return self._on(mesh, self.in_specs())
+
+    def out_shardings(self, mesh: Any = None) -> Any:
+        """For `jax.jit(out_shardings=…)`; see `in_shardings`."""
+        return self._on(mesh, self.out_specs())
+
+    def flat_in_shardings(self, mesh: Any = None) -> list[Any]:
+        """One sharding per argument of the program, in order."""
+        return list(self._on(mesh, [partition_spec(argument.sharding) for argument in self.report.arguments]))
+
+    def flat_out_shardings(self, mesh: Any = None) -> list[Any]:
+        """One sharding per result, in order."""
+        return list(self._on(mesh, [partition_spec(result.sharding) for result in self.report.results]))
+
+    def logical_axis_rules(self) -> list[tuple[str, str | tuple[str, ...]]]:
+        """What the analysis calls each sharded dimension, and its mesh axes, the most important first.
+
+        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: of two rules that want
+        one mesh axis in the same array, the earlier has it, as in a plan. Conflicting dimensions and what rests otherwise than it is
+        used have no place in such rules.
+        """
+        axes: dict[str, list[str]] = {}
+        for decision in self.report.plan.decisions:
+            if decision.kind == "shard" and decision.axis not in axes.setdefault(decision.target, []):
+                axes[decision.target].append(decision.axis)
+        return [(name, found[0] if len(found) == 1 else tuple(found)) for name, found in axes.items()]
+
+    def program(self, format: str = "stablehlo", annotate: str = "minimal") -> bytes:
+        """The program with its shardings: "stablehlo", "bytecode", "hlo", or the shardings alone: "specs", "python".
+
+        Raises `UsageError` for another format, or for a program that it cannot hold.
+        """
+        return self._outcome.emit(format, annotate)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is replaced as a whole.
+
+        Raises `UsageError` where it cannot be written.
+        """
+        target = Target("path", os.fspath(path))
+        check_targets([target], [])
+        write_target(target, self.program(output_format(target.path, None).value))
+
+    def _argument_tree(self, kept: list[Any], unused: Any) -> Any:
+        assert self._signature is not None
+        leaves = [unused] * self._signature.arguments.num_leaves
+        for place, value in zip(self._signature.kept, kept, strict=True):
+            leaves[place] = value
+        return _unflatten(self._signature.arguments, leaves)
+
+    def _on(self, mesh: Any, specs: Any) -> Any:
+        import jax
+
+        chosen = self.mesh() if mesh is None else mesh
+        sizes = dict(chosen.shape)
+        for axis, size in self.axes.items():
+            if sizes.get(axis) != size:
+                found = f"has it in size {sizes[axis]}" if axis in sizes else f"has {', '.join(sizes)}"
+                raise UsageError(
+                    f"the plan needs a mesh axis {axis!r} of size {size}; this mesh {found}",
+                    where="mesh",
+                    hint="use plan.mesh(), or partition for the mesh you have",
+                )
+        spec = jax.sharding.PartitionSpec
+        return jax.tree.map(
+            lambda leaf: jax.sharding.NamedSharding(chosen, leaf), specs, is_leaf=lambda x: isinstance(x, spec)
+        )
+
+
+def partition(
+    program: Any,
+    mesh: str | os.PathLike[str],
+    *,
+    mesh_shape: str | dict[str, int] | None = None,
+    search: str = "mcts",
+    budget_seconds: float | None = None,
+    iterations: int | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    memory_limit: int | str | None = None,
+    keep_shardings: bool = False,
+    pins: Sequence[str] = (),
+    minimise: Sequence[str] = (),
+    subject_to: Sequence[str] = (),
+) -> Plan:
+    """Chooses how to split a program over a mesh. The same as `toast partition`, whose options these are.
+
+    Args:
+        program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
+        mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
+        memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
+
+    Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
+    """
+    path, content, signature = _read(program)
+    shape = ",".join(f"{a}={n}" for a, n in mesh_shape.items()) if isinstance(mesh_shape, dict) else mesh_shape
+    request = Request(
+        path,
+        os.fspath(mesh),
+        shape,
+        search,
+        budget_seconds,
+        iterations,
+        seed,
+        jobs,
+        parse_bytes(memory_limit, where="memory_limit") if isinstance(memory_limit, str) else memory_limit,
+        keep_shardings,
+        tuple(pins),
+        minimise=tuple(minimise),
+        subject_to=tuple(subject_to),
+        content=content,
+    )
+    return Plan(run_pipeline(request), signature)
+
+
+def partition_spec(sharding: Sharding) -> Any:
+    """`jax.sharding.PartitionSpec` of a sharding in a report; whole dimensions at the end are left out."""
+    import jax
+
+    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return jax.sharding.PartitionSpec(*entries)
+
+
+def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
+    """A name or path, the program where it is in no file, and its trees where they are known."""
+    if isinstance(program, str | os.PathLike):
+        return str(Path(program)) if program != "-" else "-", None, None
+    if isinstance(program, bytes):
+        return "<bytes>", program, None
+    if hasattr(program, "mlir_module_serialized"):
+        signature = Signature(program.in_tree, tuple(program.module_kept_var_idx), program.out_tree)
+        return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
+    if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
+        from toast_cli import xla
+
+        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree)
+        return "<lowered>", program.as_text(debug_info=True).encode(), signature
+    raise UsageError(
+        f"cannot partition a {type(program).__name__}",
+        where="program",
+        hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
+    )
+
+
+def _unflatten(tree: Any, leaves: list[Any]) -> Any:
+    import jax
+
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _positional(arguments: Any) -> Any:
+    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays given."""
+    positional, _ = arguments
+    return positional
