@@ -1,0 +1,139 @@
+"""Which work is done together: one kernel for each value that reaches memory.
+
+A kernel belongs to the op that writes its result, or, where a product is finished by elementwise work (output fusion), to the
+product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong to the kernel, on
+the side of the operand it comes in by; that says on which local shape it runs. A value read twice by one kernel is read once.
+
+Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from toast_cli.cost.fusion import PRODUCTS
+from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
+
+# Ops that read only as much of their first operand as they make.
+TAKERS = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"})
+# Ops that change a part of their first operand in place: how much is the size of the operand at this position.
+UPDATERS = {"stablehlo.dynamic_update_slice": 1, "stablehlo.scatter": -1}
+
+
+@dataclass(slots=True)
+class Side:
+    """What a kernel does on one side (operand or result of its op). bytes and elements: read or written; flops: elementwise."""
+
+    bytes: int = 0
+    elements: int = 0
+    flops: float = 0.0
+
+
+@dataclass(slots=True)
+class Kernel:
+    """operands: [operands] one side each. results: [results]. The op's own arithmetic is not in them.
+
+    unfinished: bytes of a product that elementwise work finishes before it is written. Where a reduction comes between, the
+    product is written and read once more.
+    """
+
+    operands: list[Side]
+    results: list[Side]
+    unfinished: int = 0
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One kernel being gathered. read: (value, op that takes a part of it or -1) already counted. product: found on the way."""
+
+    read: set[tuple[int, int]] = field(default_factory=set)
+    members: set[int] = field(default_factory=set)
+    product: int = -1
+
+
+def kernels(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[Kernel | None]:
+    """[ops] the kernels of a program. Arguments, carries and results of the program have none."""
+    found: list[Kernel | None] = [None] * len(program.ops)
+    taken = list(stored)  # products that are written after all: a kernel finishes only one, and each is finished once
+    for number, op in enumerate(program.ops):
+        if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
+            continue
+        product = _add(program, taken, free, number, found)
+        if product >= 0:
+            taken[program.ops[product].results[0]] = True
+    return found
+
+
+def _add(
+    program: Program, stored: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]
+) -> int:
+    """Adds the kernel that writes the results of op `number`; the product it finishes, -1 if none."""
+    op, walk = program.ops[number], _Walk()
+    operands = [_side(program, stored, free, op, position, walk) for position in range(len(op.operands))]
+    results = [_written(program, stored, op, k) for k in range(len(op.results))]
+    if walk.product < 0:
+        found[number] = Kernel(operands, results)
+        return -1
+    product = program.ops[walk.product]
+    finish = _sum([*operands, *results])
+    finish.flops += op.flops
+    ways_in = [_side(program, stored, free, product, position, walk) for position in range(len(product.operands))]
+    unfinished = program.values[product.results[0]].bytes
+    found[walk.product] = Kernel(ways_in, [finish], unfinished)
+    return walk.product
+
+
+def _side(
+    program: Program, stored: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk
+) -> Side:
+    """What comes in by one operand of an op: reads, and arithmetic on the way."""
+    side = Side()
+    pending = [(op.operands[position], op, position)]
+    while pending:
+        value, reader, at = pending.pop()
+        if free[value]:
+            continue
+        if stored[value]:
+            _read(program, value, reader, at, walk, side)
+            continue
+        maker = program.producer[value]
+        if maker in walk.members:
+            continue
+        walk.members.add(maker)
+        made = program.ops[maker]
+        if made.name in PRODUCTS:
+            if walk.product < 0:
+                walk.product = maker
+            continue
+        side.flops += made.flops
+        pending.extend((v, made, k) for k, v in enumerate(made.operands))
+    return side
+
+
+def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, side: Side) -> None:
+    takes = reader.name in TAKERS and position == 0
+    if position == 0 and reader.name in UPDATERS:
+        return
+    key = (value, reader.results[0] if takes else -1)
+    if key in walk.read:
+        return
+    walk.read.add(key)
+    it = program.values[value]
+    part = program.values[reader.results[0]] if takes else it
+    side.bytes += min(it.bytes, part.bytes)
+    side.elements += min(it.elements, part.elements)
+
+
+def _written(program: Program, stored: list[bool], op: Op, k: int) -> Side:
+    value = op.results[k]
+    if not stored[value]:
+        return Side()
+    it = program.values[value]
+    if op.name in UPDATERS:
+        update = program.values[op.operands[UPDATERS[op.name]]]
+        return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
+    return Side(it.bytes, it.elements)
+
+
+def _sum(sides: list[Side]) -> Side:
+    return Side(sum(s.bytes for s in sides), sum(s.elements for s in sides), sum(s.flops for s in sides))
