@@ -27,9 +27,15 @@ from toast_cli.hardware import find_preset
 
 DATA = Path(__file__).with_name("data") / "ops.csv"
 FIELDS = ("case", "chip", "kernels", "cycles")
-TOPOLOGIES = {"v3": "v3:2x2", "v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+TOPOLOGIES = {
+    "v3": "v3:2x2",
+    "v4": "v4:2x2x1",
+    "v5e": "v5e:2x2",
+    "v5p": "v5p:2x2x1",
+    "v6e": "v6e:2x2",
+    "tpu7x": "tpu7x:2x2x1",
+}
 MEGACORE = frozenset({"v4", "v5p"})
-CLOCK_HERTZ = {"v3": 0.94e9, "v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
 OPTIONS = {"xla_msa_max_cross_program_prefetches": 0}
 
 COLUMNS = {
@@ -83,7 +89,12 @@ def compile_cases(chosen: dict[str, Case], chip: str) -> None:
             except jax.errors.JaxRuntimeError as error:
                 note(f"{chip} {name}: {str(error).splitlines()[0][:120]}")
                 continue
-            row = {"case": name, "chip": chip, "kernels": text.count('"estimated_cycles"'), "cycles": round(estimated_cycles(text))}
+            row = {
+                "case": name,
+                "chip": chip,
+                "kernels": text.count('"estimated_cycles"'),
+                "cycles": round(estimated_cycles(text)),
+            }
             writer.writerow(row)
             file.flush()
 
@@ -108,7 +119,7 @@ def predict(chosen: dict[str, Case], chips: list[str]) -> list[Row]:
             continue
         if name not in programs:
             programs[name] = analysed(chosen[name])
-        compiled = float(row["cycles"]) / CLOCK_HERTZ[chip]
+        compiled = float(row["cycles"]) / find_preset(chip).chip.clock_hertz
         predicted = compute_seconds(*programs[name], chip)
         rows.append(
             {"case": name, "chip": chip, "family": chosen[name].family, "set": "test" if chosen[name].test else "fit",

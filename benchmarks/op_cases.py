@@ -66,10 +66,22 @@ def _products() -> Made:
     ]:  # fmt: skip
         for dtype in (BF16, F32) if s > 8 else (BF16,):
             label = f"{b}x{s}x{t}x{d} {dtype}"
-            yield f"scores {label}", lambda q, k: jnp.einsum("bsd,btd->bst", q, k), [((b, s, d), dtype), ((b, t, d), dtype)]
-            yield f"mixed {label}", lambda p, v: jnp.einsum("bst,btd->bsd", p, v), [((b, s, t), dtype), ((b, t, d), dtype)]
+            yield (
+                f"scores {label}",
+                lambda q, k: jnp.einsum("bsd,btd->bst", q, k),
+                [((b, s, d), dtype), ((b, t, d), dtype)],
+            )
+            yield (
+                f"mixed {label}",
+                lambda p, v: jnp.einsum("bst,btd->bsd", p, v),
+                [((b, s, t), dtype), ((b, t, d), dtype)],
+            )
     for e, c, m, f in [(16, 1024, 1024, 4096), (64, 128, 512, 2048), (8, 4096, 512, 512)]:
-        yield f"experts {e}x{c}x{m}x{f}", lambda x, w: jnp.einsum("ecm,emf->ecf", x, w), [((e, c, m), BF16), ((e, m, f), BF16)]
+        yield (
+            f"experts {e}x{c}x{m}x{f}",
+            lambda x, w: jnp.einsum("ecm,emf->ecf", x, w),
+            [((e, c, m), BF16), ((e, m, f), BF16)],
+        )
     for b, s, h, d, e in [(8, 1024, 16, 64, 1024), (8, 1024, 16, 128, 2048), (4, 2048, 8, 256, 2048)]:
         yield (
             f"to heads {b}x{s}x{e} {h}x{d}", lambda x, w: jnp.einsum("bse,ehd->bshd", x, w),
@@ -105,7 +117,16 @@ def _convolution() -> Made:
             yield label, conv(stride, groups), [((b, s, s, c), dtype), ((k, k, c // groups, o), dtype)]
 
 
-SQUARES: list[Shape] = [(8192, 8192), (2048, 2048), (512, 512), (64, 128), (16, 1024, 1024), (65536, 64), (65536, 320), (1000, 1000, 10)]
+SQUARES: list[Shape] = [
+    (8192, 8192),
+    (2048, 2048),
+    (512, 512),
+    (64, 128),
+    (16, 1024, 1024),
+    (65536, 64),
+    (65536, 320),
+    (1000, 1000, 10),
+]
 
 
 def _elementwise() -> Made:
@@ -171,7 +192,11 @@ def _movement() -> Made:
         yield f"slice minor {_x(shape)}", lambda x: x[..., : x.shape[-1] // 2], [(shape, F32)]
         yield f"pad {_x(shape)}", lambda x: jnp.pad(x, [(1, 1)] * x.ndim), [(shape, F32)]
         yield f"reshape {_x(shape)}", lambda x: x.reshape(-1, x.shape[-1] // 2) * 2, [(shape, F32)]
-    for shape, part in [((8, 2048, 16, 128), (8, 1, 16, 128)), ((64, 16, 4096, 128), (64, 16, 1, 128)), ((8192, 8192), (1024, 8192))]:
+    for shape, part in [
+        ((8, 2048, 16, 128), (8, 1, 16, 128)),
+        ((64, 16, 4096, 128), (64, 16, 1, 128)),
+        ((8192, 8192), (1024, 8192)),
+    ]:
         yield (
             f"update {_x(part)} in {_x(shape)}",
             lambda x, y, i: lax.dynamic_update_slice(x * 2, y, (i,) + (0,) * (x.ndim - 1)), [(shape, BF16), (part, BF16), ((), S32)],
@@ -190,7 +215,11 @@ def _lookup() -> Made:
     ]:  # fmt: skip
         for dtype in (F32, BF16):
             label = f"{count} of {rows}x{width} {dtype}"
-            yield f"look up {label}", lambda t, i: jnp.take(t, i, axis=0, mode="clip"), [((rows, width), dtype), ((count,), S32)]
+            yield (
+                f"look up {label}",
+                lambda t, i: jnp.take(t, i, axis=0, mode="clip"),
+                [((rows, width), dtype), ((count,), S32)],
+            )
             yield (
                 f"add to rows {label}", lambda t, i, u: t.at[i].add(u),
                 [((rows, width), dtype), ((count,), S32), ((count, width), dtype)],
@@ -205,7 +234,14 @@ def _lookup() -> Made:
 def _softmax() -> Made:
     import jax
 
-    for shape in [(8, 16, 1024, 1024), (128, 512, 512), (64, 8, 128, 128), (2048, 50304), (16, 8, 2048, 2048), (256, 64)]:
+    for shape in [
+        (8, 16, 1024, 1024),
+        (128, 512, 512),
+        (64, 8, 128, 128),
+        (2048, 50304),
+        (16, 8, 2048, 2048),
+        (256, 64),
+    ]:
         for dtype in (F32, BF16):
             yield f"{_x(shape)} {dtype}", jax.nn.softmax, [(shape, dtype)]
         yield f"loss {_x(shape)}", lambda x: -jax.nn.log_softmax(x)[..., 0].mean(), [(shape, F32)]
@@ -282,9 +318,19 @@ def _convolution_gradient() -> Made:
     def gradients(x: Any, w: Any) -> Any:
         return jax.grad(lambda *a: (forward(*a).astype(F32) ** 2).mean(), argnums=(0, 1))(x, w)
 
-    for b, s, c, k, o in [(32, 56, 64, 3, 64), (32, 28, 128, 3, 128), (32, 14, 1024, 1, 256), (16, 32, 320, 3, 320), (64, 7, 512, 3, 512)]:
+    for b, s, c, k, o in [
+        (32, 56, 64, 3, 64),
+        (32, 28, 128, 3, 128),
+        (32, 14, 1024, 1, 256),
+        (16, 32, 320, 3, 320),
+        (64, 7, 512, 3, 512),
+    ]:
         for dtype in (BF16, F32):
-            yield f"{b}x{s}x{s}x{c} by {k}x{k} to {o} {dtype}", gradients, [((b, s, s, c), dtype), ((k, k, c, o), dtype)]
+            yield (
+                f"{b}x{s}x{s}x{c} by {k}x{k} to {o} {dtype}",
+                gradients,
+                [((b, s, s, c), dtype), ((k, k, c, o), dtype)],
+            )
 
 
 def _x(shape: Shape) -> str:

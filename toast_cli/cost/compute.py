@@ -1,15 +1,47 @@
-"""Roofline time of one op on one device: the larger of arithmetic over the unit's rate and bytes over memory bandwidth.
+"""Time of one kernel on one device: a roofline with what the matrix unit does with the *local* shape.
 
-Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009).
+A kernel has up to four demands: products on the matrix unit, elementwise arithmetic, bytes from and to memory, and the passage of
+arrays through the vector unit. Elementwise arithmetic hides behind memory traffic; products hide behind it only in part, since a
+window's first transfer and last product have nothing beside them: t = sqrt(product^2 + memory^2), at the ridge 1.4 times either
+(a smooth roofline: Williams, Waterman, Patterson, "Roofline", 2009, for the two limits). Every kernel takes a fixed time besides.
+
+A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a TPU", 2017).
+A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of K x M: what the local
+shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are streamed 8 at a time.
 """
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import PRODUCTS
+from math import ceil, hypot
+
 from toast_cli.hardware import Chip, matrix_rate
 
+STREAMED_ROWS = 8  # sublanes of a vector register
 
-def op_seconds(chip: Chip, name: str, dtype: str, flops: float, memory_bytes: float) -> float:
-    """Seconds of one execution. `flops`, `memory_bytes`: on local shapes; `dtype`: of the operands."""
-    rate = matrix_rate(chip, dtype) if name in PRODUCTS else chip.vector_flops
-    return max(flops / rate, memory_bytes / chip.memory_bytes_per_second)
+
+def kernel_seconds(
+    chip: Chip, dtype: str, matrix_flops: float, vector_flops: float, memory_bytes: float, kernels: float = 1.0
+) -> float:
+    """Seconds of one execution.
+
+    Args:
+        dtype: of the product's operands. matrix_flops: of the product, padding included (see `padding`). vector_flops: elementwise.
+        memory_bytes: read and written, passes included. kernels: how many launches this is.
+    """
+    attained = chip.attained
+    product = matrix_flops / (matrix_rate(chip, dtype) * attained.matrix) if matrix_flops else 0.0
+    memory = memory_bytes / (chip.memory_bytes_per_second * attained.memory)
+    vector = vector_flops / (chip.vector_flops * attained.vector)
+    return hypot(product, max(memory, vector)) + kernels * attained.kernel_seconds
+
+
+def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:
+    """By how much a product of [rows, depth] and [depth, columns] grows on a grid of that tile: 1 where everything fits."""
+    high, wide = tile
+    streamed = _padded(rows, min(STREAMED_ROWS, high)) * _padded(columns, wide)
+    swapped = _padded(rows, wide) * _padded(columns, min(STREAMED_ROWS, high))
+    return min(streamed, swapped) / (rows * columns) * _padded(depth, high) / depth
+
+
+def _padded(size: float, tile: int) -> float:
+    return ceil(size / tile) * tile

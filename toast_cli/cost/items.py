@@ -10,28 +10,45 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.cost.fusion import materialised
+from toast_cli.cost.fusion import PRODUCTS, materialised
+from toast_cli.cost.kernels import Kernel, kernels
+from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import reduction_shares
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY
+from toast_cli.program.model import ARGUMENT, CARRY, Op
+
+# Slots whose splitting makes an op communicate.
+_COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
+
+
+Side = tuple[
+    float, float, float
+]  # bytes read, bytes its passage counts as when it outweighs the others', elementwise flops
+NOTHING: Side = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Ops of one pattern that cost alike. bytes: unsharded, 0 for what is not read from or written to memory.
+    """Ops of one pattern that cost alike, with the kernel each belongs to (see `kernels`). Bytes and flops: unsharded.
 
-    reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; () for all of them. runs:
-    executions in one run of the program, all ops of the item together. op: one of them.
+    flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
+    or 0 where the op is part of another's. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
+    results, whether stored or not. reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; ()
+    for all of them. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
     name: str
     dtype: str
     flops: float
-    operand_bytes: tuple[int, ...]
-    result_bytes: tuple[int, ...]
-    whole_bytes: tuple[int, ...]  # of the results, whether stored or not
+    operands: tuple[Side, ...]
+    results: tuple[Side, ...]
+    kernels: int
+    unfinished: float
+    whole_bytes: tuple[int, ...]
     reduction_shares: tuple[float, ...]
     runs: float
     op: int
@@ -74,35 +91,48 @@ def make_items(problem: Problem) -> Items:
 
 
 def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
-    program, values = problem.program, problem.program.values
-    sizes = [value.bytes for value in values]
+    """Items of ops that have a kernel, or may have to communicate."""
+    program = problem.program
+    sizes = [value.bytes for value in program.values]
     shares = reduction_shares(problem)
+    done = kernels(program, stored, problem.free)
     runs: dict[Any, float] = defaultdict(float)
     example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
-        reads = tuple(sizes[v] if stored[v] and not problem.free[v] else 0 for v in op.operands)
-        writes = tuple(sizes[v] if stored[v] else 0 for v in op.results)
-        if op.name in ("stablehlo.dynamic_slice", "stablehlo.gather", "stablehlo.slice"):  # reads only what it takes
-            reads = (min(reads[0], sizes[op.results[0]]), *reads[1:])
-        elif op.name in ("stablehlo.dynamic_update_slice", "stablehlo.scatter"):  # writes only what it changes
-            update = sizes[op.operands[1 if op.name.endswith("slice") else -1]]
-            reads, writes = (0, *reads[1:]), tuple(min(w, update) for w in writes)
-        dtype = values[op.operands[0]].dtype if op.operands else ""
+        kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
+        if kernel is None and not pattern.result_pins and not _COMMUNICATE.intersection(pattern.form.kinds):
+            continue
         key = (
             problem.op_pattern[number],
             op.name,
-            dtype,
-            op.flops,
-            reads,
-            writes,
+            program.values[op.operands[0]].dtype if op.operands else "",
+            *_work(problem.mesh.chip, op, kernel),
             tuple(sizes[v] for v in op.results),
             shares[number],
         )
         runs[key] += op.trips
         example.setdefault(key, number)
     return tuple(WorkItem(*key, *rest) for key, *rest in ((k, runs[k], example[k]) for k in runs))
+
+
+def _work(chip: Chip, op: Op, kernel: Kernel | None) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
+    """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
+    if kernel is None:
+        return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
+    streams = op.name in PRODUCTS  # what a product reads goes to the matrix unit, not through the vector unit
+    attained = chip.attained
+    operands = tuple(
+        (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops) for s in kernel.operands
+    )
+    results = tuple((float(s.read), _write_bytes(attained, s), s.flops) for s in kernel.results)
+    return op.flops, operands, results, 1, float(kernel.unfinished)
+
+
+def _write_bytes(attained: Attained, side: KernelSide) -> float:
+    narrow = side.bytes < 4 * side.elements
+    return side.bytes * (attained.narrow_write if narrow else 1.0)
 
 
 def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:

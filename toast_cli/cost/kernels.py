@@ -22,11 +22,13 @@ UPDATERS = {"stablehlo.dynamic_update_slice": 1, "stablehlo.scatter": -1}
 
 @dataclass(slots=True)
 class Side:
-    """What a kernel does on one side (operand or result of its op). bytes and elements: read or written; flops: elementwise."""
+    """What a kernel does on one side of its op. bytes and elements: read on the side of an operand, written on that of a result;
+    flops: elementwise. read: bytes read on the side of a result, by what finishes a product."""
 
     bytes: int = 0
     elements: int = 0
     flops: float = 0.0
+    read: int = 0
 
 
 @dataclass(slots=True)
@@ -44,48 +46,50 @@ class Kernel:
 
 @dataclass(slots=True)
 class _Walk:
-    """One kernel being gathered. read: (value, op that takes a part of it or -1) already counted. product: found on the way."""
+    """One kernel being gathered. read: (value, op that takes a part of it or -1) already counted. product: found on the way; others: more of them."""
 
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     product: int = -1
+    others: list[int] = field(default_factory=list)
 
 
 def kernels(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries and results of the program have none."""
     found: list[Kernel | None] = [None] * len(program.ops)
-    taken = list(stored)  # products that are written after all: a kernel finishes only one, and each is finished once
+    # With the products that are written after all: a kernel finishes one, and each is finished once.
+    taken = list(stored)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
             continue
-        product = _add(program, taken, free, number, found)
-        if product >= 0:
-            taken[program.ops[product].results[0]] = True
+        pending = [number]
+        while pending:
+            pending.extend(_add(program, taken, free, pending.pop(), found))
     return found
 
 
 def _add(
-    program: Program, stored: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]
-) -> int:
-    """Adds the kernel that writes the results of op `number`; the product it finishes, -1 if none."""
+    program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]
+) -> list[int]:
+    """Adds the kernel that writes the results of op `number`. Leaves the products whose results it has to read from memory."""
     op, walk = program.ops[number], _Walk()
-    operands = [_side(program, stored, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, stored, op, k) for k in range(len(op.results))]
+    operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
+    results = [_written(program, taken, op, k) for k in range(len(op.results))]
     if walk.product < 0:
         found[number] = Kernel(operands, results)
-        return -1
+        return walk.others
     product = program.ops[walk.product]
-    finish = _sum([*operands, *results])
-    finish.flops += op.flops
-    ways_in = [_side(program, stored, free, product, position, walk) for position in range(len(product.operands))]
-    unfinished = program.values[product.results[0]].bytes
-    found[walk.product] = Kernel(ways_in, [finish], unfinished)
-    return walk.product
+    taken[product.results[0]] = True
+    finish = Side(
+        sum(s.bytes for s in results), sum(s.elements for s in results), op.flops + sum(s.flops for s in operands),
+        sum(s.bytes for s in operands),
+    )  # fmt: skip
+    ways_in = [_side(program, taken, free, product, position, walk) for position in range(len(product.operands))]
+    found[walk.product] = Kernel(ways_in, [finish], program.values[product.results[0]].bytes)
+    return walk.others
 
 
-def _side(
-    program: Program, stored: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk
-) -> Side:
+def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:
     """What comes in by one operand of an op: reads, and arithmetic on the way."""
     side = Side()
     pending = [(op.operands[position], op, position)]
@@ -93,7 +97,7 @@ def _side(
         value, reader, at = pending.pop()
         if free[value]:
             continue
-        if stored[value]:
+        if taken[value]:
             _read(program, value, reader, at, walk, side)
             continue
         maker = program.producer[value]
@@ -104,6 +108,10 @@ def _side(
         if made.name in PRODUCTS:
             if walk.product < 0:
                 walk.product = maker
+            else:
+                taken[value] = True
+                walk.others.append(maker)
+                _read(program, value, reader, at, walk, side)
             continue
         side.flops += made.flops
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
@@ -124,16 +132,12 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     side.elements += min(it.elements, part.elements)
 
 
-def _written(program: Program, stored: list[bool], op: Op, k: int) -> Side:
+def _written(program: Program, taken: list[bool], op: Op, k: int) -> Side:
     value = op.results[k]
-    if not stored[value]:
+    if not taken[value]:
         return Side()
     it = program.values[value]
     if op.name in UPDATERS:
         update = program.values[op.operands[UPDATERS[op.name]]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
     return Side(it.bytes, it.elements)
-
-
-def _sum(sides: list[Side]) -> Side:
-    return Side(sum(s.bytes for s in sides), sum(s.elements for s in sides), sum(s.flops for s in sides))

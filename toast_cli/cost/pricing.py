@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.compute import op_seconds
+from toast_cli.cost.compute import kernel_seconds
+from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.model import CollectiveUse
+from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
@@ -48,15 +50,45 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...]], float] = {}
+        self._grids: dict[int, Grid] = {}
 
     # -- work ----------------------------------------------------------------------------------------------------
 
     def work_seconds(self, work: WorkItem, iteration: Iteration) -> float:
-        """Compute time of all ops of the item."""
-        ways = prod(self._sizes[axis] for axes in iteration.slot_axes for axis in axes)
-        traffic = sum(self.local(b, at) for b, at in zip(work.operand_bytes, iteration.operands, strict=True) if b)
-        traffic += sum(self.local(b, at) for b, at in zip(work.result_bytes, iteration.computed, strict=True) if b)
-        return work.runs * op_seconds(self._problem.mesh.chip, work.name, work.dtype, work.flops / ways, traffic)
+        """Compute time of all ops of the item: of each one's kernel on its local shape."""
+        if not work.kernels:
+            return 0.0
+        sizes, chip = self._sizes, self._problem.mesh.chip
+        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
+        reads = into = out = vector = 0.0
+        for (read, through, flops), layout in zip(work.operands, iteration.operands, strict=True):
+            if read or flops:
+                count = shards(layout, sizes)
+                reads += read / count
+                vector += flops / count
+                into = max(into, through / count)
+        for (read, through, flops), layout in zip(work.results, iteration.computed, strict=True):
+            count = shards(layout, sizes)
+            reads += read / count
+            vector += flops / count
+            out += through / count
+        kernels, flops = 1, work.flops / prod(cuts)
+        if work.unfinished and (iteration.reduced or any(iteration.scattered)):  # written, reduced, read to be finished
+            reads += 2 * work.unfinished / shards(iteration.computed[0], sizes)
+            kernels = 2
+        # The larger of what comes in and what goes out passes through the vector unit.
+        moved = reads + max(into, out)
+        if work.name not in PRODUCTS:
+            return work.runs * kernel_seconds(chip, work.dtype, 0.0, vector + flops, moved, kernels)
+        flops *= growth(chip, work.dtype, self._grid(work), cuts)
+        return work.runs * kernel_seconds(chip, work.dtype, flops, vector, moved, kernels)
+
+    def _grid(self, work: WorkItem) -> Grid:
+        grid = self._grids.get(work.op)
+        if grid is None:
+            form = self._problem.patterns[work.pattern].form
+            grid = self._grids[work.op] = grid_of(form, work.flops, work.name == "stablehlo.convolution")
+        return grid
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results, reshards to where results are pinned, halo exchanges of split
@@ -155,6 +187,13 @@ class Pricer:
         if seconds is None:
             seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes)
         return CollectiveUse(kind, axes, size, count, count * seconds, op, value)
+
+
+def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    count = 1
+    for axis in axes:
+        count *= sizes[axis]
+    return count
 
 
 def _in_order(iteration: Iteration, k: int) -> list[int]:

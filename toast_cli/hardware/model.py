@@ -9,6 +9,25 @@ LinkKind = Literal["ring", "line", "switch", "network"]
 
 
 @dataclass(frozen=True, slots=True)
+class Attained:
+    """What kernels get of a chip's published peaks; the default is an ideal chip.
+
+    Attributes:
+        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
+        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at least.
+        narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
+        kernel_seconds: of starting and draining one kernel, however small.
+    """
+
+    matrix: float = 1.0
+    vector: float = 1.0
+    memory: float = 1.0
+    pass_bytes: float = 0.0
+    narrow_write: float = 1.0
+    kernel_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Chip:
     """One device (what XLA counts as one), with published figures.
 
@@ -19,6 +38,7 @@ class Chip:
         matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
+        attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
         sources: figure name -> where it was published.
     """
 
@@ -31,6 +51,8 @@ class Chip:
     reserved_bytes: int
     memory_bytes_per_second: float
     sources: dict[str, str]
+    attained: Attained = Attained()
+    clock_hertz: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.compute import op_seconds
-from toast_cli.cost.fusion import materialised
+from toast_cli.cost.compute import kernel_seconds
+from toast_cli.cost.fusion import PRODUCTS, materialised
 from toast_cli.cost.items import WorkItem, work_items
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
@@ -42,8 +42,18 @@ class LowerBound:
         spent = {axis for axes in iteration.slot_axes for axis in axes}
         ways = prod(sizes)
         mesh = self._problem.mesh
-        traffic = sum(work.operand_bytes) + sum(work.result_bytes)
-        seconds = op_seconds(mesh.chip, work.name, work.dtype, work.flops / ways, traffic / ways)
+        reads = sum(read for read, _, _ in (*work.operands, *work.results))
+        passes = max(max((t for _, t, _ in work.operands), default=0.0), sum(t for _, t, _ in work.results))
+        vector = sum(flops for _, _, flops in (*work.operands, *work.results))
+        product = work.flops if work.name in PRODUCTS else 0.0
+        seconds = kernel_seconds(
+            mesh.chip,
+            work.dtype,
+            product / ways,
+            (vector + work.flops - product) / ways,
+            (reads + passes) / ways,
+            work.kernels,
+        )
         unspent = prod(sizes[a] for a in range(len(sizes)) if a not in spent)
         for k, size in enumerate(work.whole_bytes):
             over = tuple(a for a in iteration.reduced if a not in iteration.scattered[k])

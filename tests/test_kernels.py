@@ -1,0 +1,124 @@
+"""Which work is one kernel, and what a kernel costs by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, source_of
+
+from toast_cli.cost.compute import kernel_seconds, padding
+from toast_cli.cost.fusion import materialised
+from toast_cli.cost.kernels import kernels
+from toast_cli.hardware import Attained, find_preset
+
+S = arg(16, 16)
+KIB = 1024
+US = 1e-6
+
+
+def work(run: Any, *shapes: Any) -> list[tuple[str, list[int], int, float]]:
+    """(op, KiB read by operand, KiB written, elementwise flops per element of f32[16,16]) of each kernel."""
+    problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
+    program = problem.program
+    found = kernels(program, materialised(program, problem.free), problem.free)
+    return [
+        (op.name.partition(".")[2], [s.bytes // KIB for s in k.operands], sum(s.bytes for s in k.results) // KIB,
+         sum(s.flops for s in (*k.operands, *k.results)) / 256)
+        for op, k in zip(program.ops, found, strict=True) if k is not None
+    ]  # fmt: skip
+
+
+# name, function, arguments (f32[16,16] is 1 KiB), kernels
+KERNELS: list[tuple[str, Any, tuple[Any, ...], list[tuple[str, list[int], int, float]]]] = [
+    ("a chain is one; only its last op's own arithmetic is not on a side",
+     lambda x: jnp.sin(x) * 2.0 + 1.0, (S,), [("add", [1, 0], 1, 8 + 1)]),
+    ("an array read twice is read once", lambda x: x * x + x, (S,), [("add", [1, 0], 1, 1)]),
+    ("elementwise work that finishes a product is the product's", lambda x, w: jnp.maximum(x @ w, 0.0), (S, S),
+     [("dot_general", [1, 1], 1, 1)]),
+    ("and so is what it reads", lambda x, w, b: x @ w + b, (S, S, S), [("dot_general", [1, 1], 1, 1)]),
+    ("of two products one is finished, the other written and read", lambda x, w: x @ w + w @ x, (S, S),
+     [("dot_general", [1, 1], 1, 0), ("dot_general", [1, 1], 1, 1)]),
+    ("a slice reads its part", lambda x: lax.slice_in_dim(x, 0, 16) * 2.0, (arg(512, 16),), [("multiply", [1, 0], 1, 0)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "shapes", "expected"), [k[1:] for k in KERNELS], ids=[k[0] for k in KERNELS])
+def test_kernels(run: Any, shapes: tuple[Any, ...], expected: list[tuple[str, list[int], int, float]]) -> None:
+    found = work(run, *shapes)
+    assert sorted(found) == sorted(expected)
+
+
+# tile, rows x columns x depth, growth
+PADDED = [
+    ((128, 128), (8192, 8192, 8192), 1.0),
+    ((128, 128), (8192, 8192, 64), 2.0),  # depth 64 of 128
+    ((128, 128), (8192, 64, 8192), 1.0),  # 64 columns are streamed instead, 8 at a time
+    ((256, 256), (8192, 192, 192), 256 / 192),  # the depth is padded; 192 streamed columns fit
+    ((128, 128), (1, 4096, 4096), 8.0),  # one row of the 8 that are streamed together
+    ((128, 128), (64, 64, 64), 2.0 * 2.0),
+    ((1, 1), (3, 5, 7), 1.0),
+]
+
+
+@pytest.mark.parametrize(("tile", "shape", "growth"), PADDED)
+def test_padding_to_the_matrix_unit(tile: tuple[int, int], shape: tuple[int, int, int], growth: float) -> None:
+    assert padding(tile, *shape) == pytest.approx(growth)
+
+
+def test_what_a_kernel_attains_of_the_peaks() -> None:
+    """8 GFLOP at half of 2 TFLOP/s: 8 ms; 3 MB at three quarters of 1 GB/s: 4 ms; together sqrt(64 + 16) = 8.94 ms; 5 us to start."""
+    chip = replace(ROUND_CHIP, attained=Attained(matrix=0.5, memory=0.75, kernel_seconds=5 * US))
+    assert kernel_seconds(chip, "bf16", 8e9, 0.0, 3e6) == pytest.approx(80**0.5 * 1e-3 + 5 * US)
+    # 1e8 elementwise operations at 1e10 take 10 ms, behind which the 4 ms of memory traffic hide.
+    assert kernel_seconds(chip, "f32", 0.0, 1e8, 3e6) == pytest.approx(10e-3 + 5 * US)
+
+
+def test_every_kernel_takes_time_however_small() -> None:
+    """Two products that are not one kernel, on the smallest of arrays: two floors."""
+    chip = replace(ROUND_CHIP, attained=Attained(kernel_seconds=5 * US))
+    case = case_of(lambda x, w: (x @ w) @ w, arg(1, 1), arg(1, 1), mesh=replace(round_mesh(data=4), chip=chip))
+    assert case.evaluator.cost(()).compute_seconds == pytest.approx(10 * US, rel=0.01)
+
+
+def test_a_partial_product_is_written_before_it_is_finished() -> None:
+    """x [100, 50 of 200] @ w [50 of 200, 300], then the maximum with 0. Read 20,000 + 60,000 bytes; written 120,000 partial, and
+    after the all-reduce 120,000 read and 120,000 written: 440 us at 1 GB/s, where splitting rows needs no more than 290 us."""
+    case = case_of(lambda x, w: jnp.maximum(x @ w, 0.0), arg(100, 200), arg(200, 300))
+    whole = case.evaluator.cost((case.shard("x.1", "data"),)).compute_seconds
+    rows = case.evaluator.cost((case.shard("x.0", "data"),)).compute_seconds
+    assert whole == pytest.approx(440 * US, rel=1e-3)
+    assert rows == pytest.approx(290 * US, rel=1e-3)
+
+
+def test_a_product_that_is_half_a_tile_wide_wastes_half() -> None:
+    chip = replace(ROUND_CHIP, matrix_tile=(128, 128), memory_bytes_per_second=1e15, vector_flops=1e9)
+    mesh = replace(round_mesh(data=4), chip=chip)
+    case = case_of(lambda x, w: x @ w, arg(512, 256), arg(256, 512), mesh=mesh)
+    flops = 2 * 512 * 512 * 256 / 1e12
+    assert case.evaluator.cost(()).compute_seconds == pytest.approx(flops)
+    # The depth over 4: 64 of 128, so a quarter of the work takes half of the time. Rows over 4: 128, a quarter.
+    assert case.evaluator.cost((case.shard("x.1", "data"),)).compute_seconds == pytest.approx(flops / 2)
+    assert case.evaluator.cost((case.shard("x.0", "data"),)).compute_seconds == pytest.approx(flops / 4)
+
+
+@given(
+    st.sampled_from(["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "P100"]), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64),
+    st.sampled_from([1, 2, 4, 8]),
+)  # fmt: skip
+def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: int, ways: int) -> None:
+    chip = find_preset(name).chip
+    rows, columns, depth = 16 * m, 16 * n, 16 * k
+
+    def seconds(r: float, c: float, d: float) -> float:
+        flops = 2 * r * c * d * padding(chip.matrix_tile, r, c, d)
+        return kernel_seconds(chip, "bf16", flops, 0.0, 2 * (r * d + d * c + r * c))
+
+    whole = seconds(rows, columns, depth)
+    for cut in ((rows / ways, columns, depth), (rows, columns / ways, depth), (rows, columns, depth / ways)):
+        assert seconds(*cut) <= whole * (1 + 1e-12)
