@@ -110,13 +110,14 @@ def spec_of(slice_name: str) -> Spec:
 
 def load_case(program: str, slice_name: str, folder: Path) -> Loaded:
     """A program on a slice; the lowered program is kept in `folder` and taken from there."""
-    source = _source(program, folder)
+    source = source_of(program, folder)
     spec = spec_of(slice_name)
     return Loaded(source, spec, make_problem(source.program, analyse(source.program), spec.mesh()))
 
 
 @cache
-def _source(program: str, folder: Path) -> Source:
+def source_of(program: str, folder: Path) -> Source:
+    """A lowered program of the corpus, kept in `folder`."""
     path = folder / f"{program}.mlirbc.zst"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

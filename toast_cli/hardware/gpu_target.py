@@ -41,7 +41,7 @@ class Silicon:
 
 
 # Shared memory and lanes: CUDA C++ Programming Guide, "Compute Capabilities", tables of technical specifications and of
-# arithmetic throughput. The cache of a B200 is what its driver reports (openxla/xla target_config, b200).
+# arithmetic throughput.
 _A100 = Silicon((8, 0), 108, 64, 1.41, 164, 163, 40 * _KIB**2, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 whitepaper")
 SILICON: Mapping[str, Silicon] = {
     "P100": Silicon((6, 0), 56, 64, 1.48, 64, 48, 4 * _KIB**2, "Tesla P100-SXM2-16GB", "NVIDIA P100 whitepaper"),
@@ -49,8 +49,12 @@ SILICON: Mapping[str, Silicon] = {
     "A100-40": _A100,
     "A100-80": _A100,
     "H100": Silicon((9, 0), 132, 128, 1.98, 228, 227, 50 * _KIB**2, "NVIDIA H100 80GB HBM3", "NVIDIA H100 whitepaper"),
-    "H200": Silicon((9, 0), 132, 128, 1.98, 228, 227, 50 * _KIB**2, "NVIDIA H200", "NVIDIA H200 data sheet; as H100"),
-    "B200": Silicon((10, 0), 148, 128, 1.965, 228, 227, 132644864, "NVIDIA B200", "openxla/xla target_config, b200"),
+    "H200": Silicon(
+        (9, 0), 132, 128, 1.98, 228, 227, 60 * _KIB**2, "NVIDIA H200", "as H100; the driver reports the cache"
+    ),
+    "B200": Silicon(
+        (10, 0), 148, 128, 1.965, 228, 227, 132644864, "NVIDIA B200", "the driver (openxla/xla target_config, b200)"
+    ),
 }
 
 # The same on every part above: CUDA C++ Programming Guide, technical specifications per compute capability.
