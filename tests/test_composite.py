@@ -65,7 +65,7 @@ def test_experts_of_a_training_step_are_what_their_names_say() -> None:
     plans = strategies(case.problem)
     assert set(plans) == {"data-parallel", "fsdp", "megatron", "data-parallel x megatron", "fsdp x megatron"}
     assert sharded(case, plans["data-parallel"]) == {"batch"}
-    assert {"batch", "embed", "ff", "vocab"} <= sharded(case, plans["fsdp"])
+    assert {"batch", "embed", "vocab"} <= sharded(case, plans["fsdp"])
     assert {"heads", "ff"} <= sharded(case, plans["megatron"])
     assert not {"batch", "embed"} & sharded(case, plans["megatron"])
     costs = {name: case.evaluator.exact_cost(plan) for name, plan in plans.items()}

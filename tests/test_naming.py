@@ -112,7 +112,7 @@ SAMPLES: dict[str, tuple[set[str], set[str]]] = {
     "long_tiny": ({"seq", "heads", "ff", "embed", "vocab"}, {"batch"}),
     "block_tiny": ({"seq", "heads", "ff", "embed"}, {"batch", "vocab"}),
     "resnet50_tiny": ({"batch", "channels", "height", "width", "labels"}, {"heads", "experts", "seq"}),
-    "unet_tiny": ({"batch", "channels", "heads", "seq"}, {"experts", "edges"}),
+    "unet_tiny": ({"batch", "channels", "heads", "height", "width"}, {"experts", "edges"}),
     "rnn_tiny": ({"batch", "seq", "embed", "vocab"}, {"heads", "experts"}),
     "ssm_tiny": ({"batch", "seq", "embed", "vocab"}, {"heads", "experts"}),
     "mlp_tiny": ({"batch", "ff", "labels"}, {"seq", "heads", "experts", "vocab"}),

@@ -29,7 +29,7 @@ from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.shapes import search_shapes
-from toast_cli.tactics import strategies
+from toast_cli.tactics import Wishes, parse_wishes, strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -52,6 +52,8 @@ class Request:
     pins: tuple[str, ...] = ()
     minimise: tuple[str, ...] = ()
     subject_to: tuple[str, ...] = ()
+    tactics: tuple[str, ...] = ()
+    strategy: str | None = None
     content: bytes | None = field(default=None, repr=False)
 
 
@@ -94,16 +96,21 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
         spec = load_spec(request.mesh)
+        wishes = parse_wishes(request.tactics, request.strategy)
         meshes = choose_meshes(spec, request)
+        wishes.check_axes([mesh.names for mesh in meshes])
+        meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):
-        evaluator, result = search_meshes(source, dimensions, meshes, request, tell)
+        evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell)
     with _timed("report", timings, tell):
-        report = build_report(source, evaluator, result, request.search, request.seed, timings)
+        algorithm = request.search if request.strategy is None else "strategy"
+        report = build_report(source, evaluator, result, algorithm, request.seed, timings)
+        report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
     return Outcome(report, source, evaluator.problem, result, timings)
 
 
@@ -116,17 +123,29 @@ def choose_meshes(spec: Spec, request: Request) -> list[Mesh]:
     return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
 
 
+def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
+    """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its first)."""
+    with _without_cycle_collection():
+        chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
+        source = load(program)
+        stated = stated_pins(source, chosen.names, chosen.sizes)
+        return make_problem(source.program, analyse(source.program), chosen, pins, stated)
+
+
 def search_meshes(
-    source: Source, dimensions: Dimensions, meshes: list[Mesh], request: Request, tell: Progress
+    source: Source, dimensions: Dimensions, meshes: list[Mesh], wishes: Wishes, request: Request, tell: Progress
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal = parse_goal(request.minimise, request.subject_to)
 
-    def evaluator_of(mesh: Mesh) -> Evaluator:
+    def problem_on(mesh: Mesh) -> Problem:
         stated = stated_pins(source, mesh.names, mesh.sizes)
-        problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
+        return wishes.state(replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal))
+
+    def evaluator_of(mesh: Mesh) -> Evaluator:
+        problem = problem_on(mesh)
         return Evaluator(problem, strategies(problem).values())
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
@@ -134,7 +153,7 @@ def search_meshes(
 
     return search_shapes(
         evaluator_of,
-        meshes,
+        suiting(meshes, problem_on) if wishes.wishes and len(meshes) > 1 else meshes,
         request.search,
         request.seed,
         request.iterations,
@@ -142,6 +161,21 @@ def search_meshes(
         request.jobs,
         report,
     )
+
+
+def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
+    """The meshes on which what was asked for can be had. Raises the UsageError of the first where there is none."""
+    found, why = [], None
+    for mesh in meshes:
+        try:
+            problem_on(mesh)
+        except UsageError as error:
+            why = why or error
+        else:
+            found.append(mesh)
+    if not found and why is not None:
+        raise why
+    return found
 
 
 @contextmanager

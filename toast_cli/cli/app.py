@@ -14,6 +14,7 @@ from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded
 from toast_cli.cli.mesh import mesh_app
 from toast_cli.cli.partition import partition
 from toast_cli.cli.sweep import sweep
+from toast_cli.cli.tactics import tactics
 from toast_cli.cli.verify import verify
 
 # Plain help: it needs no rich, so it is there at once, and it reads the same in a pipe.
@@ -28,6 +29,7 @@ app.command(short_help="Choose shardings for a program and write it back with th
 app.command(short_help="Check that the plan for a program stays within limits.")(check)
 app.command(short_help="Tabulate programs x meshes x shapes, worked on in parallel.")(sweep)
 app.command(short_help="Check with XLA that a written program does what its report says.")(verify)
+app.command(short_help="List tactics; with a program, which apply to it.")(tactics)
 app.add_typer(mesh_app, name="mesh", short_help="List, show or validate mesh specifications.")
 
 

@@ -77,6 +77,23 @@ SubjectTo = Annotated[
         help="What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
     ),
 ]
+Tactics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tactic",
+        metavar="NAME:AXIS",
+        help="Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); the search "
+        "completes the plan, with search:AXIS on that axis only; repeatable.",
+    ),
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        help="Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
+    ),
+]
 Jobs = Annotated[int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Search processes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
@@ -97,6 +114,8 @@ def make_request(
     jobs: int = 1,
     minimise: list[str] | None = None,
     subject_to: list[str] | None = None,
+    tactics: list[str] | None = None,
+    strategy: str | None = None,
 ) -> Request:
     """The request these options ask for. Raises UsageError for quantities that do not parse."""
     from toast_cli.pipeline import Request
@@ -117,6 +136,8 @@ def make_request(
         pins=tuple(pins or ()),
         minimise=tuple(minimise or ()),
         subject_to=tuple(subject_to or ()),
+        tactics=tuple(tactics or ()),
+        strategy=strategy,
     )
 
 

@@ -53,6 +53,8 @@ def partition(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    tactic: options.Tactics = None,
+    strategy: options.Strategy = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: options.Jobs = 1,
@@ -88,6 +90,8 @@ def partition(
         jobs=jobs,
         minimise=minimise,
         subject_to=subject_to,
+        tactics=tactic,
+        strategy=strategy,
     )
 
     from toast_cli import pipeline

@@ -244,13 +244,15 @@ def _work(evidence: _Evidence, program: Program, classes: Classes, class_group: 
 # ---------------------------------------------------------------- who is what
 
 # The first of these that a group has any evidence for; what the widths of convolutions are comes last.
-_DECISIVE = ("edges", "nodes", "vocab", "embed", "seq", "heads", "head_dim", "layers", *_SPACE, "channels", "labels")
+_DECISIVE = ("edges", "nodes", "vocab", "embed", *_SPACE, "seq", "heads", "head_dim", "layers", "channels", "labels")
 
 
 def _elect(evidence: _Evidence) -> dict[int, str]:
     found = {g: "experts" if g in evidence.routed else "ensemble" for g in evidence.stacked}
     for group, votes in evidence.roles.items():
         role = next((r for r in _DECISIVE if votes[r]), "")
+        if role in _SPACE and group in evidence.tokens:  # a convolution over time
+            role = "seq"
         if role and not (
             group in found and (group in evidence.routed or (role == "heads" and found.pop(group) == "experts"))
         ):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from toast_cli.dimensions.model import Dimensions, Strand
+from toast_cli.dimensions.model import Dimensions, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
@@ -98,7 +98,7 @@ class Problem:
     def choices(self) -> tuple[Decision, ...]:
         """Every decision that could do something on this mesh, in canonical order."""
         found: list[Decision] = []
-        useful, meets = self._useful_groups(), self._met_elsewhere()
+        useful, meets = self._useful_groups(), self.met_elsewhere
         for axis, size in enumerate(self.mesh.sizes):
             if size == 1 or axis in self.closed:
                 continue
@@ -142,6 +142,21 @@ class Problem:
                     covered[group] += self.program.values[argument.value].bytes
         return covered
 
+    def work_along(self, ways: int) -> dict[int, float]:
+        """Group -> arithmetic of the ops that can be split along it `ways` ways."""
+        work: dict[int, float] = defaultdict(float)
+        for op, number in zip(self.program.ops, self.op_pattern, strict=True):
+            if not op.flops:
+                continue
+            groups, form = self.patterns[number].groups, self.patterns[number].form
+            for group in {
+                group
+                for slot, group in enumerate(groups)
+                if form.kinds[slot] != SlotKind.BLOCKED and form.sizes[slot] % ways == 0
+            }:
+                work[group] += op.flops * op.trips
+        return work
+
     def _useful_groups(self) -> set[int]:
         """Groups that some op which does real work can be split along."""
         found: set[int] = set()
@@ -151,7 +166,8 @@ class Problem:
                 found.update(g for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True) if kind != 3)
         return found
 
-    def _met_elsewhere(self) -> dict[int, list[int]]:
+    @cached_property
+    def met_elsewhere(self) -> dict[int, list[int]]:
         """For groups that are a batch dimension of products with weights (experts): groups that other products have together
         with them, but none of those does."""
         origin = views(self.program)

@@ -57,7 +57,9 @@ def build_report(
             program.flops,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
-        PlanFacts([_decision(problem, d) for d in result.plan], summary(problem, result.plan)),
+        PlanFacts(
+            [_decision(problem, d) for d in result.plan], summary(problem, result.plan), fixed=len(problem.fixed)
+        ),
         _predicted(source, evaluator, result),
         _baselines(evaluator),
         _collectives(source, evaluator, result.plan),

@@ -49,6 +49,8 @@ class DecisionFacts:
 class PlanFacts:
     decisions: list[DecisionFacts]
     summary: str
+    tactics: list[str] = field(default_factory=list)  # as asked for: "fsdp:data"
+    fixed: int = 0  # how many decisions, from the first on, come from them
 
 
 @dataclass(frozen=True)

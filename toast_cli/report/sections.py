@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -52,7 +53,20 @@ def header(report: Report) -> RenderableType:
     mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
     lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
     lines.add_row("strategy", style.with_axes(report.plan.summary or "unsharded", list(mesh.axes), style.TITLE))
+    if report.plan.tactics:
+        lines.add_row("tactics", _tactics(report))
     return lines
+
+
+def _tactics(report: Report) -> Text:
+    """Which decisions come from the tactics asked for."""
+    fixed, plan = report.plan.fixed, report.plan
+    asked = ", ".join(text for text in plan.tactics if not text.startswith("search:"))
+    over = ", ".join(text.removeprefix("search:") for text in plan.tactics if text.startswith("search:"))
+    searched = f"the {'others' if fixed else 'decisions'} from the search{' over ' + over if over else ''}"
+    made = f"decision{'s 1 to ' + str(fixed) if fixed > 1 else ' 1'} from {asked}" if fixed else ""
+    parts = [made, searched if len(plan.decisions) > fixed else ""]
+    return style.with_axes(", ".join(filter(None, parts)) or f"{asked}: nothing to decide", list(report.mesh.axes))
 
 
 def verdict(report: Report) -> RenderableType:
@@ -256,6 +270,8 @@ def groups(report: Report) -> RenderableType:
 def statistics(report: Report, verbose: bool) -> RenderableType:
     """How the search went and where the time went."""
     search = report.search
+    if search.algorithm == "strategy":
+        search = replace(search, algorithm="none, a strategy was given")
     rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
     ended = f", stopped: {search.stopped}" if search.stopped else ""
     rows = _labelled()

@@ -7,14 +7,14 @@ from collections import defaultdict
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
-from toast_cli.tactics.strategies import weight_groups
+from toast_cli.tactics.model import weight_groups
 
 
 def summary(problem: Problem, plan: Plan) -> str:
     """E.g. "batch over data; heads, ff and vocab over model; weights rest split over data (ZeRO-3)"."""
     if not plan:
         return "everything replicated"
-    in_weights = {g for g, _ in weight_groups(problem)}
+    in_weights = set(weight_groups(problem))
     over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
     axes_of: dict[int, list[int]] = defaultdict(list)
     for k, decision in enumerate(plan):

@@ -1,8 +1,22 @@
-"""Named expert strategies as plans, told from the analysis alone, not from names in the program.
+"""Named tactics that fix part of a plan, and the expert strategies made of them; told from the analysis alone.
 
-Enters: a `Problem`. Leaves: plans. They serve as baselines in the report and as yardsticks for the search.
+Enters: a `Problem`, and tactics as users name them. Leaves: decisions every plan starts with, or whole plans. The latter serve as
+baselines in the report and as yardsticks for the search.
 """
 
-from toast_cli.tactics.strategies import data_parallel, fsdp, fsdp_megatron, megatron, strategies
+from toast_cli.tactics.model import DoesNotApply, Look, Tactic
+from toast_cli.tactics.named import TACTICS
+from toast_cli.tactics.strategies import applicable, strategies, strategy
+from toast_cli.tactics.wishes import Wishes, parse_wishes
 
-__all__ = ["data_parallel", "fsdp", "fsdp_megatron", "megatron", "strategies"]
+__all__ = [
+    "TACTICS",
+    "DoesNotApply",
+    "Look",
+    "Tactic",
+    "Wishes",
+    "applicable",
+    "parse_wishes",
+    "strategies",
+    "strategy",
+]

@@ -1,94 +1,60 @@
-"""The expert strategies: data parallelism, FSDP (ZeRO-3), Megatron, and FSDP with Megatron."""
+"""Expert strategies: tactics put together over all mesh axes, as people write them by hand.
+
+Enters: a `Problem`. Leaves: plans by name; any name is what `--strategy` takes. Of several axes the last is the tensor axis.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from math import prod
-
-from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.errors import UsageError
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.tactics.model import data_group, weight_groups
+from toast_cli.tactics.wishes import compose, parse_wishes, place
+
+# Those a report compares a plan with. What only suits some programs is left out where it does not.
+BASELINES = ("data-parallel", "fsdp", "megatron", "fsdp+expert", "data-parallel x megatron", "fsdp x megatron")
+_WITHOUT_BATCH = ("context", "edge", *BASELINES)
+# All that `toast compare` tries.
+STRATEGIES = (
+    "data-parallel", "zero2", "fsdp", "megatron", "megatron+sequence", "context", "expert", "edge", "spatial",
+    "data-parallel+expert", "fsdp+expert", "data-parallel x megatron", "zero2 x megatron", "fsdp x megatron",
+    "fsdp x megatron+sequence", "fsdp x context", "fsdp+expert x megatron", "edge x megatron",
+)  # fmt: skip
 
 
 def strategies(problem: Problem) -> dict[str, Plan]:
-    """Every expert strategy that makes sense here: name -> plan. Several axes: the last one is the tensor axis."""
-    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1]
-    if not axes:
-        return {}
-    found = {
-        "data-parallel": data_parallel(problem, axes),
-        "fsdp": fsdp(problem, axes),
-        "megatron": megatron(problem, axes),
-    }
-    if len(axes) > 1:
-        found["data-parallel x megatron"] = problem.canonical(
-            data_parallel(problem, axes[:-1]) + megatron(problem, axes[-1:])
-        )
-        found["fsdp x megatron"] = fsdp_megatron(problem, axes[:-1], axes[-1:])
-    return {name: plan for name, plan in found.items() if plan}
+    """The baselines that make sense here, name -> plan."""
+    has_batch = any(group.role == "batch" for group in problem.dimensions.groups)
+    return applicable(problem, BASELINES if has_batch else _WITHOUT_BATCH)[0]
 
 
-def data_parallel(problem: Problem, axes: list[int]) -> Plan:
-    """The batch over `axes`: of the groups no weight has, the one that divides most of the work."""
-    batch = batch_group(problem, axes)
-    return () if batch is None else tuple(_shard(problem, batch, axis) for axis in axes)
-
-
-def fsdp(problem: Problem, axes: list[int]) -> Plan:
-    """Data parallelism with weights and optimizer state split over the same axes at rest (ZeRO stage 3)."""
-    plan = data_parallel(problem, axes)
-    if not plan:
-        return ()
-    rest = [g for g, _ in weight_groups(problem)]
-    return problem.canonical(plan + tuple(_shard(problem, g, axis) for g in rest for axis in axes))
-
-
-def megatron(problem: Problem, axes: list[int]) -> Plan:
-    """Weights split along every dimension but the one they all share (the residual stream), activations with them."""
-    inner = [g for g, _ in weight_groups(problem)][1:]
-    return tuple(_shard(problem, g, axis) for g in inner for axis in axes)
-
-
-def fsdp_megatron(problem: Problem, data: list[int], model: list[int]) -> Plan:
-    """FSDP over `data`, Megatron over `model`."""
-    plan = data_parallel(problem, data)
-    if not plan:
-        return ()
-    hub = [g for g, _ in weight_groups(problem)][:1]
-    return problem.canonical(
-        plan + megatron(problem, model) + tuple(_shard(problem, g, axis) for g in hub for axis in data)
-    )
-
-
-def batch_group(problem: Problem, axes: list[int]) -> int | None:
-    """The group absent from all weights along which most arithmetic can be split over `axes`.
-
-    Of groups that are within a hundredth of each other the first without a conflict: batch rather than sequence.
-    """
-    taken = {g for g, _ in weight_groups(problem)}
-    ways = prod(problem.mesh.sizes[a] for a in axes)
-    work: dict[int, float] = defaultdict(float)
-    for op, number in zip(problem.program.ops, problem.op_pattern, strict=True):
-        if not op.flops:
+def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[dict[str, Plan], dict[str, str]]:
+    """(name -> plan of the strategies that apply, each plan once; name -> why not of the others)."""
+    found: dict[str, Plan] = {}
+    reasons: dict[str, str] = {}
+    for name in names:
+        try:
+            plan = strategy(problem, name)
+        except UsageError as error:
+            reasons[name] = error.what
             continue
-        pattern = problem.patterns[number]
-        for group in {
-            group
-            for slot, group in enumerate(pattern.groups)
-            if group not in taken
-            and pattern.form.kinds[slot] != SlotKind.BLOCKED
-            and pattern.form.sizes[slot] % ways == 0
-        }:
-            work[group] += op.flops * op.trips
-    most = max(work.values(), default=0.0)
-    best = [g for g in sorted(work) if work[g] >= 0.99 * most]
-    return min(best, key=lambda g: len(problem.dimensions.groups[g].resolutions), default=None)
+        same = next((other for other, known in found.items() if known == plan), None)
+        if same is not None:
+            reasons[name] = f"here the same as {same}"
+        elif plan:
+            found[name] = plan
+    return found, reasons
 
 
-def weight_groups(problem: Problem) -> list[tuple[int, int]]:
-    """(group, bytes of weights that have it), the most widespread first."""
-    return sorted(problem.weight_bytes.items(), key=lambda item: (-item[1], item[0]))
+def strategy(problem: Problem, name: str) -> Plan:
+    """The plan of one strategy. Raises UsageError where it does not apply, or the mesh has too few axes."""
+    wanted = parse_wishes(strategy=name).wishes
+    axes = [k for k, size in enumerate(problem.mesh.sizes) if size > 1]
+    names = [problem.mesh.names[k] for k in axes]
+    if not axes:
+        raise UsageError("the mesh has one device", where="--strategy")
+    placed = [(wish, tuple(axes[a] for a in over)) for wish, over in place(wanted, names)]
+    return problem.canonical(compose(problem, placed))
 
 
-def _shard(problem: Problem, group: int, axis: int) -> Shard:
-    return Shard(group, axis, (0,) * len(problem.dimensions.groups[group].resolutions))
+__all__ = ["BASELINES", "STRATEGIES", "applicable", "data_group", "strategies", "strategy", "weight_groups"]

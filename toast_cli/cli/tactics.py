@@ -1,0 +1,69 @@
+"""`toast tactics`: what tactics there are; with a program and a mesh, which of them apply and what they would split."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from toast_cli.cli import options
+from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.errors import UsageError
+
+
+def tactics(
+    program: Annotated[
+        str | None,
+        typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program: say which tactics apply to it."),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", metavar="SPEC", help="Hardware, as for `toast partition`; needed with PROGRAM."),
+    ] = None,
+    mesh_shape: options.MeshShape = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", help="Tactics of your own, YAML or Python, instead of toast's."),
+    ] = None,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+) -> int:
+    """List the tactics for --tactic; with PROGRAM and --mesh, what each would split, or why it does not apply."""
+    if (program is None) != (mesh is None):
+        raise UsageError(
+            "what applies depends on both",
+            where="PROGRAM and --mesh",
+            hint="give both, or neither to list what there is",
+        )
+    targets = [Target("--json", json)] if json is not None else []
+    check_targets(targets, [name for name in (program, mesh, file) if name is not None])
+
+    from toast_cli.report import style, tactics_table
+    from toast_cli.tactics import TACTICS, applicable
+    from toast_cli.tactics.files import read_tactics
+    from toast_cli.tactics.strategies import STRATEGIES
+    from toast_cli.tactics.survey import survey
+
+    own = TACTICS if file is None else read_tactics(file)
+    if program is None or mesh is None:
+        drawn = tactics_table.known(own.values(), STRATEGIES)
+        facts: object = {
+            "tactics": [{"name": t.name, "about": t.about} for t in own.values()], "strategies": list(STRATEGIES)
+        }  # fmt: skip
+    else:
+        from toast_cli.pipeline import problem_of
+
+        problem = problem_of(program, mesh, mesh_shape)
+        found = survey(problem, own.values())
+        plans, reasons = applicable(problem)
+        drawn = tactics_table.applying(found, problem.mesh.names, reasons, list(plans))
+        facts = {"tactics": [asdict(one) for one in found], "strategies": list(plans), "not_applicable": reasons}
+    for target in targets:
+        from toast_cli.report.json_file import write_json
+
+        write_target(target, write_json(facts))
+    if not any(target.is_stdout for target in targets):
+        console = style.make_console(sys.stdout)
+        sys.stdout.write(style.render(drawn, console))
+    return 0

@@ -1,0 +1,48 @@
+"""Tables of tactics and strategies: what there is, and what applies to a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.tactics.model import Tactic
+from toast_cli.tactics.survey import Applies
+
+_LISTED = 8
+
+
+def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[RenderableType]:
+    """Every tactic and what it does; every strategy."""
+    rows = style.table([("", "left"), ("", "fold")])
+    for tactic in tactics:
+        rows.add_row(Text(tactic.name, style.TITLE), tactic.about)
+    rows.add_row(Text("search", style.TITLE), "nothing: it names the axes the search may use")
+    return [
+        style.section("tactics, for --tactic NAME:AXIS", rows),
+        Text(),
+        style.section("strategies, for --strategy NAME", Text(", ".join(strategies))),
+    ]
+
+
+def applying(
+    found: Sequence[Applies], axes: Sequence[str], reasons: Mapping[str, str], plans: Sequence[str]
+) -> list[RenderableType]:
+    """What each tactic would do to one program, and which strategies apply."""
+    rows = style.table([("tactic", "left"), ("over", "left"), ("splits", "fold")])
+    for one in found:
+        if one.axes:
+            more = f" and {len(one.decides) - _LISTED} more" if len(one.decides) > _LISTED else ""
+            over = style.with_axes(", ".join(one.axes), axes)
+            rows.add_row(Text(one.name, style.TITLE), over, ", ".join(one.decides[:_LISTED]) + more)
+        else:
+            rows.add_row(Text(one.name, style.LABEL), "-", Text(one.reason, style.LABEL))
+    missing = [name for name, why in reasons.items() if why.startswith("here the same")]
+    same = Text(f"the same as another here: {', '.join(missing)}", style.LABEL) if missing else Text()
+    return [
+        style.section("tactics", rows),
+        Text(),
+        style.section("strategies that apply", Text(", ".join(plans) or "none"), same),
+    ]

@@ -1,0 +1,125 @@
+"""Tactics of a user's own: a YAML or Python file in, tactics out.
+
+A Python file is run when the user names it, and only then.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from toast_cli.errors import InputError, ToastError
+from toast_cli.hardware.yamltree import Entry, nearest, read_yaml
+from toast_cli.plan.decisions import Decision, Replicate, Shard
+from toast_cli.tactics.model import Decide, DoesNotApply, Look, Tactic
+
+_PLACES = {"first": -1, "given": 0, "last": 1}
+_STEPS = ("split", "keep", "use")
+
+
+def read_tactics(path: str) -> dict[str, Tactic]:
+    """The tactics of a file, by name. Raises ToastError with the line for what cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not UTF-8 text", where=path) from None
+    return _from_python(path) if path.endswith(".py") else _from_yaml(text, path)
+
+
+def find_in_file(path: str, name: str) -> Tactic:
+    """One tactic of a file."""
+    tactics = read_tactics(path)
+    if name not in tactics:
+        raise InputError(f"has no tactic {name!r}", where=path, hint=nearest(name, tactics))
+    return tactics[name]
+
+
+def _from_yaml(text: str, path: str) -> dict[str, Tactic]:
+    if not text.strip():
+        raise InputError("is empty", where=path, hint="see docs/tactics.md for what belongs in it")
+    top = read_yaml(text, path).section("tactics")
+    if "tactics" not in top:
+        raise InputError("has no tactics", where=path, hint="write them under the key tactics")
+    return {name: _read_tactic(name, entry, path) for name, entry in top["tactics"].mapping().items()}
+
+
+def _read_tactic(name: str, entry: Entry, path: str) -> Tactic:
+    """`steps` alone, or a mapping with `about`, `place` and `steps`."""
+    if entry.is_sequence:
+        return Tactic(name, "", _decide(entry), source=path)
+    keys = entry.section("about", "place", "steps")
+    if "steps" not in keys:
+        raise entry.error(f"{name} has no steps", "list them: split, keep or use")
+    place = _PLACES[keys["place"].choice(_PLACES)] if "place" in keys else 0
+    about = keys["about"].scalar("one line of text") if "about" in keys else ""
+    return Tactic(name, about, _decide(keys["steps"]), place, source=path)
+
+
+def _decide(steps: Entry) -> Decide:
+    """What a list of steps decides. Words that mean nothing are found when the program is known: they may name its dimensions."""
+    read: list[tuple[str, list[str], Entry]] = []
+    for step in steps.items():
+        ((kind, words),) = _one(step).items()
+        read.append((kind, [word.scalar("a name") for word in words.items()], step))
+
+    def decide(look: Look) -> list[Decision]:
+        found: list[Decision] = []
+        for kind, words, step in read:
+            try:
+                found += {"split": look.split, "keep": look.keep, "use": look.use}[kind](*words)
+            except ToastError as error:
+                raise step.error(error.what, error.hint) from None
+        return found
+
+    return decide
+
+
+def _one(step: Entry) -> dict[str, Entry]:
+    found = step.section(*_STEPS)
+    if len(found) != 1:
+        raise step.error(f"a step has {len(found)} keys", "one of split, keep, use each")
+    return found
+
+
+def _from_python(path: str) -> dict[str, Tactic]:
+    try:
+        values = runpy.run_path(path)
+    except ToastError:
+        raise
+    except Exception as error:
+        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else path
+        raise InputError(f"cannot be run: {type(error).__name__}: {error}", where=where) from None
+    found = {
+        value.name: _guarded(value, path) for value in values.values() if isinstance(value, Tactic) and not value.source
+    }
+    if not found:
+        raise InputError(
+            "defines no tactics",
+            where=path,
+            hint='e.g. mine = Tactic("mine", "what it does", lambda look: look.split("batch"))',
+        )
+    return found
+
+
+def _guarded(tactic: Tactic, path: str) -> Tactic:
+    """The same, with what goes wrong in it told as an error in the file."""
+
+    def decide(look: Look) -> list[Decision]:
+        try:
+            found = list(tactic.decide(look))
+        except (ToastError, DoesNotApply):
+            raise
+        except Exception as error:
+            raise InputError(f"tactic {tactic.name!r} failed: {type(error).__name__}: {error}", where=path) from None
+        wrong = next((d for d in found if not isinstance(d, Shard | Replicate)), None)
+        if wrong is not None:
+            raise InputError(
+                f"tactic {tactic.name!r} decided {wrong!r}",
+                where=path,
+                hint="return what look.split and look.keep give",
+            )
+        return found
+
+    return Tactic(tactic.name, tactic.about, decide, tactic.place, tactic.companion, path)

@@ -1,0 +1,210 @@
+"""A tactic: a named value that turns a look at a program into decisions over some mesh axes.
+
+Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic speaks of the roles dimensions and
+arguments play ("batch", "heads", "weights"), never of what anything is called in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import prod
+
+from toast_cli.errors import UsageError
+from toast_cli.hardware.yamltree import nearest
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.problem import Problem
+from toast_cli.program.roles import ROLES, STATE, WEIGHTS
+
+# Role of a dimension -> what such a dimension is; the analysis finds them (see `dimensions.evidence`).
+DIMENSIONS = {
+    "batch": "what inputs have and weights do not, along which elements never meet",
+    "seq": "what attention weighs, or tokens have besides the batch",
+    "embed": "the width of the stream between blocks",
+    "ff": "a hidden width between two products with weights",
+    "heads": "what attention's scores have besides batch and sequence",
+    "head_dim": "what attention's scores are summed over",
+    "vocab": "the rows of a table that tokens look up, or logits over as many",
+    "labels": "what the loss picks one of",
+    "experts": "what products with weights are batched over and a router chooses from",
+    "ensemble": "what products with weights are batched over and nothing chooses from",
+    "edges": "what a scatter sums over",
+    "nodes": "what edges look up and scatter into",
+    "channels": "a convolution's features",
+    "height": "the first dimension a convolution slides along",
+    "width": "the second dimension a convolution slides along",
+    "layers": "what a loop over stacked weights steps through",
+}
+# Words for several dimensions at once.
+WORDS = {
+    "weights": "all dimensions of the weights",
+    "inner": "all dimensions of the weights but the stream",
+    "data": "the batch; without one, what else most of the arithmetic can be split along that weights do not have",
+}
+
+
+class DoesNotApply(Exception):  # noqa: N818 - often no error at all: most tactics suit some programs only
+    """Why a tactic has nothing to say about a program on a mesh."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One program, seen by a tactic that is asked to decide over `axes` (mesh axis numbers)."""
+
+    problem: Problem
+    axes: tuple[int, ...]
+    # Axes that other tactics of the same request split the batch over.
+    busy: frozenset[int] = frozenset()
+
+    def groups(self, name: str) -> list[int]:
+        """Class groups with a role, or that a word stands for, or of that name (as the report calls them); the heaviest first."""
+        problem = self.problem
+        if name == "weights":
+            return weight_groups(problem)
+        if name == "inner":
+            stream = self.stream
+            return [g for g in weight_groups(problem) if g != stream]
+        if name == "data":
+            found = data_group(problem, self.axes)
+            return self.groups("batch") or ([found] if found is not None else [])
+        weights = problem.weight_bytes
+        groups = list(enumerate(problem.dimensions.groups))
+        found_groups = [k for k, g in groups if g.role == name] or [k for k, g in groups if g.name == name]
+        if not found_groups and name not in DIMENSIONS:
+            known = [*DIMENSIONS, *WORDS, *(g.name for _, g in groups)]
+            raise UsageError(f"unknown dimension {name!r}", where="tactic", hint=nearest(name, dict.fromkeys(known)))
+        return sorted(found_groups, key=lambda g: (-weights.get(g, 0), g))
+
+    @property
+    def stream(self) -> int:
+        """The group that flows from block to block: the one called so, else the one most weights have; -1 without weights."""
+        weights = weight_groups(self.problem)
+        return next(
+            (g for g in weights if self.problem.dimensions.groups[g].role == "embed"), weights[0] if weights else -1
+        )
+
+    def split(self, *names: str) -> list[Decision]:
+        """Each of these dimensions over the axes, in this order. Raises DoesNotApply where the program has none of one, or none
+        that divides."""
+        found: list[Decision] = []
+        for name in names:
+            groups = self.groups(name)
+            if not groups:
+                meaning = DIMENSIONS.get(name) or WORDS.get(name, "")
+                raise DoesNotApply(f"no dimension of the program looks like {name} ({meaning})")
+            decisions = [self._shard(g, axis) for g in groups for axis in self.axes if self.divides(g, axis)]
+            if not decisions and self.axes:
+                sizes = {self.problem.dimensions.groups[g].size for g in groups}
+                raise DoesNotApply(
+                    f"{name} ({', '.join(f'{size:,}' for size in sorted(sizes))}) cannot be split {self._ways} ways over {self._names}"
+                )
+            found += decisions
+        return found
+
+    def keep(self, *roles: str) -> list[Decision]:
+        """These arguments ("weights", "state") whole at rest over the axes. Raises DoesNotApply where the program has none."""
+        found: list[Decision] = []
+        for role in roles:
+            if role not in ROLES[:2]:
+                raise UsageError(f"unknown arguments {role!r}", where="tactic", hint=nearest(role, ROLES[:2]))
+            if self.problem.roles.index(role) not in self.problem.argument_role:
+                words = {STATE: "optimizer state or cache", WEIGHTS: "weights"}
+                raise DoesNotApply(f"no argument of the program looks like {words[role]}")
+            found += [Replicate(self.problem.roles.index(role), axis) for axis in self.axes]
+        return found
+
+    def experts(self) -> list[Decision]:
+        """Experts over the axes; where the batch has an axis too, ahead of it, but not in ops whose tokens are still in sequence: there
+        tokens travel to their experts in an all-to-all."""
+        decisions = self.split("experts")
+        apart = self.problem.met_elsewhere
+        found: list[Decision] = []
+        for decision in decisions:
+            if isinstance(decision, Shard) and decision.axis in self.busy:
+                still = sorted(apart.get(decision.group, ()), key=self._tokens_first)
+                decision = decision._replace(unless=still[0] if still else NOWHERE)
+            found.append(decision)
+        return found
+
+    def use(self, *names: str) -> list[Decision]:
+        """What other named tactics decide."""
+        from toast_cli.tactics.named import find_tactic
+
+        return [decision for name in names for decision in find_tactic(name).decide(self)]
+
+    def divides(self, group: int, axis: int) -> bool:
+        """Whether some dimension of the group can be split over the axis."""
+        dimensions = self.problem.dimensions
+        size = self.problem.mesh.sizes[axis]
+        return any(dimensions.class_sizes[c] % size == 0 for c in dimensions.groups[group].classes)
+
+    def _shard(self, group: int, axis: int) -> Shard:
+        return Shard(group, axis, (0,) * len(self.problem.dimensions.groups[group].resolutions))
+
+    def _tokens_first(self, group: int) -> tuple[bool, int]:
+        return self.problem.dimensions.groups[group].role != "seq", -self.problem.dimensions.groups[group].size
+
+    @property
+    def _ways(self) -> str:
+        return " or ".join(str(self.problem.mesh.sizes[axis]) for axis in self.axes)
+
+    @property
+    def _names(self) -> str:
+        return " or ".join(self.problem.mesh.names[axis] for axis in self.axes)
+
+
+Decide = Callable[[Look], Iterable[Decision]]
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """A named tactic. Its value is told by what it decides.
+
+    Attributes:
+        about: one line, for lists. decide: the decisions over the axes of a look; may raise DoesNotApply.
+        place: against other tactics of one request: -1 ahead of them, 0 in the order given, 1 behind them.
+        companion: without an axis of its own it takes that of the tactic named before it.
+        source: file it was read from; empty for those that come with toast.
+    """
+
+    name: str
+    about: str
+    decide: Decide = field(compare=False)
+    place: int = 0
+    companion: bool = False
+    source: str = ""
+
+
+def effective(problem: Problem, plan: Plan) -> Plan:
+    """The plan without decisions that change nothing anywhere, and without a second one for the same group and axis."""
+    kept: Plan = ()
+    seen: set[tuple[int, int]] = set()
+    for decision in plan:
+        if isinstance(decision, Shard):
+            if decision[:2] in seen:
+                continue
+            seen.add(decision[:2])
+            patterns = [p for p, groups in enumerate(problem.pattern_groups) if decision.group in groups]
+            if all(problem.iterate(p, kept) == problem.iterate(p, (*kept, decision)) for p in patterns):
+                continue
+        kept = (*kept, decision)
+    return kept
+
+
+def weight_groups(problem: Problem) -> list[int]:
+    """Groups that weights have, the most widespread (in bytes of weights) first."""
+    return sorted(problem.weight_bytes, key=lambda g: (-problem.weight_bytes[g], g))
+
+
+def data_group(problem: Problem, axes: Iterable[int]) -> int | None:
+    """The group absent from all weights along which most arithmetic can be split over `axes`.
+
+    Of groups that are within a hundredth of each other the first without a conflict: batch rather than sequence.
+    """
+    ways = prod(problem.mesh.sizes[a] for a in axes)
+    work = problem.work_along(ways)
+    for group in problem.weight_bytes:
+        work.pop(group, None)
+    most = max(work.values(), default=0.0)
+    best = [g for g in sorted(work) if work[g] >= 0.99 * most > 0.0]
+    return min(best, key=lambda g: len(problem.dimensions.groups[g].resolutions), default=None)

@@ -1,0 +1,64 @@
+"""The tactics that come with toast: each a few words over the roles of dimensions and arguments."""
+
+from __future__ import annotations
+
+from toast_cli.errors import UsageError
+from toast_cli.hardware.yamltree import nearest
+from toast_cli.plan.decisions import Decision
+from toast_cli.tactics.model import Look, Tactic
+
+SEARCH = "search"
+
+
+def _kept(look: Look) -> list[Decision]:
+    """Weights whole at rest, of a program that has something else to split."""
+    look.keep("state")
+    return look.keep("weights")
+
+
+_ALL = (
+    Tactic("data-parallel", "the batch", lambda look: look.split("batch")),
+    Tactic(
+        "fsdp",
+        "the batch; weights and optimizer state rest split (ZeRO-3)",
+        lambda look: [*look.split("data"), *look.split("weights")],
+    ),
+    Tactic("zero3", "the same as fsdp", lambda look: look.use("fsdp")),
+    Tactic(
+        "zero2",
+        "the batch; optimizer state rests split, weights whole; gradients are reduce-scattered",
+        lambda look: [*look.split("data"), *look.split("weights"), *_kept(look)],
+    ),
+    Tactic("zero1", "within one step the same as zero2", lambda look: look.use("zero2")),
+    Tactic(
+        "megatron",
+        "all dimensions of the weights but the stream between blocks: heads, hidden widths, vocabulary",
+        lambda look: look.split("inner"),
+    ),
+    Tactic(
+        "sequence",
+        "the sequence, where nothing else has the axis: between the blocks of megatron",
+        lambda look: look.split("seq"),
+        place=1,
+        companion=True,
+    ),
+    Tactic("context", "the sequence, in attention too: keys and values travel", lambda look: look.split("seq")),
+    Tactic(
+        "expert",
+        "experts; over an axis of the batch, tokens travel to them in an all-to-all",
+        lambda look: look.experts(),
+        place=-1,
+        companion=True,
+    ),
+    Tactic("edge", "edges of a graph; what they send to a node is summed", lambda look: look.split("edges")),
+    Tactic("vocabulary", "rows of embedding tables, and logits", lambda look: look.split("vocab"), companion=True),
+    Tactic("spatial", "the height of images; halos travel", lambda look: look.split("height")),
+)
+TACTICS = {tactic.name: tactic for tactic in _ALL}
+
+
+def find_tactic(name: str, where: str = "tactic") -> Tactic:
+    """The tactic of that name. Raises UsageError that lists those there are."""
+    if name not in TACTICS:
+        raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, SEARCH]))
+    return TACTICS[name]

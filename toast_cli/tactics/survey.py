@@ -1,0 +1,47 @@
+"""What each tactic would do to a program on a mesh, axis by axis, and why not where it would do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toast_cli.plan.decisions import Replicate
+from toast_cli.plan.problem import Problem
+from toast_cli.tactics.model import DoesNotApply, Look, Tactic, effective
+
+
+@dataclass(frozen=True)
+class Applies:
+    """axes: names of those it can be used over. decides: what it splits or keeps there, in words. reason: why not, where axes
+    is empty."""
+
+    name: str
+    about: str
+    axes: list[str]
+    decides: list[str]
+    reason: str
+
+
+def survey(problem: Problem, tactics: Iterable[Tactic]) -> list[Applies]:
+    return [_survey(problem, tactic) for tactic in tactics]
+
+
+def _survey(problem: Problem, tactic: Tactic) -> Applies:
+    axes: list[str] = []
+    decides: dict[str, None] = {}
+    reason = "the mesh has one device"
+    for axis, size in enumerate(problem.mesh.sizes):
+        if size == 1:
+            continue
+        try:
+            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,)))))
+        except DoesNotApply as why:
+            reason = str(why)
+            continue
+        axes.append(problem.mesh.names[axis])
+        for decision in plan:
+            if isinstance(decision, Replicate):
+                decides[f"{problem.roles[decision.role]} whole"] = None
+            else:
+                decides[problem.dimensions.groups[decision.group].name] = None
+    return Applies(tactic.name, tactic.about, axes, list(decides), "" if axes else reason)
