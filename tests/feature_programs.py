@@ -50,14 +50,16 @@ def mlp_momentum() -> Case:
     return case_of(step, weights, weights, arg(B, D), donate=(0, 1))
 
 
-def block() -> Case:
-    """A residual block on [batch, sequence, model] with a norm in front, as between Megatron's products."""
+def blocks() -> Case:
+    """Two residual blocks on [batch, sequence, model] with a norm in front of each."""
 
-    def loss(p: Any, x: Any) -> Any:
-        h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-        return jnp.sum((x + jax.nn.relu(h @ p["up"]) @ p["down"]) ** 2)
+    def loss(layers: Any, x: Any) -> Any:
+        for p in layers:
+            h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+            x = x + jax.nn.relu(h @ p["up"]) @ p["down"]
+        return jnp.sum(x**2)
 
-    return trained(loss, {"up": arg(D, F), "down": arg(F, D)}, arg(B, S, D))
+    return trained(loss, [{"up": arg(D, F), "down": arg(F, D)}] * 2, arg(B, S, D))
 
 
 # -- attention
@@ -80,11 +82,16 @@ def attention() -> Case:
     return case_of(attention_layer, PROJECTIONS, arg(B, S, D))
 
 
-def attention_training() -> Case:
-    return trained(lambda p, x: jnp.sum((x + attention_layer(p, x)) ** 2), PROJECTIONS, arg(B, S, D))
+def attention_blocks() -> Case:
+    def loss(layers: Any, x: Any) -> Any:
+        for p in layers:
+            x = x + attention_layer(p, x)
+        return jnp.sum(x**2)
+
+    return trained(loss, [PROJECTIONS] * 2, arg(B, S, D))
 
 
-def attention_merged_heads() -> Case:
+def merged_heads() -> Case:
     """Projections as matrices: heads and their dimension are one dimension of the weights, reshaped apart."""
 
     def layer(p: Any, x: Any) -> Any:
@@ -152,6 +159,7 @@ def messages() -> Case:
 
 
 ROWS, COLUMNS, CHANNELS = 16, 12, 6
+KERNEL = 3
 
 
 def convolution() -> Case:
@@ -160,7 +168,7 @@ def convolution() -> Case:
             image, kernel, (1, 1), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    return case_of(layer, arg(3, 3, CHANNELS, CHANNELS), arg(B, ROWS, COLUMNS, CHANNELS))
+    return case_of(layer, arg(KERNEL, KERNEL, CHANNELS, CHANNELS), arg(B, ROWS, COLUMNS, CHANNELS))
 
 
 STEPS = 5

@@ -1,0 +1,251 @@
+"""Everything a plan can say, on a tiny program each: predicted, compiled and worked out by hand, the collectives are the same.
+
+Compiled for 8 virtual CPU devices, data=4 x model=2; read off the module as XLA's partitioner leaves it, in both written forms.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import feature_programs
+import pytest
+from feature_programs import (
+    EDGES,
+    NODES,
+    STEPS,
+    B,
+    C,
+    D,
+    E,
+    F,
+    H,
+    K,
+    S,
+)  # fmt: skip
+from programs import Case
+
+from toast_cli import xla
+from toast_cli.emit import emit_hlo, emit_shardy
+from toast_cli.plan.decisions import Decision, Plan
+from toast_cli.verify.compile import as_stablehlo
+from toast_cli.verify.inputs import random_inputs
+from toast_cli.verify.numbers import relative_error
+from toast_cli.verify.sums import partitioned_collectives
+
+DEVICES = 8
+# kind, mesh axes, bytes of the result on each device, count
+Expected = list[tuple[str, tuple[str, ...], float, float]]
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
+DATA, MODEL = ("data",), ("model",)
+F32 = 4
+
+# Words of a plan: `x.0=data` shards dimension 0 of argument x; `/1` takes the other side of its conflicts; `!y.1` leaves out operations
+# that have dimension 1 of y; `-weights=data` does not keep them split at rest.
+FEATURES: dict[str, tuple[str, str, Expected]] = {
+    # One all-reduce of each gradient, [D, F] and [F, D].
+    "data parallel": ("mlp", "x.0=data", [(ALL_REDUCE, DATA, F32 * D * F, 2)]),
+    # Each weight is gathered once for both directions, each gradient scattered.
+    "fsdp": (
+        "mlp",
+        "x.0=data p['up'].0=data p['up'].1=data",
+        [(ALL_GATHER, DATA, F32 * D * F, 2), (REDUCE_SCATTER, DATA, F32 * D * F / 4, 2)],
+    ),
+    # Weights are whole, their momentum is split: gradients are scattered to it, new weights gathered after the update.
+    "zero-2": (
+        "mlp_momentum",
+        "x.0=data p['up'].0=data p['up'].1=data -weights=data",
+        [(ALL_GATHER, DATA, F32 * D * F, 2), (REDUCE_SCATTER, DATA, F32 * D * F / 4, 2)],
+    ),
+    # Two blocks: two forward, one backward (nobody asks for the gradient of x).
+    "megatron mlp": ("blocks", "p[0]['up'].1=model p[1]['up'].1=model", [(ALL_REDUCE, MODEL, F32 * B * S * D, 3)]),
+    "megatron attention": (
+        "attention_blocks",
+        "p[0]['q'].1=model p[1]['q'].1=model",
+        [(ALL_REDUCE, MODEL, F32 * B * S * D, 3)],
+    ),
+    # Each of these becomes a scatter. What goes into a product is gathered before it: forward a block's input, backward the gradient of
+    # its output, the input once for both directions.
+    "sequence parallel mlp": (
+        "blocks",
+        "p[0]['up'].1=model p[1]['up'].1=model x.1=model",
+        [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 3)],
+    ),
+    "sequence parallel attention": (
+        "attention_blocks",
+        "p[0]['q'].1=model p[1]['q'].1=model x.1=model",
+        [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 3)],
+    ),
+    # The same on a quarter of the batch, and FSDP of the four weights' halves.
+    "fsdp x megatron x sequence": (
+        "blocks",
+        "x.0=data p[0]['up'].1=model p[1]['up'].1=model x.1=model p[0]['up'].0=data",
+        [
+            (ALL_GATHER, MODEL, F32 * B * S * D / 4, 4),
+            (REDUCE_SCATTER, MODEL, F32 * B * S * D / 8, 3),
+            (ALL_GATHER, DATA, F32 * D * F / 2, 4),
+            (REDUCE_SCATTER, DATA, F32 * D * F / 8, 4),
+        ],
+    ),
+    # Queries stay, keys and values are gathered.
+    "context parallel, queries": ("attention", "x.1=data", [(ALL_GATHER, DATA, F32 * B * S * H * K, 2)]),
+    # Keys and values stay. Queries are gathered; maximum and sum of the softmax go to a quarter of the queries each and from there to all; so does
+    # the outcome, but it stays there.
+    "context parallel, keys": (
+        "attention",
+        "x.1=data/1",
+        [
+            (ALL_GATHER, DATA, F32 * B * S * H * K, 1),
+            (REDUCE_SCATTER, DATA, F32 * B * H * S / 4, 2),
+            (ALL_GATHER, DATA, F32 * B * H * S, 2),
+            (REDUCE_SCATTER, DATA, F32 * B * S * H * K / 4, 1),
+        ],
+    ),
+    # Both dimensions of each weight are split, no batch: every product is a partial sum, forward over the model dimension (data) and over the
+    # hidden one (model), and so is each norm's mean. Backward: the same for the gradients of both products, the second's input not being asked
+    # for in the first block, and the norm's sum in the second.
+    "two-dimensional tensor parallel": (
+        "blocks",
+        "p[0]['up'].0=data p[0]['up'].1=model p[1]['up'].1=model",
+        [
+            (ALL_REDUCE, DATA, F32 * B * S * F / 2, 4),
+            (ALL_REDUCE, MODEL, F32 * B * S * D / 4, 3),
+            (ALL_REDUCE, DATA, F32 * B * S, 3),
+        ],
+    ),
+    # Tokens travel to their experts and back: [batch, experts, tokens, model].
+    "expert parallel": (
+        "experts",
+        "w['up'].0=data!x.1 x.0=data",
+        [(ALL_TO_ALL, DATA, F32 * B * E * C * D / 4, 2)],
+    ),
+    # Rows looked up are added up (all but one device has zeros); so are maximum, sum and the target's logit of the softmax.
+    "vocabulary": (
+        "language_model",
+        "table.0=model tokens.0=data",
+        [(ALL_REDUCE, MODEL, F32 * B * S * D / 4, 1), (ALL_REDUCE, MODEL, F32 * B * S / 4, 3)],
+    ),
+    # Every device adds its edges' messages to all nodes.
+    "edge sharding": ("messages", "senders.0=data", [(ALL_REDUCE, DATA, F32 * NODES * D, 1)]),
+    # Both nodes of every edge are looked up in a split table; the sums stay where the nodes are.
+    "node sharding": ("messages", "nodes.0=data", [(ALL_REDUCE, DATA, F32 * EDGES * D, 2)]),
+    "scan, batch": ("scanned", "x.0=data", []),
+    # Gathered in each step.
+    "scan, fsdp": ("scanned", "x.0=data ws.1=data", [(ALL_GATHER, DATA, F32 * D * D, STEPS)]),
+    # The carry is split along what each product sums over and makes.
+    "scan, model": ("scanned", "x.1=model", [(REDUCE_SCATTER, MODEL, F32 * B * D / 2, STEPS)]),
+    "two axes on one dimension": ("product", "w.1=data w.1=model", []),
+    "two axes in the other order": ("product", "w.1=model w.1=data", []),
+    # The sum over both is scattered one axis after the other.
+    "two axes summed over": (
+        "product",
+        "x.1=data x.1=model x.0=data x.0=model",
+        [(REDUCE_SCATTER, DATA, F32 * B * F / 4, 1), (REDUCE_SCATTER, MODEL, F32 * B * F / 8, 1)],
+    ),
+    # Heads are the major part of the weights' columns; the result is a sum over heads.
+    "heads in a merged dimension": ("merged_heads", "p['q'].1=data", [(ALL_REDUCE, DATA, F32 * B * S * D, 1)]),
+    # And a head's elements the minor part, over which the scores are a sum.
+    "heads and their elements": (
+        "merged_heads",
+        "p['q'].1.0=data p['q'].1.1=model",
+        [(ALL_REDUCE, DATA, F32 * B * S * D, 1), (ALL_REDUCE, MODEL, F32 * B * H * S * S / 4, 1)],
+    ),
+    # The token is written into the cache where its heads lie; the result is a sum over heads.
+    "cache by heads": ("decode", "x.0=data p['q'].1=model", [(ALL_REDUCE, MODEL, F32 * B * D / 4, 1)]),
+    # The token is written by the device that has its place; maximum, sum and outcome of the softmax are sums over places.
+    "cache by places": (
+        "decode",
+        "keys.1=data",
+        [(ALL_REDUCE, DATA, F32 * B * H, 2), (ALL_REDUCE, DATA, F32 * B * H * K, 1)],
+    ),
+}
+
+
+@cache
+def case(program: str) -> Case:
+    found: Case = getattr(feature_programs, program)()
+    return found
+
+
+def plan_of(case: Case, words: str) -> Plan:
+    return tuple(decision(case, word) for word in words.split())
+
+
+def decision(case: Case, word: str) -> Decision:
+    place, _, rest = word.partition("=")
+    if place.startswith("-"):
+        return case.replicate(place[1:], rest)
+    rest, _, unless = rest.partition("!")
+    axis, _, side = rest.partition("/")
+    return case.shard(place, axis, int(side or 0), unless)
+
+
+def written(case: Case, plan: Plan, form: str) -> bytes:
+    lowered = case.lowered(plan)
+    return as_stablehlo(emit_hlo(case.source, lowered), "hlo") if form == "hlo" else emit_shardy(case.source, lowered)
+
+
+def partitioned(case: Case, program: bytes, folder: Path, *, shardy: bool) -> Expected:
+    """The collectives right after partitioning, equal ones together."""
+    settings: dict[str, str | bool] = {
+        "xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "^spmd-partitioning$", "xla_dump_hlo_as_text": True,
+        "xla_dump_large_constants": True, "xla_backend_optimization_level": "0",
+    }  # fmt: skip
+    xla.compile_program(program, xla.cpu_devices(DEVICES), shardy=shardy, settings=settings)
+    (path,) = folder.glob("*.after_spmd-partitioning.*")
+    mesh = case.problem.mesh
+    found = partitioned_collectives(path.read_text(), mesh.names, mesh.sizes)
+    return together([(c.kind, c.axes, c.bytes, c.count) for c in found])
+
+
+def together(collectives: Expected) -> Expected:
+    found: dict[tuple[str, tuple[str, ...], float], float] = defaultdict(float)
+    for kind, axes, size, count in collectives:
+        found[kind, tuple(sorted(axes)), size] += count
+    return sorted((*key, round(count, 9)) for key, count in found.items())
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_predicted(name: str) -> None:
+    program, words, expected = FEATURES[name]
+    assert together(case(program).collectives(plan_of(case(program), words))) == sorted(expected)
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_compiled(name: str, form: str, tmp_path: Path) -> None:
+    program, words, expected = FEATURES[name]
+    content = written(case(program), plan_of(case(program), words), form)
+    assert partitioned(case(program), content, tmp_path, shardy=form == "stablehlo") == sorted(expected)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_numbers(name: str) -> None:
+    program, words, _ = FEATURES[name]
+    source = case(program).source
+    inputs, shapes = random_inputs(source.module, seed=1), result_shapes(source.module)
+    split = written(case(program), plan_of(case(program), words), "stablehlo")
+    for a, b in zip(whole_results(program), xla.run_program(split, inputs, shapes, DEVICES, shardy=True), strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+@cache
+def whole_results(program: str) -> list[Any]:
+    module = case(program).source.module
+    inputs = random_inputs(module, seed=1)
+    return xla.run_program(xla.write_bytecode(module), inputs, result_shapes(module), 1, shardy=True)
+
+
+def result_shapes(module: Any) -> list[tuple[int, ...]]:
+    return [tuple(kind.shape) for kind in xla.main_function(module).type.results]
+
+
+def test_donated_buffers_are_taken_over() -> None:
+    """Weights and momentum, a quarter of each, under FSDP."""
+    momentum = case("mlp_momentum")
+    content = written(momentum, plan_of(momentum, "x.0=data p['up'].0=data p['up'].1=data"), "stablehlo")
+    executable = xla.compile_program(content, xla.cpu_devices(DEVICES), shardy=True)
+    assert executable.get_compiled_memory_stats().alias_size_in_bytes == 4 * F32 * D * F / 4
