@@ -62,10 +62,12 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     ),
     # Two blocks: two forward, one backward (nobody asks for the gradient of x).
     "megatron mlp": ("blocks", "p[0]['up'].1=model p[1]['up'].1=model", [(ALL_REDUCE, MODEL, F32 * B * S * D, 3)]),
+    # What comes back through queries, keys and values is added to what comes back around the block, one after the other: not a sum of partial
+    # results alone, so three reductions.
     "megatron attention": (
         "attention_blocks",
         "p[0]['q'].1=model p[1]['q'].1=model",
-        [(ALL_REDUCE, MODEL, F32 * B * S * D, 3)],
+        [(ALL_REDUCE, MODEL, F32 * B * S * D, 2 + 3)],
     ),
     # Each of these becomes a scatter. What goes into a product is gathered before it: forward a block's input, backward the gradient of
     # its output, the input once for both directions.
@@ -77,7 +79,7 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     "sequence parallel attention": (
         "attention_blocks",
         "p[0]['q'].1=model p[1]['q'].1=model x.1=model",
-        [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 3)],
+        [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 2 + 3)],
     ),
     # The same on a quarter of the batch, and FSDP of the four weights' halves.
     "fsdp x megatron x sequence": (

@@ -1,7 +1,9 @@
-"""Lowers a plan over the whole program: the layout of every value and of every use. See `iteration` for the semantics."""
+"""Lowers a plan over the whole program: the layout of every value and of every use. See `iteration` for the semantics, `accumulate` for
+sums of partial results."""
 
 from __future__ import annotations
 
+from toast_cli.plan.accumulate import accumulated
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, replicated
@@ -27,4 +29,5 @@ def lower(problem: Problem, plan: Plan) -> LoweredPlan:
         for k, value in enumerate(op.operands):
             if iteration.operands[k] != layouts[value]:
                 required[number, k] = iteration.operands[k]
+    layouts, computed = accumulated(program, layouts, computed, required)
     return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required)

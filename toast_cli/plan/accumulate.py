@@ -1,0 +1,84 @@
+"""Sums of partial results in a lowered plan: terms stay as their ops compute them, and the sum is scattered once, at its end.
+
+Enters: the layouts of all values, before. Leaves: which values to leave partial, and which sums to scatter; see `plan.sums` for why.
+"""
+
+from __future__ import annotations
+
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.sums import ADD, is_view
+from toast_cli.program.model import Op, Program
+
+# The layout in which a value is computed, partial, and the one it is scattered to.
+Scatter = tuple[Layout, Layout]
+
+
+def accumulated(
+    program: Program, layouts: list[Layout], computed: dict[int, Layout], required: dict[tuple[int, int], Layout]
+) -> tuple[list[Layout], dict[int, Layout]]:
+    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one."""
+    partial: dict[int, Scatter] = {value: (at, layouts[value]) for value, at in computed.items()}
+    sums: list[int] = []
+    for number, op in enumerate(program.ops):
+        found = _handed_on(program, number, op, partial, layouts, required)
+        if found is not None:
+            partial[op.results[0]] = found
+            if op.name == ADD:
+                sums.append(number)
+    if not sums:
+        return layouts, computed
+    layouts, computed = list(layouts), dict(computed)
+    terms: set[int] = set()
+    for number in reversed(sums):
+        op = program.ops[number]
+        if op.results[0] not in terms:
+            computed[op.results[0]] = partial[op.results[0]][0]
+        for value in op.operands:
+            _leave_partial(program, value, partial, layouts, computed, terms)
+    return layouts, computed
+
+
+def _handed_on(
+    program: Program,
+    number: int,
+    op: Op,
+    partial: dict[int, Scatter],
+    layouts: list[Layout],
+    required: dict[tuple[int, int], Layout],
+) -> Scatter | None:
+    """How the result of an op that only adds up or views partial values would be computed and scattered; None for any other."""
+    if op.name != ADD and not (len(op.results) == 1 and op.operands and is_view(op, program)):
+        return None
+    read = op.operands if op.name == ADD else op.operands[:1]
+    if any(v not in partial or len(program.users[v]) != 1 or (number, k) in required for k, v in enumerate(read)):
+        return None
+    if op.name == ADD:
+        return partial[read[0]] if partial[read[0]] == partial[read[1]] else None
+    at = _seen_through(op, partial[read[0]][0])
+    return None if at is None else (at, layouts[op.results[0]])
+
+
+def _seen_through(op: Op, operand: Layout) -> Layout | None:
+    """The layout of a view of something that lies so; None where dimensions are cut or put together."""
+    axes_of = {factors: axes for factors, axes in zip(op.rule.operands[0], operand, strict=True) if factors}
+    found = tuple(axes_of.pop(factors, ()) for factors in op.rule.results[0])
+    return None if any(axes_of.values()) else found
+
+
+def _leave_partial(
+    program: Program,
+    value: int,
+    partial: dict[int, Scatter],
+    layouts: list[Layout],
+    computed: dict[int, Layout],
+    terms: set[int],
+) -> None:
+    """The value, and what it is a view of, stays as it is computed."""
+    while True:
+        terms.add(value)
+        layouts[value] = partial[value][0]
+        computed.pop(value, None)
+        op = program.ops[program.producer[value]]
+        if op.name == ADD or not op.operands or op.operands[0] not in partial or not is_view(op, program):
+            return
+        value = op.operands[0]
