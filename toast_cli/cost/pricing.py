@@ -13,6 +13,7 @@ from math import prod
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.fusion import PRODUCTS
+from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
@@ -98,10 +99,10 @@ class Pricer:
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
                 scattered = [] if work.name in NEVER_SCATTERED else _in_order(iteration, k)
-                for axis in scattered:  # one axis after the other, see `LoweredPlan.path`
-                    size /= self._sizes[axis]
-                    runs = work.runs * _share(work, iteration, (axis,))
-                    yield self._use("reduce-scatter", (axis,), size, runs, work.op, results[k])
+                for axes in _scatters(work, iteration, scattered):
+                    size /= prod(self._sizes[axis] for axis in axes)
+                    runs = work.runs * _share(work, iteration, axes)
+                    yield self._use("reduce-scatter", axes, size, runs, work.op, results[k])
                 over = tuple(a for a in (*iteration.reduced, *iteration.scattered[k]) if a not in scattered)
                 if over:
                     runs = work.runs * _share(work, iteration, over)
@@ -200,6 +201,13 @@ def _in_order(iteration: Iteration, k: int) -> list[int]:
     """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
     over = iteration.scattered[k]
     return [axis for axes in iteration.reduced_to[k] for axis in axes if axis in over] if over else []
+
+
+def _scatters(work: WorkItem, iteration: Iteration, scattered: list[int]) -> list[tuple[int, ...]]:
+    """The axes of each reduce-scatter: a product's go one axis after the other (see `LoweredPlan.path`), all of others at once."""
+    if work.name in PRODUCTS and _share(work, iteration, tuple(scattered)) == 1.0:
+        return [(axis,) for axis in scattered]
+    return [tuple(scattered)] if scattered else []
 
 
 def _share(work: WorkItem, iteration: Iteration, axes: tuple[int, ...]) -> float:

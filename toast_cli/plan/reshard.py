@@ -43,9 +43,11 @@ def reshard_steps(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tup
     reordered = tuple(axis for axis, dim in removed.items() if dim in shuffled)
     if reordered:
         steps.append(Step("collective-permute", reordered, 1.0 / count))
+    moved: dict[tuple[int, int], tuple[int, ...]] = {}  # (dimension it leaves, dimension it comes to) -> axes
     for axis, dim in removed.items():
         if axis in added and added[axis] != dim:
-            steps.append(Step("all-to-all", (axis,), 1.0 / count))
+            moved[dim, added[axis]] = (*moved.get((dim, added[axis]), ()), axis)
+    steps.extend(Step("all-to-all", axes, 1.0 / count) for axes in moved.values())
     for dim in range(len(source)):
         gone = tuple(a for a, d in removed.items() if d == dim and a not in added)
         for axis in gone:

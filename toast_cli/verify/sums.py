@@ -73,7 +73,7 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
 def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing."""
     sums = summed(graph, mesh)
-    absorbed = {operand for name in sums for operand in graph.nodes[name].operands if operand in sums}
+    absorbed = {operand for name, total in sums.items() for operand in taken_in(graph.nodes[name], total, sums)}
     for name, total in sums.items():
         if name in absorbed or not total.axes:
             continue
@@ -92,17 +92,35 @@ def summed(graph: Graph, mesh: Mesh) -> dict[str, Sum]:
     """Names of values that are all-reduced results, or sums of such with no other reader, and what stands for each."""
     sums: dict[str, Sum] = {}
     for node in graph.nodes.values():
+        read = [sums[operand] for operand in node.operands if operand in sums and len(graph.users[operand]) == 1]
         if node.opcode == "all-reduce":
-            sums[node.name] = Sum(node, group_axes(node, mesh), combiner(graph, node))
-            continue
-        read = [sums.get(operand) for operand in node.operands]
-        alone = all(len(graph.users.get(operand, ())) == 1 for operand in node.operands)
-        if not alone or not read or read[0] is None or not node.operands:
-            continue
-        added = node.opcode == "add" and len(read) == 2 and read[1] is not None and same(read[0], read[1])
-        if node.opcode in _PASSED or added:
+            total = Sum(node, group_axes(node, mesh), combiner(graph, node))
+            sums[node.name] = further(total, read[0], mesh) if read else total
+        elif node.opcode == "add" and len(read) == 2:
+            if same(*read):
+                sums[node.name] = read[0]
+        elif read and (node.opcode in _PASSED or is_one_by_one(graph, node)):
             sums[node.name] = read[0]
     return sums
+
+
+def taken_in(node: Node, total: Sum, sums: dict[str, Sum]) -> Iterator[str]:
+    """Of what an instruction reads, the sums that its own stands for."""
+    for operand in node.operands:
+        if operand in sums and (node.opcode == "add" or sums[operand].source is total.source):
+            yield operand
+
+
+def further(total: Sum, inner: Sum, mesh: Mesh) -> Sum:
+    """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced over both."""
+    if total.combiner != inner.combiner or UNKNOWN in (total.axes, inner.axes):
+        return total
+    return Sum(inner.source, tuple(name for name in mesh.names if name in total.axes + inner.axes), total.combiner)
+
+
+def is_one_by_one(graph: Graph, node: Node) -> bool:
+    """Whether a reduction has nothing to add up: it goes over dimensions of size 1."""
+    return node.opcode == "reduce" and len(node.operands) == 2 and graph.nodes[node.operands[0]].sizes == node.sizes
 
 
 def same(one: Sum, other: Sum) -> bool:
