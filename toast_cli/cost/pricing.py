@@ -13,7 +13,6 @@ from math import prod
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.fusion import PRODUCTS
-from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
