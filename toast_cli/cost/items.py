@@ -35,7 +35,7 @@ class WorkItem:
     """Ops of one pattern that cost alike, with the kernel each belongs to (see `kernels`). Bytes and flops: unsharded.
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
-    or 0 where the op is part of another's. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
+    or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
     results, whether stored or not. reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; ()
     for all of them. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
@@ -127,7 +127,7 @@ def _work(chip: Chip, op: Op, kernel: Kernel | None) -> tuple[float, tuple[Side,
         (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops) for s in kernel.operands
     )
     results = tuple((float(s.read), _write_bytes(attained, s), s.flops) for s in kernel.results)
-    return op.flops, operands, results, 1, float(kernel.unfinished)
+    return op.flops, operands, results, 0 if kernel.rides else 1, float(kernel.unfinished)
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:

@@ -4,6 +4,9 @@ A kernel belongs to the op that writes its result, or, where a product is finish
 product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong to the kernel, on
 the side of the operand it comes in by; that says on which local shape it runs. A value read twice by one kernel is read once.
 
+A reduction rides on another kernel, which has what it sums up in registers, where that kernel makes the array, or where it reads it
+together with the largest element the reduction found (a softmax in one pass). XLA calls this multi-output fusion.
+
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside another's.
 """
 
@@ -36,12 +39,13 @@ class Kernel:
     """operands: [operands] one side each. results: [results]. The op's own arithmetic is not in them.
 
     unfinished: bytes of a product that elementwise work finishes before it is written. Where a reduction comes between, the
-    product is written and read once more.
+    product is written and read once more. rides: on another kernel, so that it reads nothing itself.
     """
 
     operands: list[Side]
     results: list[Side]
     unfinished: int = 0
+    rides: bool = False
 
 
 @dataclass(slots=True)
@@ -57,36 +61,59 @@ class _Walk:
 def kernels(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries and results of the program have none."""
     found: list[Kernel | None] = [None] * len(program.ops)
-    # With the products that are written after all: a kernel finishes one, and each is finished once.
+    # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
+    reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
             continue
         pending = [number]
         while pending:
-            pending.extend(_add(program, taken, free, pending.pop(), found))
+            end = pending.pop()
+            walk = _add(program, taken, free, end, found)
+            reads[end] = {value for value, _ in walk.read}
+            pending.extend(walk.others)
+    _let_reductions_ride(program, found, reads)
     return found
 
 
-def _add(
-    program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]
-) -> list[int]:
-    """Adds the kernel that writes the results of op `number`. Leaves the products whose results it has to read from memory."""
+def _add(program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]) -> _Walk:
+    """Adds the kernel that writes the results of op `number`, or adds these to the kernel of the product they finish."""
     op, walk = program.ops[number], _Walk()
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
     results = [_written(program, taken, op, k) for k in range(len(op.results))]
     if walk.product < 0:
         found[number] = Kernel(operands, results)
-        return walk.others
+        return walk
     product = program.ops[walk.product]
-    taken[product.results[0]] = True
-    finish = Side(
-        sum(s.bytes for s in results), sum(s.elements for s in results), op.flops + sum(s.flops for s in operands),
-        sum(s.bytes for s in operands),
-    )  # fmt: skip
-    ways_in = [_side(program, taken, free, product, position, walk) for position in range(len(product.operands))]
-    found[walk.product] = Kernel(ways_in, [finish], program.values[product.results[0]].bytes)
-    return walk.others
+    known = found[walk.product]
+    if known is None:
+        ways_in = [_side(program, taken, free, product, position, walk) for position in range(len(product.operands))]
+        known = found[walk.product] = Kernel(ways_in, [Side()], program.values[product.results[0]].bytes)
+    finish = known.results[0]
+    finish.bytes += sum(s.bytes for s in results)
+    finish.elements += sum(s.elements for s in results)
+    finish.flops += op.flops + sum(s.flops for s in operands)
+    finish.read += sum(s.bytes for s in operands)
+    return walk
+
+
+def _let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
+    readers: dict[int, list[int]] = {}
+    for end, values in reads.items():
+        for value in values:
+            readers.setdefault(value, []).append(end)
+    for number, values in reads.items():
+        op, kernel = program.ops[number], found[number]
+        if kernel is None or op.name != "stablehlo.reduce" or not values:
+            continue
+        largest = max(values, key=lambda v: (program.values[v].bytes, v))
+        maker = program.ops[program.producer[largest]]
+        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != "stablehlo.reduce"
+        if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
+            kernel.rides = True
+            for side in kernel.operands:
+                side.bytes = side.elements = 0
 
 
 def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:

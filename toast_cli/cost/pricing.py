@@ -56,7 +56,7 @@ class Pricer:
 
     def work_seconds(self, work: WorkItem, iteration: Iteration) -> float:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
-        if not work.kernels:
+        if not work.kernels and not work.flops:
             return 0.0
         sizes, chip = self._sizes, self._problem.mesh.chip
         cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
@@ -72,7 +72,7 @@ class Pricer:
             reads += read / count
             vector += flops / count
             out += through / count
-        kernels, flops = 1, work.flops / prod(cuts)
+        kernels, flops = work.kernels, work.flops / prod(cuts)
         if work.unfinished and (iteration.reduced or any(iteration.scattered)):  # written, reduced, read to be finished
             reads += 2 * work.unfinished / shards(iteration.computed[0], sizes)
             kernels = 2

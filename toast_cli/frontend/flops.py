@@ -15,9 +15,10 @@ from toast_cli.program.model import Rule
 
 Shape = tuple[int, ...]
 
-# Elementwise ops that cost several vector operations an element. The weights are the rough length of the polynomial
-# or iteration that the vector unit runs; they matter only where such ops outweigh memory traffic, which is rare.
-TRANSCENDENTAL = 8.0
+# Elementwise ops that cost several vector operations an element: a TPU's extended unary unit takes one register a cycle where
+# four arithmetic units work beside it, a GPU's special function units are 16 beside 128 f32 lanes. They matter only where such ops
+# outweigh memory traffic, which is rare.
+TRANSCENDENTAL = 4.0
 _TRANSCENDENTAL_OPS = frozenset(
     [
         "exponential",
