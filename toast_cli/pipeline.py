@@ -63,9 +63,13 @@ class Outcome:
 
     report: Report
     source: Source
-    problem: Problem
+    evaluator: Evaluator
     result: SearchResult
     timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Problem:
+        return self.evaluator.problem
 
     def emit(self, format: str, annotate: str = "minimal") -> bytes:
         """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python".
@@ -111,7 +115,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         algorithm = request.search if request.strategy is None else "strategy"
         report = build_report(source, evaluator, result, algorithm, request.seed, timings)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
-    return Outcome(report, source, evaluator.problem, result, timings)
+    return Outcome(report, source, evaluator, result, timings)
 
 
 def choose_meshes(spec: Spec, request: Request) -> list[Mesh]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.tactics.model import weight_groups
+
+# So many dimensions of one name are counted instead of listed.
+_MANY = 4
+_NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
@@ -68,5 +74,18 @@ def decision_text(problem: Problem, decision: Decision) -> str:
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}"
 
 
+def name_list(names: Sequence[str]) -> list[str]:
+    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are counted, where the first of them stood."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[_NUMBERED.sub("", name)].append(name)
+    return [
+        text
+        for base, members in alike.items()
+        for text in ([f"{len(members)} {base}"] if len(members) >= _MANY else members)
+    ]
+
+
 def _join(names: list[str]) -> str:
+    names = name_list(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,147 @@
+"""`toast compare`: strategies beside the search, what differs, the front, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from programs import SAMPLES
+
+from toast_cli import pipeline
+from toast_cli.cli.app import run
+from toast_cli.errors import UsageError
+from toast_cli.pipeline import Outcome, Request
+from toast_cli.report.comparison import SCHEMA, Comparison, compare
+from toast_cli.report.comparison_page import page
+from toast_cli.report.words import name_list
+from toast_cli.tactics import applicable
+
+T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+MLP = str(SAMPLES / "mlp_tiny.mlir")
+
+
+@cache
+def outcome(limit: int | None = None) -> Outcome:
+    return pipeline.partition(Request(T2B, "v4-32", memory_limit=limit, iterations=200))
+
+
+@cache
+def compared(limit: int | None = None) -> Comparison:
+    of = outcome(limit)
+    return compare(of.evaluator, of.report, of.result.plan)
+
+
+def test_every_strategy_that_applies_is_there_with_its_cost() -> None:
+    found, of = compared(), outcome()
+    plans, reasons = applicable(of.problem)
+    assert {one.name for one in found.contenders} == {"search", "unsharded", *plans}
+    assert found.not_applicable == reasons
+    for one in found.contenders:
+        if one.name in plans:
+            cost = of.evaluator.exact_cost(plans[one.name])
+            assert (one.step_seconds, one.peak_bytes) == (cost.step_seconds, round(cost.peak_bytes))
+    assert found.contenders[0].name == "search"
+    assert found.contenders[0].step_seconds == of.report.predicted.step_seconds
+
+
+def test_the_best_is_the_fastest_that_fits() -> None:
+    found = compared()
+    assert found.best is not None
+    assert found.best.step_seconds <= min(one.step_seconds for one in found.contenders if one.fits) * 1.006
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    rows = compared().contenders
+    front = [one for one in rows if one.front]
+    assert min(rows, key=lambda r: (r.step_seconds, r.peak_bytes)) in front
+    assert min(rows, key=lambda r: (r.peak_bytes, r.step_seconds)) in front
+    for one in rows:
+        beaten = any(o.step_seconds < one.step_seconds and o.peak_bytes < one.peak_bytes for o in rows)
+        assert not (beaten and one.front)
+        if not one.front:
+            assert any(o.step_seconds <= one.step_seconds and o.peak_bytes <= one.peak_bytes for o in front)
+
+
+def test_what_differs_turns_one_plan_into_the_other() -> None:
+    found = compared()
+    search = set(found.contenders[0].decisions)
+    for one in found.contenders[1:]:
+        assert (search - set(one.lacks)) | set(one.adds) == set(one.decisions)
+
+
+def test_strategies_of_ones_own_are_compared_too() -> None:
+    of = outcome()
+    found = compare(of.evaluator, of.report, of.result.plan, ["fsdp:data"])
+    (own,) = [one for one in found.contenders if one.name == "fsdp:data"]
+    assert all(text.endswith("over data") for text in own.decisions)
+    with pytest.raises(UsageError, match="unknown tactic"):
+        compare(of.evaluator, of.report, of.result.plan, ["fsdq"])
+
+
+def test_nothing_is_best_where_nothing_fits() -> None:
+    found = compared(1024)
+    assert found.best is None
+    assert not any(one.fits for one in found.contenders)
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.cells: list[str] = []
+        self._in_cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self._in_cell = tag == "td" or (self._in_cell and tag == "span")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.cells.append(data)
+
+
+def test_the_page_holds_everything_and_loads_nothing() -> None:
+    text = page(compared()).decode()
+    read = Page()
+    read.feed(text)
+    assert not read.links
+    assert not re.search(r"<script[^>]+src|@import", text)
+    assert {one.name for one in compared().contenders} <= set(read.cells)
+    assert "Pareto front" in text
+    assert "plotly.js v" in text  # the drawing comes along
+
+
+def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report, html = tmp_path / "compare.json", tmp_path / "compare.html"
+    options = ["--mesh", "v4-32", "--iterations", "100", "--json", str(report), "--html", str(html)]
+    assert run(["compare", MLP, *options]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"★  \S+", out)
+    assert "fsdp x megatron" in out
+    assert "what differs from the search's plan" in out
+    facts = json.loads(report.read_text())
+    assert facts["schema"] == SCHEMA
+    assert sum(one["best"] for one in facts["contenders"]) == 1
+    assert html.read_bytes().startswith(b"<!doctype html>")
+
+
+def test_the_command_exits_like_partition_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", T2B, "--mesh", "v4-32", "--memory-limit", "1KiB", "--iterations", "50", "--quiet"]) == 3
+    assert "NOTHING FITS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (["batch", "ff"], ["batch", "ff"]),
+        (["channels", "channels_2", "ff"], ["channels", "channels_2", "ff"]),
+        ([*["channels"], *(f"channels_{k}" for k in range(2, 34)), "ff"], ["33 channels", "ff"]),
+        (["w.0", "w.0_2", "w.0_3", "w.0_4", "w.1"], ["4 w.0", "w.1"]),
+    ],
+)
+def test_many_of_one_name_are_counted(names: list[str], listed: list[str]) -> None:
+    assert name_list(names) == listed

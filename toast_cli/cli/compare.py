@@ -1,0 +1,84 @@
+"""`toast compare`: all expert strategies that apply to a program, beside what the search finds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from toast_cli.cli import options
+from toast_cli.cli.exits import DOES_NOT_FIT, OK
+from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.cli.progress import progress_line
+from toast_cli.cli.values import Search
+
+
+def compare(
+    program: options.Program,
+    mesh: options.MeshSpec,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy", metavar="NAME", help="One more to compare, e.g. fsdp:data+megatron:model; repeatable."
+        ),
+    ] = None,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Plot time against memory on a page of its own (extra: html); - for stdout."
+        ),
+    ] = None,
+    mesh_shape: options.MeshShape = None,
+    search: options.SearchName = Search.mcts,
+    budget: options.Budget = None,
+    iterations: options.Iterations = None,
+    seed: options.Seed = 0,
+    memory_limit: options.MemoryLimit = None,
+    keep_shardings: options.KeepShardings = False,
+    pin: options.Pins = None,
+    tactic: options.Tactics = None,
+    minimise: options.Minimise = None,
+    subject_to: options.SubjectTo = None,
+    jobs: options.Jobs = 1,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Tabulate the expert strategies that apply to PROGRAM on a mesh, what the search finds, and what differs.
+
+    Exit code 0: something fits in memory and keeps all bounds; 3: nothing does.
+    """
+    options.refuse_both(quiet, verbose)
+    targets = [Target(option, path) for option, path in (("--json", json), ("--html", html)) if path is not None]
+    check_targets(targets, [program, mesh])
+    request = options.make_request(
+        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=iterations, seed=seed,
+        memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
+        subject_to=subject_to, tactics=tactic,
+    )  # fmt: skip
+
+    from toast_cli import pipeline
+    from toast_cli.report import style
+    from toast_cli.report.comparison import compare as tabulate
+    from toast_cli.report.comparison_table import comparison_blocks, one_line
+    from toast_cli.report.json_file import write_json
+
+    if html is not None:
+        from toast_cli.report import comparison_page
+
+        comparison_page.check()
+    with progress_line(wanted=not quiet) as progress:
+        outcome = pipeline.partition(request, progress)
+        found = tabulate(outcome.evaluator, outcome.report, outcome.result.plan, strategy or ())
+    for target in targets:
+        write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))
+
+    taken = any(target.is_stdout for target in targets)
+    stream = sys.stderr if taken else sys.stdout
+    if not quiet:
+        console = style.make_console(stream)
+        stream.write(style.render(comparison_blocks(found, console.width, verbose), console))
+    elif not taken or found.best is None:
+        print(style.plain_text(one_line(found), stream.encoding), file=stream)
+    return OK if found.best is not None else DOES_NOT_FIT

@@ -1,0 +1,140 @@
+"""`Comparison`: every expert strategy that applies beside what the search found. Enters: an evaluator and the search's plan. Leaves:
+facts. JSON schema "toast.compare/1"; field names are stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import Cost
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
+from toast_cli.report.model import MeshFacts, ProgramFacts, Report
+from toast_cli.report.words import summary
+from toast_cli.search.objective import Objective
+from toast_cli.tactics import applicable, strategy
+from toast_cli.tactics.strategies import STRATEGIES
+
+SCHEMA = "toast.compare/1"
+SEARCH, UNSHARDED = "search", "unsharded"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One plan. Bytes per device, seconds a step.
+
+    Attributes:
+        kind: "search", "strategy" or "unsharded". met: fits, and keeps the bounds asked for.
+        adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
+        front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised.
+    """
+
+    name: str
+    kind: str
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    peak_bytes: int
+    argument_bytes: int
+    fits: bool
+    met: bool
+    summary: str
+    decisions: list[str]
+    adds: list[str]
+    lacks: list[str]
+    front: bool = False
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """contenders: the search's plan first, the others from the fastest that fits on. not_applicable: strategy -> why not."""
+
+    program: ProgramFacts
+    mesh: MeshFacts
+    limit_bytes: int
+    minimised: list[str]
+    contenders: list[Contender]
+    not_applicable: dict[str, str] = field(default_factory=dict)
+    schema: str = SCHEMA
+
+    @property
+    def best(self) -> Contender | None:
+        return next((one for one in self.contenders if one.best), None)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = asdict(self)
+        return {"schema": facts.pop("schema"), **facts}
+
+
+def compare(evaluator: Evaluator, report: Report, found: Plan, more: Iterable[str] = ()) -> Comparison:
+    """Tabulates the search's plan (`found`), all strategies that apply, and `more` named ones, which must."""
+    problem = evaluator.problem
+    plans, reasons = applicable(problem, STRATEGIES)
+    for name in more:
+        plans[name] = strategy(problem, name)
+        reasons.pop(name, None)
+    everything: dict[str, tuple[str, Plan]] = {
+        SEARCH: (SEARCH, found), UNSHARDED: (UNSHARDED, ()), **{name: ("strategy", plan) for name, plan in plans.items()}
+    }  # fmt: skip
+    costs = {name: evaluator.exact_cost(plan) for name, (_, plan) in everything.items()}
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    own = {_short(evaluator, d) for d in found}
+    rows = [
+        _contender(evaluator, name, kind, plan, costs[name], own, objective.met(costs[name]))
+        for name, (kind, plan) in everything.items()
+    ]
+    best = min(
+        (row for row in rows if row.met),
+        key=lambda r: objective.rank(everything[r.name][1], costs[r.name]),
+        default=None,
+    )
+    rows = [replace(row, front=_on_front(row, rows), best=row is best) for row in rows]
+    rows[1:] = sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))
+    goal = [str(figure) for figure in problem.goal.minimise]
+    return Comparison(report.program, report.mesh, problem.mesh.limit_bytes, goal, rows, reasons)
+
+
+def _contender(
+    evaluator: Evaluator, name: str, kind: str, plan: Plan, cost: Cost, own: set[str], met: bool
+) -> Contender:
+    problem = evaluator.problem
+    decisions = [_short(evaluator, d) for d in plan]
+    return Contender(
+        name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
+        round(cost.argument_bytes), cost.peak_bytes <= problem.mesh.limit_bytes, met, summary(problem, plan), decisions,
+        [d for d in decisions if d not in own], sorted(own.difference(decisions)),
+    )  # fmt: skip
+
+
+def _short(evaluator: Evaluator, decision: Decision) -> str:
+    """`batch over data`, `weights whole over data`."""
+    problem = evaluator.problem
+    axis = problem.mesh.names[decision.axis]
+    if isinstance(decision, Replicate):
+        return f"{problem.roles[decision.role]} whole over {axis}"
+    groups = problem.dimensions.groups
+    side = f" (side {'/'.join(map(str, decision.sides))})" if any(decision.sides) else ""
+    apart = f" (not beside {groups[decision.unless].name})" if decision.unless != NOWHERE else ""
+    return f"{groups[decision.group].name}{side}{apart} over {axis}"
+
+
+def _on_front(row: Contender, rows: list[Contender]) -> bool:
+    """Whether no other row is as good in both figures and better in one."""
+    return not any(
+        other.step_seconds <= row.step_seconds
+        and other.peak_bytes <= row.peak_bytes
+        and (other.step_seconds, other.peak_bytes) != (row.step_seconds, row.peak_bytes)
+        for other in rows
+    )
+
+
+def differences(decisions: Iterable[str]) -> Mapping[str, list[str]]:
+    """`batch over data`, `ff over data` -> {"data": ["batch", "ff"]}: what there is over each axis."""
+    found: dict[str, list[str]] = {}
+    for text in decisions:
+        what, _, axis = text.rpartition(" over ")
+        found.setdefault(axis, []).append(what)
+    return found

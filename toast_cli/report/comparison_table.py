@@ -1,0 +1,110 @@
+"""A comparison for people: facts go in; a table of figures and what differs come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.report.comparison import SEARCH, Comparison, Contender, differences
+from toast_cli.report.format import format_bytes, format_ratio, format_seconds
+from toast_cli.report.words import name_list
+
+# Names of dimensions listed over one axis before the rest is counted.
+_LISTED = 5
+
+
+def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:
+    """Figures, then what differs in the decisions, then with --verbose what does not apply."""
+    blocks = [_figures(found, width), Text(), _decisions(found)]
+    if verbose and found.not_applicable:
+        rows = style.table([("", "left"), ("", "fold")])
+        for name, why in found.not_applicable.items():
+            rows.add_row(name, Text(why, style.LABEL))
+        blocks += [Text(), style.section("not here", rows)]
+    return blocks
+
+
+def one_line(found: Comparison) -> str:
+    """The best, on one line."""
+    best, search = found.best, found.contenders[0]
+    head = f"{found.program.name} on {found.mesh.name}: "
+    if best is None:
+        return f"{head}NOTHING FITS, the search's plan needs {format_bytes(search.peak_bytes)} of {format_bytes(found.limit_bytes)}"
+    experts = [one for one in found.contenders if one.kind == "strategy" and one.met]
+    beside = f"; best strategy {experts[0].name} {format_seconds(experts[0].step_seconds)}" if experts else ""
+    return f"{head}{best.name} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"
+
+
+def _figures(found: Comparison, width: int) -> RenderableType:
+    wide = width >= style.WIDE
+    split = [("compute", "right"), ("communication", "right")] if wide else []
+    rows = style.table(
+        [
+            ("", "left"),
+            ("plan", "left"),
+            ("step time", "right"),
+            ("", "right"),
+            *split,
+            ("peak memory", "right"),
+            ("", "left"),
+        ]
+    )
+    reference = found.contenders[0].step_seconds or 1.0
+    for one in found.contenders:
+        parts = [format_seconds(one.compute_seconds), format_seconds(one.communication_seconds)] if wide else []
+        rows.add_row(
+            Text("★" if one.best else "", style.GOOD),
+            Text(one.name, style.TITLE if one.name == SEARCH else ""),
+            format_seconds(one.step_seconds),
+            format_ratio(one.step_seconds / reference),
+            *parts,
+            format_bytes(one.peak_bytes),
+            _verdict(one),
+        )
+    shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
+    title = f"{found.program.name} on {found.mesh.name}, {shape}, {format_bytes(found.limit_bytes)} usable on each"
+    words = Text(
+        "★ best by " + ", then ".join(found.minimised) + "; on the front: no other is better in both time and memory",
+        style.LABEL,
+    )
+    return style.section(title, rows, words)
+
+
+def _verdict(one: Contender) -> Text:
+    if not one.fits:
+        return Text("does not fit", style.BAD)
+    verdict = Text("fits", style.GOOD) if one.met else Text("breaks a bound", style.WARNING)
+    return verdict.append(", on the front", "") if one.front else verdict
+
+
+def _decisions(found: Comparison) -> RenderableType:
+    axes = list(found.mesh.axes)
+    rows = style.table([("", "left"), ("", "left"), ("", "fold")])
+    search = found.contenders[0]
+    rows.add_row(
+        Text(SEARCH, style.TITLE), "decides", _listed(search.decisions, axes) if search.decisions else Text("nothing")
+    )
+    for one in found.contenders[1:]:
+        if one.kind != "strategy":
+            continue
+        adds, lacks = _listed(one.adds, axes), _listed(one.lacks, axes)
+        if one.adds:
+            rows.add_row(one.name, "adds", adds)
+        if one.lacks:
+            rows.add_row("" if one.adds else one.name, "lacks", lacks)
+        if not one.adds and not one.lacks:
+            rows.add_row(one.name, "", "decides the same")
+    return style.section("what differs from the search's plan", rows)
+
+
+def _listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
+    """`data: batch, embed; model: ff`."""
+    parts = []
+    for axis, names in differences(decisions).items():
+        names = name_list(names)
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        parts.append(f"{', '.join(names[:_LISTED])}{more} over {axis}")
+    return style.with_axes("; ".join(parts), axes)
