@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
-from math import prod
+from dataclasses import asdict, replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -27,19 +25,19 @@ from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.report.model import CollectiveFacts
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
+from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import collectives_in
-from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.verdict import Traffic, traffic
+from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.traffic import compare_traffic
 
 COLUMNS = {
     "program": "{program}", "plan": "{plan}", "compiler": "{compiler}", "ops": "{ops}", "constraints": "{constraints}",
     "astray": "{astray}", "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
     "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "numbers": "{numbers}",
 }  # fmt: skip
-MOST_SECONDS = 300.0
+MOST_SECONDS, MOST_DIFFERENCES = 300.0, 8
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +74,9 @@ def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
     notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
     names = mesh.names
     promised = [
-        CollectiveFacts(u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, "")
+        CollectiveFacts(
+            u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, outcome.source.location(u.op)
+        )
         for u in Evaluator(problem).collectives(plan)
     ]
     row: Row = {
@@ -85,19 +85,20 @@ def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
         "predicted_kib": sum(c.bytes * c.count for c in promised) / 1024, "compiled_count": 0, "compiled_kib": 0.0,
         "agreeing": "-", "numbers": "not run", "verdict": "",
     }  # fmt: skip
-    compiled: CompiledFacts | AheadFacts | Failure
+    sizes = dict(zip(names, mesh.sizes, strict=True))
     if spec:
         compiled = compile_ahead(written, "stablehlo", target_of(load_spec(spec)), shardy=True)
+        found = compiled if isinstance(compiled, Failure) else collectives_in(compiled.hlo_text, names, mesh.sizes)
     else:
-        compiled = compile_on_cpu(written, "stablehlo", mesh.devices, timeout_seconds=MOST_SECONDS)
+        found = collectives_after_partitioning(written, "stablehlo", sizes, timeout_seconds=MOST_SECONDS)
         row["numbers"] = numbers(outcome, written)
-    if isinstance(compiled, Failure):
-        return row | {"agreeing": compiled.reason[:40], "verdict": "wrong"}
-    found = collectives_in(compiled.hlo_text, names, mesh.sizes)
-    sizes = dict(zip(names, mesh.sizes, strict=True))
+    if isinstance(found, Failure):
+        return row | {"agreeing": found.reason[:40], "verdict": "wrong"}
     row["compiled_count"] = sum(c.count for c in found)
     row["compiled_kib"] = sum(c.bytes * c.count for c in found) / 1024
-    row["agreeing"] = f"{100 * agreeing(traffic(found, promised), sizes, scattered=spec is not None):.0f} %"
+    compared = compare_traffic(promised, found, sizes)
+    row["agreeing"] = f"{100 * compared.share:.0f} %"
+    row["differences"] = [asdict(difference) for difference in compared.differences[:MOST_DIFFERENCES]]
     row["verdict"] = "" if row["numbers"] in ("equal", "not run") else "wrong"
     return row
 
@@ -112,22 +113,6 @@ def numbers(outcome: Outcome, written: bytes) -> str:
     return f"{len(wrong)} of {len(errors)} differ" if wrong else "equal"
 
 
-def agreeing(table: list[Traffic], sizes: dict[str, int], *, scattered: bool) -> float:
-    """Bytes that agree in kind and axes, of the larger of what was predicted and compiled.
-
-    A compiler without reduce-scatter (`scattered` is false) all-reduces n times the bytes of the result instead.
-    """
-    sums: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in table:
-        kind, promised = row.kind, row.promised_bytes
-        if kind == "reduce-scatter" and not scattered:
-            kind, promised = "all-reduce", promised * prod(sizes[axis] for axis in row.axes)
-        sums[kind, row.axes][0] += promised
-        sums[kind, row.axes][1] += row.compiled_bytes
-    whole = max(sum(p for p, _ in sums.values()), sum(c for _, c in sums.values()))
-    return sum(min(pair) for pair in sums.values()) / whole if whole else 1.0
-
-
 def page(rows: list[Row], options: argparse.Namespace) -> str:
     """The table as Markdown, with what the columns mean."""
     heads = list(COLUMNS)
@@ -136,9 +121,9 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`, mesh `{options.mesh}` for XLA:CPU"
         + (f", `{options.tpu_mesh}` for XLA:TPU ahead of time." if options.tpu else "."), "",
         "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives and KiB are those of",
-        "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of these bytes that is the same in kind and",
-        "axes. XLA:CPU has no reduce-scatter; there a predicted one counts as the all-reduce of n times its bytes that it becomes. XLA:CPU",
-        "also widens bf16 to f32, which doubles bytes, and so halves the share, where a program computes in bf16.", "",
+        "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of what each device sends that is the same in",
+        "kind and axes. Rows of XLA:CPU are read right after partitioning, where types are still the program's and every backend is alike;",
+        "rows of XLA:TPU are read from the final program.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]

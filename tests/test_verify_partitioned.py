@@ -109,6 +109,31 @@ ROWS = {
         ],
         [("reduce-scatter", ("data",), 16)],
     ),
+    "pieces of two sums are added up": (
+        [
+            *(reduced(name, "p", BOTH) for name in "xy"),
+            *(
+                f"%{name}s = f32[2,4]{{1,0}} dynamic-slice(%{name}, %d, %zero), dynamic_slice_sizes={{2,4}}"
+                for name in "xy"
+            ),
+            "%t = f32[2,4]{1,0} add(%xs, %ys)",
+        ],
+        [("reduce-scatter", ("data",), 32), ("all-reduce", ("model",), 32)],
+    ),
+    "different pieces of two sums are added up": (
+        [
+            *(reduced(name, "p", BOTH) for name in "xy"),
+            "%xs = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
+            "%ys = f32[2,4]{1,0} dynamic-slice(%y, %m, %zero), dynamic_slice_sizes={2,4}",
+            "%t = f32[2,4]{1,0} add(%xs, %ys)",
+        ],
+        [
+            ("reduce-scatter", ("data",), 32),
+            ("all-reduce", ("model",), 32),
+            ("reduce-scatter", ("model",), 64),
+            ("all-reduce", ("data",), 64),
+        ],
+    ),
     "sums over different axes stay two": (
         [reduced("x", "p", DATA), reduced("y", "q", MODEL), "%s = f32[8,4]{1,0} add(%x, %y)"],
         [("all-reduce", ("data",), 128), ("all-reduce", ("model",), 128)],

@@ -38,12 +38,18 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A value that is all-reduced: which all-reduce stands for it, over which axes, and by which computation."""
+class Step:
+    """One thing done to a sum on its way: an all-reduce (over `axes`, by the operation `how`) or the slice each device keeps (`how` says which)."""
 
-    source: Node
+    name: str
     axes: tuple[str, ...]
-    combiner: str
+    how: tuple[str, ...]
+
+    def like(self, other: Step) -> bool:
+        return (self.axes, self.how) == (other.axes, other.how) and self.axes != UNKNOWN
+
+
+Chain = tuple[Step, ...]  # in order, the last one nearest
 
 
 def partitioned_collectives(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
@@ -72,60 +78,70 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
 
 def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing."""
-    sums = summed(graph, mesh)
-    absorbed = {operand for name, total in sums.items() for operand in taken_in(graph.nodes[name], total, sums)}
-    for name, total in sums.items():
-        if name in absorbed or not total.axes:
+    chains, absorbed = chains_of(graph, mesh)
+    for node in graph.nodes.values():
+        if node.opcode != "all-reduce" or node.name in absorbed:
             continue
-        size = sum(total.source.sizes)
-        kept = pieces(graph, graph.nodes[name], mesh)
-        scattered = tuple(axis for axis in total.axes if axis in kept)
-        rest = tuple(axis for axis in total.axes if axis not in kept)
+        axes, size = chains[node.name][-1].axes, sum(node.sizes)
+        kept = pieces(graph, node, node.name, chains, mesh)
+        scattered = tuple(axis for axis in axes if axis in kept)
+        rest = tuple(axis for axis in axes if axis not in kept)
         if scattered:
             size //= mesh.size_of(scattered)
-            yield "reduce-scatter", scattered, size, total.source
+            yield "reduce-scatter", scattered, size, node
         if rest:
-            yield "all-reduce", rest, size, total.source
+            yield "all-reduce", rest, size, node
 
 
-def summed(graph: Graph, mesh: Mesh) -> dict[str, Sum]:
-    """Names of values that are all-reduced results, or sums of such with no other reader, and what stands for each."""
-    sums: dict[str, Sum] = {}
+def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
+    """What was done last to each value that is a sum over devices, and the all-reduces that go with those of another summand.
+
+    Where two values are added up and nobody else reads them, what was done last to both alike is done once, to their sum.
+    """
+    chains: dict[str, Chain] = {}
+    absorbed: set[str] = set()
     for node in graph.nodes.values():
-        read = [sums[operand] for operand in node.operands if operand in sums and len(graph.users[operand]) == 1]
+        before = [chains.get(operand, ()) if len(graph.users[operand]) == 1 else () for operand in node.operands]
         if node.opcode == "all-reduce":
-            total = Sum(node, group_axes(node, mesh), combiner(graph, node))
-            sums[node.name] = further(total, read[0], mesh) if read else total
-        elif node.opcode == "add" and len(read) == 2:
-            if same(*read):
-                sums[node.name] = read[0]
-        elif read and (node.opcode in _PASSED or is_one_by_one(graph, node)):
-            sums[node.name] = read[0]
-    return sums
+            step = Step(node.name, group_axes(node, mesh), (combiner(graph, node),))
+            if before[0] and (folded := further(step, before[0][-1], mesh)):
+                absorbed.add(before[0][-1].name)
+                chains[node.name] = (*before[0][:-1], folded)
+            else:
+                chains[node.name] = (*before[0], step)
+        elif node.opcode == "dynamic-slice" and before[0]:
+            chains[node.name] = (*before[0], Step(node.name, (), (node.kind, *node.operands[1:])))
+        elif before and before[0] and (node.opcode in _PASSED or is_one_by_one(graph, node)):
+            chains[node.name] = before[0]
+        elif node.opcode == "add" and len(before) == 2 and all(before):
+            common = common_end(*before)
+            if common:
+                chains[node.name] = before[0][-common:]
+                absorbed |= {step.name for step in before[1][-common:] if step.axes}
+    return chains, absorbed
 
 
-def taken_in(node: Node, total: Sum, sums: dict[str, Sum]) -> Iterator[str]:
-    """Of what an instruction reads, the sums that its own stands for."""
-    for operand in node.operands:
-        if operand in sums and (node.opcode == "add" or sums[operand].source is total.source):
-            yield operand
-
-
-def further(total: Sum, inner: Sum, mesh: Mesh) -> Sum:
+def further(step: Step, inner: Step, mesh: Mesh) -> Step | None:
     """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced over both."""
-    if total.combiner != inner.combiner or UNKNOWN in (total.axes, inner.axes):
-        return total
-    return Sum(inner.source, tuple(name for name in mesh.names if name in total.axes + inner.axes), total.combiner)
+    if not inner.axes or step.how != inner.how or UNKNOWN in (step.axes, inner.axes):
+        return None
+    return Step(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
 
 
 def is_one_by_one(graph: Graph, node: Node) -> bool:
     """Whether a reduction has nothing to add up: it goes over dimensions of size 1."""
-    return node.opcode == "reduce" and len(node.operands) == 2 and graph.nodes[node.operands[0]].sizes == node.sizes
+    operand = graph.nodes.get(node.operands[0])
+    return node.opcode == "reduce" and len(node.operands) == 2 and operand is not None and operand.sizes == node.sizes
 
 
-def same(one: Sum, other: Sum) -> bool:
-    """Whether two sums can be taken in one go."""
-    return one.axes == other.axes and one.axes != UNKNOWN and one.combiner == other.combiner == "add"
+def common_end(one: Chain, other: Chain) -> int:
+    """How many of the last steps of two chains are alike; only sums can be taken together."""
+    count = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if not a.like(b) or (a.axes and a.how != ("add",)):
+            break
+        count += 1
+    return count
 
 
 def combiner(graph: Graph, node: Node) -> str:
@@ -134,23 +150,25 @@ def combiner(graph: Graph, node: Node) -> str:
     return graph.roots.get(callee[1], "") if callee else ""
 
 
-def pieces(graph: Graph, node: Node, mesh: Mesh) -> frozenset[str]:
-    """The mesh axes along which devices keep different pieces of a value; none unless all they read of it is one such piece."""
+def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: Mesh) -> set[str]:
+    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such piece."""
     users = graph.users.get(node.name, [])
     if len(users) != 1:
-        return frozenset()
-    if users[0].opcode in _PASSED:
-        return pieces(graph, users[0], mesh)
-    if users[0].opcode != "dynamic-slice" or users[0].operands[0] != node.name:
-        return frozenset()
+        return set()
+    user = users[0]
+    summed = user.opcode == "add" and any(step.name == source for step in chains.get(user.name, ()))
+    if user.opcode in _PASSED or summed or is_one_by_one(graph, user):
+        return pieces(graph, user, source, chains, mesh)
+    if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
+        return set()
     varying: set[str] = set()
-    for offset in users[0].operands[1:]:
+    for offset in user.operands[1:]:
         numbers = graph.device_numbers(offset, mesh.devices)
         if numbers is None:
-            return frozenset()
+            return set()
         grid = numbers[:, 0].reshape(mesh.sizes)
         varying.update(axis for k, axis in enumerate(mesh.names) if np.ptp(grid, axis=k).any())
-    return pieces(graph, users[0], mesh) | varying
+    return varying | pieces(graph, user, source, chains, mesh)
 
 
 def group_axes(node: Node, mesh: Mesh) -> tuple[str, ...]:

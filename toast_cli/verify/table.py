@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from toast_cli.verify.verdict import Verdict
 
 _MARK = {"agreed": ("ok", "green"), "disagreed": ("FAILED", "bold red"), "unchecked": ("-", "dim")}
-_ROWS = 12
+_ROWS, _DIFFERENCES = 12, 10
 
 
 def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> None:
@@ -44,11 +44,29 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
                 format_bytes(row["compiled_bytes"]), f"×{row['compiled_count']:.0f}",
             )  # fmt: skip
         blocks.append(section("collectives, bytes of results on each device", compared))
+    differences = [d for part in verdict.parts for d in part.facts.get("differences", [])]
+    if differences and not quiet:
+        blocks.append(section("collectives that differ, bytes of one result", difference_table(differences)))
     memory = next((part.facts for part in verdict.parts if part.name == "memory" and part.facts), None)
     if memory and not quiet:
         blocks.append(section("memory on each device", memory_table(memory)))
         blocks.append(section(f"compiled in {format_seconds(memory['compile_seconds'])}"))
     stream.write(render(blocks, make_console(stream)))
+
+
+def difference_table(differences: list[dict[str, Any]]) -> Table:
+    """Collectives that only the report or only the compiler has, and where in the source they come from."""
+    rows = table(
+        (("", "left"), ("kind", "left"), ("axes", "left"), ("result", "right"), ("", "right"), ("comes from", "fold"))
+    )
+    for one in differences[:_DIFFERENCES]:
+        rows.add_row(
+            one["side"], one["kind"], "+".join(one["axes"]), format_bytes(one["bytes"]), f"×{one['count']:.3g}",
+            Text(one["place"]),
+        )  # fmt: skip
+    if len(differences) > _DIFFERENCES:
+        rows.add_row("", f"and {len(differences) - _DIFFERENCES} more, all with --json")
+    return rows
 
 
 def memory_table(facts: dict[str, Any]) -> Table:

@@ -1,0 +1,98 @@
+"""Promised collectives beside compiled ones: sums, shares, and what is named as different."""
+
+from __future__ import annotations
+
+import pytest
+
+from toast_cli.report.model import CollectiveFacts
+from toast_cli.verify.collectives import Collective
+from toast_cli.verify.traffic import Comparison, compare_traffic
+from toast_cli.verify.verdict import judged_traffic
+
+MESH = {"data": 4, "model": 2}
+MB = 1_000_000
+
+
+def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -> CollectiveFacts:
+    return CollectiveFacts(kind, axes.split("+"), size, count, 0.0, place)
+
+
+def compiled(kind: str, axes: str, size: int, count: float = 1.0, place: str = "", name: str = "") -> Collective:
+    return Collective(kind, tuple(axes.split("+")), size, count, name, place)
+
+
+def compared(one: list[CollectiveFacts], other: list[Collective]) -> Comparison:
+    return compare_traffic(one, other, MESH)
+
+
+# What each device sends for a result of 4 MB over 4 devices (2 for "model"), in rings.
+SENT = [
+    ("all-reduce", "data", 6 * MB),
+    ("all-reduce", "model", 4 * MB),
+    ("all-reduce", "data+model", 7 * MB),
+    ("all-gather", "data", 3 * MB),
+    ("reduce-scatter", "data", 12 * MB),
+    ("all-to-all", "data", 3 * MB),
+    ("collective-permute", "data", 4 * MB),
+]
+
+
+@pytest.mark.parametrize(("kind", "axes", "sent"), SENT)
+def test_bytes_sent(kind: str, axes: str, sent: int) -> None:
+    found = compared([], [compiled(kind, axes, 4 * MB)])
+    assert (found.promised_bytes, found.compiled_bytes, found.extra_bytes, found.missing_bytes) == (0, sent, sent, 0)
+    assert found.share == 0.0
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
+def test_one_axis_after_the_other_is_the_same(kind: str) -> None:
+    """Scattered to 1 MB over 4 x 2: first over 4 to 2 MB, then over 2 to 1 MB. Gathered to 8 MB: to 2 MB over model, to 8 MB over data."""
+    size, steps = {"reduce-scatter": (MB, (2 * MB, MB)), "all-gather": (8 * MB, (8 * MB, 2 * MB))}[kind]
+    one_by_one = [promised(kind, "data", steps[0]), promised(kind, "model", steps[1])]
+    found = compared(one_by_one, [compiled(kind, "model+data", size)])
+    assert found.share == 1.0 and found.differences == []
+
+
+def test_loops_count() -> None:
+    found = compared([promised("all-gather", "data", MB, 10)], [compiled("all-gather", "data", MB, 10.0)])
+    assert found.share == 1.0
+    assert [(r.promised_count, r.compiled_count) for r in found.rows] == [(10, 10)]
+
+
+def test_differences_are_named() -> None:
+    """Equal ones of one line are struck off first, then equal ones of any line; what is left is named, the largest first."""
+    found = compared(
+        [
+            promised("all-gather", "data", MB, 2, "a.py:1 (f/dot)"),
+            promised("all-gather", "data", MB, 1, "a.py:2 (f/mul)"),
+            promised("all-reduce", "model", MB, 1, "a.py:3 (f/sum)"),
+        ],
+        [
+            compiled("all-gather", "data", MB, 2.0, "a.py:1", "f/dot"),
+            compiled("all-gather", "data", MB, 1.0, "a.py:9", "f/other"),
+            compiled("all-gather", "data", 4 * MB, 3.0, "a.py:5", "f/gather"),
+        ],
+    )
+    assert [(d.side, d.kind, d.axes, d.bytes, d.count, d.place) for d in found.differences] == [
+        ("extra", "all-gather", ("data",), 4 * MB, 3.0, "a.py:5 (f/gather)"),
+        ("missing", "all-reduce", ("model",), MB, 1.0, "a.py:3 (f/sum)"),
+    ]
+    assert found.differences[0].sent_bytes == 9 * MB
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "outcome"),
+    [
+        ([], [], "agreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB)], "agreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", 1_090_000)], "agreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", 1_200_000)], "disagreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", 800_000)], "disagreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "model", MB)], "disagreed"),
+        ([promised("all-reduce", "data", MB)], [], "disagreed"),
+        ([promised("all-reduce", "data", 1000)], [], "unchecked"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)], "agreed"),
+    ],
+)  # fmt: skip
+def test_verdicts(one: list[CollectiveFacts], other: list[Collective], outcome: str) -> None:
+    assert judged_traffic(compared(one, other))[0] == outcome

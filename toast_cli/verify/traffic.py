@@ -1,0 +1,186 @@
+"""Promised collectives beside compiled ones.
+
+Enters: both lists and the mesh. Leaves: a `Comparison`: sums by kind and axes, what each device sends more or less than promised, and the
+single collectives that make the difference, with the lines they come from.
+
+Gathering or scattering over several axes at once is the same as over one after the other, and is compared so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from toast_cli.report.model import CollectiveFacts
+from toast_cli.verify.collectives import Collective
+
+Key = tuple[str, tuple[str, ...]]  # kind, axes
+Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
+Side = Literal["extra", "missing"]
+# Sums closer than this are the same: padding and combined scalars.
+_SAME = 0.01
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (jit(f)/dot)`, where it comes from."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: float
+    place: str
+
+    @property
+    def line(self) -> str:
+        """`model.py:12`."""
+        return self.place.partition(" ")[0]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind over the same axes: bytes of results per device and how many, promised and compiled."""
+
+    axes: tuple[str, ...]
+    kind: str
+    promised_bytes: float
+    promised_count: float
+    compiled_bytes: float
+    compiled_count: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Equal collectives that are on one side only. `sent_bytes`: what each device sends in all of them."""
+
+    side: Side
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: float
+    place: str
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows` and `differences`, the largest first. Bytes are what each device sends in one step."""
+
+    rows: list[Traffic]
+    differences: list[Difference]
+    promised_bytes: float
+    compiled_bytes: float
+    extra_bytes: float
+    missing_bytes: float
+
+    @property
+    def share(self) -> float:
+        """Of the larger of what was promised and what was compiled, the part that is the same in kind and axes."""
+        whole = max(self.promised_bytes, self.compiled_bytes)
+        return 1.0 - max(self.extra_bytes, self.missing_bytes) / whole if whole else 1.0
+
+
+def compare_traffic(
+    promised: Iterable[CollectiveFacts], found: Iterable[Collective], mesh: dict[str, int]
+) -> Comparison:
+    """Compares promised and compiled collectives on a mesh (axis -> size)."""
+    order = list(mesh)
+    sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
+    flows = (
+        [Flow(p.kind, tuple(p.axes), p.bytes, p.count, p.location) for p in promised],
+        [Flow(c.kind, c.axes, c.bytes, c.count, place_of(c)) for c in found],
+    )
+    for side, given in zip(sides, flows, strict=True):
+        for flow in given:
+            axes = tuple(sorted(flow.axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
+            for step in one_axis_steps(replace(flow, axes=axes), mesh):
+                side[step.kind, step.axes].append(step)
+    rows, differences = [], []
+    totals = dict.fromkeys(("promised", "compiled", "extra", "missing"), 0.0)
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        one, other = sides[0][key], sides[1][key]
+        sums = [(sum(f.bytes * f.count for f in flows), sum(f.count for f in flows)) for flows in (one, other)]
+        rows.append(Traffic(key[1], key[0], *sums[0], *sums[1]))
+        sent = [sum(sent_bytes(f, mesh) for f in flows) for flows in (one, other)]
+        totals["promised"] += sent[0]
+        totals["compiled"] += sent[1]
+        totals["extra"] += max(0.0, sent[1] - sent[0])
+        totals["missing"] += max(0.0, sent[0] - sent[1])
+        if abs(sent[0] - sent[1]) > _SAME * max(sent):
+            differences += unmatched(one, other, mesh)
+    return Comparison(
+        sorted(rows, key=lambda row: -max(row.promised_bytes, row.compiled_bytes)),
+        sorted(differences, key=lambda difference: -difference.sent_bytes),
+        totals["promised"], totals["compiled"], totals["extra"], totals["missing"],
+    )  # fmt: skip
+
+
+def place_of(found: Collective) -> str:
+    """As the report writes places."""
+    if found.location and found.name:
+        return f"{found.location} ({found.name})"
+    return found.location or found.name
+
+
+def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:
+    """A gather or scatter over several axes, one axis after the other; others as they are."""
+    if flow.kind not in ("all-gather", "reduce-scatter") or len(flow.axes) < 2:
+        yield flow
+        return
+    rest = prod(mesh.get(axis, 1) for axis in flow.axes)
+    for axis in flow.axes:
+        inner = rest // mesh.get(axis, 1)
+        # Scattered, the first axis leaves the most; gathered, the first axis comes last and makes the whole.
+        size = (
+            flow.bytes * inner
+            if flow.kind == "reduce-scatter"
+            else flow.bytes * rest // prod(mesh.get(a, 1) for a in flow.axes)
+        )
+        yield replace(flow, axes=(axis,), bytes=size)
+        rest = inner
+
+
+def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
+    """Bytes that each device sends in all runs of a collective over n devices, in rings.
+
+    An all-reduce of b bytes sends 2b(n-1)/n, a reduce-scatter to b bytes b(n-1), an all-gather or all-to-all to b bytes b(n-1)/n.
+    """
+    n = prod(mesh.get(axis, 1) for axis in flow.axes)
+    factor = {
+        "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1.0, "all-gather": (n - 1) / n, "all-to-all": (n - 1) / n,
+    }.get(flow.kind, 1.0)  # fmt: skip
+    return flow.bytes * flow.count * factor
+
+
+def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[Difference]:
+    """What is left of two lists of one kind and axes when equal collectives are struck off: of one line first, then of one size."""
+    left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
+    places: dict[tuple[int, str], str] = {}
+    for side, flows in zip(left, (promised, found), strict=True):
+        for flow in flows:
+            side[flow.bytes, flow.line] += flow.count
+            places.setdefault((flow.bytes, flow.line), flow.place)
+    for key in list(left[0]):
+        strike(left[0], left[1], key, key)
+    for key in list(left[0]):
+        for other in [k for k in left[1] if k[0] == key[0]]:
+            strike(left[0], left[1], key, other)
+    example = (promised or found)[0]
+    sides: tuple[tuple[Side, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
+    return [
+        Difference(side, example.kind, example.axes, size, count, places[size, line],
+                   sent_bytes(replace(example, bytes=size, count=count), mesh))
+        for side, counts in sides
+        for (size, line), count in counts.items()
+        if count > 1e-6
+    ]  # fmt: skip
+
+
+def strike(one: Counts, other: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
+    """Takes as many off both as both have."""
+    common = min(one[key], other[match])
+    one[key] -= common
+    other[match] -= common
