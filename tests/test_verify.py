@@ -101,8 +101,8 @@ def test_too_little_to_judge(tmp_path: Path) -> None:
 
 
 SUMS = """
-func.func @main(%x: tensor<8x64xf32>, %y: tensor<64x8xf32>, %z: tensor<8xcomplex<f32>>) -> (tensor<8x8xf32>, tensor<8xcomplex<f32>>) {
-  %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<8x64xf32>, tensor<64x8xf32>) -> tensor<8x8xf32>
+func.func @main(%x: tensor<8x4096xf32>, %y: tensor<4096x8xf32>, %z: tensor<8xcomplex<f32>>) -> (tensor<8x8xf32>, tensor<8xcomplex<f32>>) {
+  %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<8x4096xf32>, tensor<4096x8xf32>) -> tensor<8x8xf32>
   %1 = stablehlo.multiply %z, %z : tensor<8xcomplex<f32>>
   return %0, %1 : tensor<8x8xf32>, tensor<8xcomplex<f32>>
 }
