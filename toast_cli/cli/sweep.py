@@ -1,12 +1,13 @@
-"""`toast sweep`: programs x specifications x mesh shapes, each point partitioned in a process of its own, in one table."""
+"""`toast sweep`: programs x specifications x shapes x limits x seeds, each point partitioned in a process of its own, in one table."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,23 +15,13 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
 from toast_cli.cli.outputs import Target, check_targets, write_target
-from toast_cli.cli.values import Search, whole_number
+from toast_cli.cli.sweep_points import Point, parse_seeds, points_of
+from toast_cli.cli.values import BestBy, Search, bytes_or_none, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, run_all
-from toast_cli.errors import ToastError, UsageError
+from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from toast_cli.pipeline import Request
     from toast_cli.report.sweep_table import Row
-
-ALL_SHAPES = "all"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One line of the sweep; `error` when it is known beforehand that there is nothing to run."""
-
-    request: Request
-    error: str = ""
 
 
 def sweep(
@@ -42,60 +33,114 @@ def sweep(
     ],
     shapes: Annotated[
         str | None,
-        typer.Option(metavar="SHAPES", help="Mesh shapes: all, or 'data=8,model=2;data=16' (default: the SPEC's)."),
+        typer.Option(
+            metavar="SHAPES",
+            help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' (default: the SPEC's).",
+        ),
     ] = None,
-    csv: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as CSV; - for stdout.")] = None,
+    memory_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="BYTES",
+            help="Memory a plan may use per device, e.g. 28GiB (default: the SPEC's); repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option("--seeds", "--seed", metavar="SEEDS", help="Seeds of the search, e.g. 3, 0-9 or 0,2,5-7.")
+    ] = "0",
+    jsonl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Add a JSON line as each point is done, and do not redo points in FILE; - for stdout."
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Empty --jsonl's FILE first, and do every point.")] = False,
+    csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the table as CSV, also line by line; - for stdout.")
+    ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as JSON; - for stdout.")] = None,
+    best_by: Annotated[
+        BestBy,
+        typer.Option(
+            "--best-by",
+            parser=one_of(BestBy, "--best-by"),
+            metavar=metavar(BestBy),
+            help="What the marked point has least of; device_time is devices x step time.",
+        ),
+    ] = BestBy.step_time,
     search: options.SearchName = Search.mcts,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
-    seed: options.Seed = 0,
-    memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    minimise: options.Minimise = None,
+    subject_to: options.SubjectTo = None,
     jobs: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Points worked on at a time.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(1, "--jobs"),
+            help="Points worked on at a time (default: 1; on a cluster as many as it has room for).",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Work on a running cluster: dask://HOST:PORT, ray://HOST:PORT or ray://auto."
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> int:
-    """Partition every PROGRAM for every mesh SPEC and shape, and tabulate what each should cost; the best is marked.
+    """Partition every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost; the best is marked.
 
-    A point that fails is a row of the table. Exit code 0: something fits; 3: nothing does; 2: every point failed.
+    A sweep that was interrupted or killed goes on where it was when run again with the same --jsonl FILE. Exit code 0: every point was done
+    and something fits for each program; 3: nothing does for one; 2: a point failed (a row of the table says why). See docs/sweeps.md.
     """
-    targets = [Target(option, path) for option, path in (("--csv", csv), ("--json", json)) if path is not None]
+    named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl))
+    targets = {option: Target(option, path) for option, path in named if path is not None}
     if "-" in programs:
         raise UsageError("a sweep reads each program more than once, so not from stdin", hint="save it to a file")
-    check_targets(targets, [*programs, *mesh])
-    points = [
-        point
+    if fresh and (jsonl is None or jsonl == "-"):
+        raise UsageError("--fresh empties a file of results", hint="name it with --jsonl FILE")
+    check_targets(list(targets.values()), [*programs, *mesh])
+    if cluster is not None:
+        from toast_cli.cli.cluster import parse_address
+
+        parse_address(cluster)
+    requests = [
+        options.make_request(
+            program,
+            spec,
+            mesh_shape=None,
+            search=search,
+            budget=budget,
+            iterations=iterations,
+            seed=0,
+            memory_limit=None,
+            keep_shardings=keep_shardings,
+            pins=pin,
+            minimise=minimise,
+            subject_to=subject_to,
+        )
         for program in programs
         for spec in mesh
-        for point in _points(
-            shapes,
-            options.make_request(
-                program,
-                spec,
-                mesh_shape=None,
-                search=search,
-                budget=budget,
-                iterations=iterations,
-                seed=seed,
-                memory_limit=memory_limit,
-                keep_shardings=keep_shardings,
-                pins=pin,
-            ),
-        )
     ]
+    limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
+    points = points_of(requests, shapes, limits, parse_seeds(seeds))
+
+    rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 
     from toast_cli.report import sweep_table
 
-    rows, interrupted = _run(points, jobs, quiet)
-    rows = sweep_table.mark_best(rows)
-    for target in targets:
-        write_target(target, sweep_table.to_csv(rows) if target.option == "--csv" else sweep_table.to_json(rows))
-    _show(rows, to_stderr=any(target.is_stdout for target in targets), quiet=quiet)
+    rows = sweep_table.mark_best(rows, best_by.value)
+    for option, write in (("--csv", sweep_table.to_csv), ("--json", sweep_table.to_json)):
+        if option in targets:
+            write_target(targets[option], write(rows))
+    _show(rows, to_stderr=any(target.is_stdout for target in targets.values()), quiet=quiet)
     if interrupted:
-        say("note", f"interrupted: {len(rows)} of {len(points)} points are done")
+        on = f"; the same command goes on from {jsonl}" if jsonl not in (None, "-") else ""
+        say("note", f"interrupted: {len(rows)} of {len(points)} points are done{on}")
         return INTERRUPTED
     return _exit_code(rows)
 
@@ -109,67 +154,106 @@ def run_point(point: Point) -> Row:
         raise UsageError(point.error)
     began = time.perf_counter()
     report = partition(point.request).report
-    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began)
+    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)
 
 
-def _points(shapes: str | None, request: Request) -> Iterator[Point]:
-    """The points of one program on one specification. A specification that cannot be read makes one failing point."""
-    from dataclasses import replace
-
-    from toast_cli.hardware import load_spec, parse_shape
-
-    if shapes is None:
-        yield Point(request)
-        return
-    if shapes.strip() != ALL_SHAPES:
-        for shape in shapes.split(";"):
-            text = shape.strip()
-            if text != "auto":
-                parse_shape(text, "--shapes")
-            yield Point(replace(request, mesh_shape=text))
-        return
-    try:
-        found = load_spec(request.mesh).mesh_shapes()
-    except ToastError as error:
-        yield Point(request, error=str(error))
-        return
-    for sizes in found:
-        yield Point(replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items())))
-
-
-def _run(points: Sequence[Point], jobs: int, quiet: bool) -> tuple[list[Row], bool]:
+def _run(
+    points: Sequence[Point], jobs: int | None, cluster: str | None, targets: dict[str, Target], fresh: bool, quiet: bool
+) -> tuple[list[Row], bool]:
     """(the rows in the order of the points, whether Ctrl-C ended it before the last one)."""
-    from toast_cli.report.sweep_table import FAILED, Row
+    from toast_cli.cli.sweep_log import open_log
 
-    done: dict[int, Row] = {}
     interrupted = False
-    with _counted(len(points), wanted=not quiet) as advance:
+    with ExitStack() as stack:
+        log = stack.enter_context(open_log(targets["--jsonl"].path, fresh=fresh)) if "--jsonl" in targets else None
+        known = log.finished if log is not None else {}
+        done = {number: known[point.key] for number, point in enumerate(points) if point.key in known}
+        if done and not quiet:
+            say("note", f"{len(done)} of {len(points)} points are done already")
+        left = [number for number in range(len(points)) if number not in done]
+        add_to_csv = _csv_lines(targets.get("--csv"), list(done.values()))
+        show = stack.enter_context(_live(list(done.values()), len(points), wanted=not quiet))
         try:
-            for number, result in run_all(points, run_point, jobs):
-                request = points[number].request
-                if isinstance(result, Failure):
-                    done[number] = Row(request.program, request.mesh, request.mesh_shape or "", FAILED, result.reason)
-                else:
-                    done[number] = result
-                advance()
+            for place, result in _results([points[number] for number in left], jobs, cluster):
+                number = left[place]
+                row = _row(points[number], result)
+                done[number] = row
+                if log is not None:
+                    log.append(row)
+                add_to_csv(row)
+                show(row)
         except KeyboardInterrupt:
             interrupted = True
     return [done[number] for number in sorted(done)], interrupted
 
 
+def _results(points: Sequence[Point], jobs: int | None, cluster: str | None) -> Iterator[tuple[int, Row | Failure]]:
+    """(place of the point, what came of it) as each is done, here or on the cluster."""
+    if cluster is None:
+        yield from run_all(points, run_point, jobs or 1)
+    elif points:
+        from toast_cli.cli.cluster import run_on_cluster
+
+        yield from run_on_cluster(points, cluster, jobs)
+
+
+def _row(point: Point, result: Row | Failure) -> Row:
+    from toast_cli.report.sweep_table import FAILED, Row
+
+    if not isinstance(result, Failure):
+        return result
+    request = point.request
+    reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
+    return replace(
+        Row(request.program, request.mesh, request.mesh_shape or "", FAILED, reason), seed=request.seed, key=point.key
+    )
+
+
+def _csv_lines(target: Target | None, rows: list[Row]) -> Callable[[Row], None]:
+    """Writes the rows so far; what it returns adds one. The whole table, with the best marked, replaces this in the end."""
+    if target is None or target.is_stdout or Path(target.path).suffix in (".gz", ".zst"):
+        return lambda row: None
+    from toast_cli.report.sweep_table import to_csv
+
+    write_target(target, to_csv(rows))
+
+    def add(row: Row) -> None:
+        with Path(target.path).open("ab") as file:
+            file.write(to_csv([row], head=False))
+
+    return add
+
+
 @contextmanager
-def _counted(total: int, *, wanted: bool) -> Iterator[Callable[[], object]]:
-    """A progress bar over the points on stderr, where that is a terminal; yields what moves it on by one."""
+def _live(rows: list[Row], total: int, *, wanted: bool) -> Iterator[Callable[[Row], None]]:
+    """A bar and a table of the latest rows on stderr, where that is a terminal; yields what adds a row to it."""
     if not wanted or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda row: None
         return
-    from rich.console import Console
+    from rich.console import Group
+    from rich.live import Live
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = [TextColumn("points"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task("points", total=total)
-        yield lambda: line.advance(task)
+    from toast_cli.report.style import make_console
+    from toast_cli.report.sweep_table import rows_table
+
+    console = make_console(sys.stderr)
+    bar = Progress(TextColumn("points"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    task = bar.add_task("points", total=total, completed=len(rows))
+    shown = list(rows)
+
+    def picture() -> Group:
+        latest = shown[-max(1, console.height - 4) :]
+        return Group(*([rows_table(latest, console.width)] if latest else []), bar)
+
+    with Live(picture(), console=console, transient=True, vertical_overflow="crop") as live:
+
+        def add(row: Row) -> None:
+            shown.append(row)
+            bar.advance(task)
+            live.update(picture())
+
+        yield add
 
 
 def _show(rows: Sequence[Row], *, to_stderr: bool, quiet: bool) -> None:
@@ -188,7 +272,8 @@ def _show(rows: Sequence[Row], *, to_stderr: bool, quiet: bool) -> None:
 
 
 def _exit_code(rows: Sequence[Row]) -> int:
-    statuses = {row.status for row in rows}
-    if "fits" in statuses:
-        return OK
-    return DOES_NOT_FIT if "does-not-fit" in statuses else BAD_INPUT
+    """A failed point matters most; then a program for which nothing fits."""
+    if any(row.status == "failed" for row in rows):
+        return BAD_INPUT
+    fitting = {row.program for row in rows if row.status == "fits"}
+    return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT

@@ -38,6 +38,13 @@ class CheckFormat(StrEnum):
     github = "github"
 
 
+class BestBy(StrEnum):
+    step_time = "step_time"
+    peak_memory = "peak_memory"
+    communication = "communication"
+    device_time = "device_time"
+
+
 class Annotate(StrEnum):
     minimal = "minimal"
     full = "full"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
@@ -17,20 +18,26 @@ from toast_cli.report.json_file import write_json
 from toast_cli.report.model import Report
 
 SCHEMA = "toast.sweep/1"
+ROW_SCHEMA = "toast.sweep.point/1"
 # From this width on, the table shows what the step time is made of.
 WIDE = 120
 
 FITS: Literal["fits"] = "fits"
 DOES_NOT_FIT: Literal["does-not-fit"] = "does-not-fit"
+BREAKS_BOUND: Literal["breaks-bound"] = "breaks-bound"
 FAILED: Literal["failed"] = "failed"
-Status = Literal["fits", "does-not-fit", "failed"]
+Status = Literal["fits", "does-not-fit", "breaks-bound", "failed"]
+
+
+STATUSES = (FITS, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
 
 
 @dataclass(frozen=True)
 class Row:
     """One program on one mesh of one shape. Field names are the CSV's and JSON's; None where a point failed.
 
-    `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took.
+    `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took, `key` what tells
+    whether a later sweep's point is the same.
     """
 
     program: str
@@ -48,16 +55,34 @@ class Row:
     evaluations: int | None = None
     seconds: float | None = None
     best: bool = False
+    devices: int | None = None
+    seed: int = 0
+    key: str = ""
+
+    @property
+    def device_seconds(self) -> float | None:
+        """What a step takes of the machine: seconds times devices."""
+        return None if self.step_seconds is None or self.devices is None else self.step_seconds * self.devices
 
 
-def row_of(program: str, mesh: str, report: Report, seconds: float) -> Row:
+# What the best point may be the best by -> its figure, of which less is better.
+FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "step_time": lambda row: row.step_seconds,
+    "peak_memory": lambda row: row.peak_bytes,
+    "communication": lambda row: row.communication_seconds,
+    "device_time": lambda row: row.device_seconds,
+}
+
+
+def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> Row:
     """The row of a point that was judged."""
     predicted = report.predicted
+    kept: Status = FITS if report.met else BREAKS_BOUND
     return Row(
         program=program,
         mesh=mesh,
         mesh_shape=",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
-        status=FITS if predicted.fits else DOES_NOT_FIT,
+        status=kept if predicted.fits else DOES_NOT_FIT,
         step_seconds=predicted.step_seconds,
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
@@ -67,23 +92,30 @@ def row_of(program: str, mesh: str, report: Report, seconds: float) -> Row:
         summary=report.plan.summary,
         evaluations=report.search.evaluations,
         seconds=seconds,
+        devices=report.mesh.devices,
+        seed=report.search.seed,
+        key=key,
     )
 
 
-def mark_best(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `best` set on the fastest that fits, for each program; the first of equals."""
-    fastest: dict[str, int] = {}
+def mark_best(rows: Sequence[Row], by: str = "step_time") -> list[Row]:
+    """The rows with `best` set on the one that fits with the least of a figure, for each program; the first of equals."""
+    figure = FIGURES[by]
+    least: dict[str, tuple[float, int]] = {}
     for number, row in enumerate(rows):
-        if row.status == FITS and _step(row) < _step(rows[fastest[row.program]] if row.program in fastest else None):
-            fastest[row.program] = number
-    return [replace(row, best=fastest.get(row.program) == number) for number, row in enumerate(rows)]
+        value = figure(row)
+        if row.status == FITS and value is not None and value < least.get(row.program, (math.inf, 0))[0]:
+            least[row.program] = (value, number)
+    best = {number for _, number in least.values()}
+    return [replace(row, best=number in best) for number, row in enumerate(rows)]
 
 
-def to_csv(rows: Sequence[Row]) -> bytes:
-    """UTF-8 CSV with a head line; empty cells where there is no figure."""
+def to_csv(rows: Sequence[Row], *, head: bool = True) -> bytes:
+    """UTF-8 CSV, with a head line unless it is to be added to; empty cells where there is no figure."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    writer.writeheader()
+    if head:
+        writer.writeheader()
     for row in rows:
         writer.writerow({**asdict(row), "best": str(row.best).lower()})
     return text.getvalue().encode()
@@ -97,23 +129,29 @@ def sweep_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:
     """A table for each program, one row a point, the best marked; narrower screens show fewer figures."""
     programs = list(dict.fromkeys(row.program for row in rows))
     if len(programs) == 1:
-        return [_table(rows, width)]
+        return [rows_table(rows, width)]
     return [
-        style.section(program, _table([row for row in rows if row.program == program], width)) for program in programs
+        style.section(program, rows_table([row for row in rows if row.program == program], width))
+        for program in programs
     ]
 
 
-def _table(rows: Sequence[Row], width: int) -> RenderableType:
+def rows_table(rows: Sequence[Row], width: int) -> RenderableType:
+    """One row a point; columns that are the same in all, the seed and the limit, are left out."""
     wide = width >= WIDE
+    seeds = len({row.seed for row in rows}) > 1
+    limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
     more = [("compute", "right"), ("communication", "right"), ("MFU", "right")] if wide else []
     drawn = style.table(
         [
             ("", "left"),
             ("mesh", "left"),
             ("shape", "left"),
+            *([("seed", "right")] if seeds else []),
             ("step time", "right"),
             *more,
             ("peak memory", "right"),
+            *([("of", "right")] if limits else []),
             ("", "fold"),
         ]
     )
@@ -123,9 +161,11 @@ def _table(rows: Sequence[Row], width: int) -> RenderableType:
             Text("★" if row.best else "", style.GOOD),
             row.mesh,
             style.with_axes(row.mesh_shape or "-", axes),
+            *([str(row.seed)] if seeds else []),
             Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
             *([_seconds(row.compute_seconds), _seconds(row.communication_seconds), _percent(row.mfu)] if wide else []),
             "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+            *(["" if row.limit_bytes is None else format_bytes(row.limit_bytes)] if limits else []),
             _outcome(row, axes),
         )
     return drawn
@@ -144,11 +184,9 @@ def _outcome(row: Row, axes: Sequence[str]) -> Text:
         return Text(f"failed: {row.error}", style.BAD)
     if row.status == DOES_NOT_FIT:
         return Text(f"does not fit in {format_bytes(row.limit_bytes or 0)}", style.BAD)
+    if row.status == BREAKS_BOUND:
+        return Text("breaks a bound", style.BAD)
     return style.with_axes(row.summary, axes)
-
-
-def _step(row: Row | None) -> float:
-    return float("inf") if row is None or row.step_seconds is None else row.step_seconds
 
 
 def _seconds(seconds: float | None) -> str:

@@ -1,0 +1,171 @@
+"""Points of a sweep on a Dask or Ray cluster, through joblib's backends: points and an address go in, rows or failures come out.
+
+Programs and specifications travel with the points, so the workers need toast and no shared files.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from toast_cli.cli.sweep_points import Point
+from toast_cli.cli.workers import Failure, failure_of
+from toast_cli.errors import MissingExtraError, ToastError, UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.report.sweep_table import Row
+
+OPTION = "--cluster"
+ENGINES = ("dask", "ray")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A point with the content of the files it names; None for what is no file of this machine."""
+
+    number: int
+    point: Point
+    program: bytes | None
+    mesh: bytes | None
+
+
+def parse_address(text: str) -> tuple[str, str]:
+    """(engine, address) of `dask://HOST:PORT`, `ray://HOST:PORT` or `ray://auto`. Raises UsageError."""
+    engine, separator, address = text.partition("://")
+    if engine not in ENGINES or not separator or not address:
+        hint = "write dask://HOST:PORT (of its scheduler), ray://HOST:PORT or ray://auto"
+        raise UsageError(f'"{text}" is no address of a cluster', where=OPTION, hint=hint)
+    return engine, address
+
+
+def run_on_cluster(points: Sequence[Point], address: str, jobs: int | None) -> Iterator[tuple[int, Row | Failure]]:
+    """(number of the point, its row or why there is none) as each is done. `jobs`: points at a time (None: all that the cluster has room for).
+
+    Raises MissingExtraError where joblib or the engine is not installed, UsageError where the cluster cannot be reached.
+    """
+    engine, place = parse_address(address)
+    try:
+        import joblib
+    except ImportError:
+        raise _missing(engine) from None
+    with _connected(engine, place) as options, joblib.parallel_config(backend=engine, **options):
+        work = (joblib.delayed(run_shipped)(shipped) for shipped in map(_ship, range(len(points)), points))
+        yield from joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)(work)
+
+
+def run_shipped(shipped: Shipped) -> tuple[int, Row | Failure]:
+    """On a worker: the point in a process of its own, which may crash, with its files in a folder of its own."""
+    with TemporaryDirectory(prefix="toast-") as folder:
+        request = shipped.point.request
+        program = _unpacked(Path(folder, "program"), request.program, shipped.program)
+        mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
+        local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
+        result = _in_process(local, Path(folder))
+    if isinstance(result, Failure):
+        return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
+    return shipped.number, replace(result, program=request.program, mesh=request.mesh)
+
+
+def _in_process(point: Point, folder: Path) -> Row | Failure:
+    (folder / "point").write_bytes(pickle.dumps(point))
+    environment = {**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    command = [sys.executable, "-m", "toast_cli.cli.cluster", str(folder)]
+    ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, errors="replace")
+    try:
+        result: Row | Failure = pickle.loads((folder / "result").read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):
+        last = (ran.stderr.strip().splitlines() or [""])[-1]
+        return Failure(f"the process on the worker ended with code {ran.returncode}: {last}".removesuffix(": "))
+    return result
+
+
+def work_in(folder: Path) -> None:
+    """In the process on the worker: reads the point there, leaves the result beside it."""
+    from toast_cli.cli.sweep import run_point
+
+    point: Point = pickle.loads((folder / "point").read_bytes())
+    result: Row | Failure
+    try:
+        result = run_point(point)
+    except ToastError as error:
+        result = failure_of(error)
+    except Exception as error:
+        result = Failure(f"internal error: {type(error).__name__}: {error}")
+    (folder / "result").write_bytes(pickle.dumps(result))
+
+
+def _ship(number: int, point: Point) -> Shipped:
+    return Shipped(number, point, _content(point.request.program), _content(point.request.mesh))
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return None
+
+
+def _unpacked(folder: Path, name: str, content: bytes | None) -> str:
+    """Where the content lies now; the name itself, where there is none."""
+    if content is None:
+        return name
+    folder.mkdir()
+    path = folder / Path(name).name
+    path.write_bytes(content)
+    return str(path)
+
+
+@contextmanager
+def _connected(engine: str, address: str) -> Iterator[dict[str, Any]]:
+    """A connection to the cluster; yields what joblib's backend wants to know."""
+    connect = {"dask": _dask, "ray": _ray}[engine]
+    try:
+        close, options = connect(address)
+    except ImportError:
+        raise _missing(engine) from None
+    except (OSError, TimeoutError, ConnectionError, RuntimeError, ValueError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        hint = "is it running, and of the same version as here?"
+        raise UsageError(f"cannot reach {engine}://{address}: {said}", where=OPTION, hint=hint) from None
+    try:
+        yield options
+    finally:
+        close()
+
+
+def _dask(address: str) -> tuple[Any, dict[str, Any]]:
+    from distributed import Client
+
+    client = Client(f"tcp://{address}", timeout=CONNECT_SECONDS, set_as_default=False)
+    return client.close, {"client": client}
+
+
+def _ray(address: str) -> tuple[Any, dict[str, Any]]:
+    import ray
+    from ray.util.joblib import register_ray
+
+    ray.init(address=address if address == "auto" else f"ray://{address}", log_to_driver=False)
+    register_ray()
+    return ray.shutdown, {}
+
+
+def _missing(engine: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"joblib or {engine} is not installed", where=OPTION, hint=f"pip install 'toast-cli[{engine}]'"
+    )
+
+
+CONNECT_SECONDS = 10
+
+if __name__ == "__main__":
+    from toast_cli.cli import cluster  # under its own name, by which pickled points know it
+
+    cluster.work_in(Path(sys.argv[1]))

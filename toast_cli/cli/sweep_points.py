@@ -1,0 +1,147 @@
+"""The points of a sweep: programs, specifications, shapes, memory limits and seeds go in, `Point` values come out.
+
+Each has a key that tells whether a result found earlier is a result of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toast_cli.errors import ToastError, UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.pipeline import Request
+
+ALL_SHAPES = "all"
+ANY_SIZE = "*"
+_SEEDS_HINT = "write e.g. 3, 0-9 or 0,2,5-7"
+MOST_SEEDS = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One line of the sweep; `error` when it is known beforehand that there is nothing to run.
+
+    key: differs wherever the program's or the specification's content, an option, or toast's version does.
+    """
+
+    request: Request
+    key: str = ""
+    error: str = ""
+
+
+def points_of(
+    requests: Sequence[Request], shapes: str | None, limits: Sequence[int | None], seeds: Sequence[int]
+) -> list[Point]:
+    """Every request for every shape, memory limit and seed, in this order, each once."""
+    digests = {path: _digest(path) for request in requests for path in (request.program, request.mesh)}
+    found: dict[str, Point] = {}
+    for request in requests:
+        for point in _shaped(shapes, request):
+            for limit in limits:
+                for seed in seeds:
+                    one = replace(point.request, memory_limit=limit, seed=seed)
+                    key = key_of(one, digests[one.program], digests[one.mesh])
+                    found.setdefault(key, Point(one, key, point.error))
+    return list(found.values())
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` -> [3], `0-2,7` -> [0, 1, 2, 7]. Raises UsageError."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f'"{part.strip()}" is no seed and no range of them', where="--seeds", hint=_SEEDS_HINT)
+        end = int(last) if dash else int(first)
+        if not 0 <= end - int(first) < MOST_SEEDS:
+            raise UsageError(f'"{part.strip()}" is no range', where="--seeds", hint=_SEEDS_HINT)
+        seeds += range(int(first), end + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
+    """Sixteen hexadecimal digits that stand for the point, with this content of its files, and for nothing else."""
+    from toast_cli import __version__
+
+    facts = {
+        **asdict(replace(request, jobs=1)),
+        "program content": program_digest,
+        "mesh content": mesh_digest,
+        "version": __version__,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _digest(path: str) -> str:
+    """Of a file's content; empty where there is no such file (a ready specification, or nothing)."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _shaped(shapes: str | None, request: Request) -> Iterator[Point]:
+    """The request with every shape. A specification that cannot be read makes one failing point."""
+    from toast_cli.hardware import load_spec, parse_shape
+
+    texts = [None] if shapes is None else [text.strip() for text in shapes.split(";")]
+    for text in texts:
+        if text is None or text == "auto":
+            yield Point(replace(request, mesh_shape=text))
+        elif text != ALL_SHAPES and ANY_SIZE not in text:
+            parse_shape(text, "--shapes")
+            yield Point(replace(request, mesh_shape=text))
+        else:
+            wildcards = None if text == ALL_SHAPES else _parse_wildcards(text)
+            try:
+                spec = load_spec(request.mesh)
+            except ToastError as error:
+                yield Point(replace(request, mesh_shape=text), error=str(error))
+                continue
+            found = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
+            for sizes in found:
+                yield Point(replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items())))
+            if not found:
+                none = f"no shape {text} has the {spec.devices} devices of {spec.name}"
+                yield Point(replace(request, mesh_shape=text), error=none)
+
+
+def _parse_wildcards(text: str) -> dict[str, int | None]:
+    """`data=*,model=4` -> {"data": None, "model": 4}."""
+    from toast_cli.hardware import parse_shape
+
+    sizes = parse_shape(text.replace(ANY_SIZE, "1"), "--shapes")
+    parts = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): None if size.strip() == ANY_SIZE else sizes[name.strip()] for name, _, size in parts}
+
+
+def fill_in(sizes: dict[str, int | None], devices: int) -> list[dict[str, int]]:
+    """Every way to give the axes without a size (None) one, such that all together are `devices`; larger first sizes first."""
+    fixed = prod(size for size in sizes.values() if size is not None)
+    open_axes = [name for name, size in sizes.items() if size is None]
+    if devices % fixed:
+        return []
+    return [
+        {name: chosen[name] if size is None else size for name, size in sizes.items()}
+        for factors in _factors(devices // fixed, len(open_axes))
+        for chosen in [dict(zip(open_axes, factors, strict=True))]
+    ]
+
+
+def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write `count` as a product of `parts` factors of one or more."""
+    if parts == 1:
+        yield (count,)
+        return
+    for first in range(count, 0, -1):
+        if count % first == 0:
+            for rest in _factors(count // first, parts - 1):
+                yield (first, *rest)
