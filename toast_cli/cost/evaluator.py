@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.model import Alive, CollectiveUse, Cost
 from toast_cli.cost.pricing import Lowered, Pricer
-from toast_cli.cost.rows import Rows, touch
+from toast_cli.cost.rows import RowNumbers, Rows, touch
 from toast_cli.cost.timeline import Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
@@ -148,6 +148,38 @@ class Evaluator:
             found.extend(self._alive(item, lowered, moment))
         return moment // 2, sorted(found, key=lambda a: -a.bytes)
 
+    # -- parts of the program, for bounds ------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> Rows:
+        return self._rows
+
+    @property
+    def parts(self) -> list[frozenset[int]]:
+        """[buckets] what has to be decided for the bucket's cost to be known, see `touch`."""
+        return list(self._bucket_touches)
+
+    def views_of(self, bucket: int) -> list[int]:
+        return self._buckets[bucket].views
+
+    def part_cost(self, bucket: int, rows: dict[int, int]) -> tuple[float, Vector]:
+        """(seconds, [moments] bytes alive) that one bucket adds; rows: view -> row number, of all its views."""
+        share = self._make_share(self._buckets[bucket], rows)
+        return share.compute + share.communication, share.alive
+
+    def work_of(self, bucket: int) -> list[WorkItem]:
+        return self._buckets[bucket].work
+
+    def work_cost(self, work: WorkItem, iteration: Iteration) -> float:
+        """Seconds of one item's own compute and collectives."""
+        collectives = self._pricer.work_collectives(work, iteration)
+        return self._pricer.work_seconds(work, iteration) + sum(use.seconds for use in collectives)
+
+    def watch(self, count: int) -> None:
+        """From now on looks at memory only at so many moments, the highest under the plan that decides nothing."""
+        self.timeline.keep_highest(self.profile(self.problem.fixed), count)
+        self._forget()
+
     # -- one plan after another ----------------------------------------------------------------------------------
 
     def _evaluate(self, plan: Plan) -> _State:
@@ -222,6 +254,7 @@ class Evaluator:
             bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
         for found in buckets.values():
             found.views = sorted({self._rows.place[p][0] for p in found.patterns})
+        self._bucket_touches = tuple(buckets)
         return list(buckets.values())
 
     def _share(self, bucket: _Bucket, rows: list[int]) -> _Share:
@@ -232,7 +265,7 @@ class Evaluator:
             self._shares += 1
         return share
 
-    def _make_share(self, bucket: _Bucket, rows: list[int]) -> _Share:
+    def _make_share(self, bucket: _Bucket, rows: RowNumbers) -> _Share:
         lowered = self._lower(bucket, rows)
         compute = communication = arguments = 0.0
         alive = np.zeros(len(self.timeline.moments))
@@ -270,7 +303,7 @@ class Evaluator:
         for array in bucket.arrays:
             yield from self._pricer.array_collectives(array, lowered)
 
-    def _lower(self, bucket: _Bucket, rows: list[int]) -> Lowered:
+    def _lower(self, bucket: _Bucket, rows: RowNumbers) -> Lowered:
         return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}
 
     # -- items ---------------------------------------------------------------------------------------------------

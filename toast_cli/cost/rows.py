@@ -15,6 +15,7 @@ from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, choose, decisiv
 from toast_cli.plan.problem import Problem
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
+RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Rows:
             found = known[choice] = lay_out(self._problem.patterns[pattern], choice)
         return found
 
-    def iteration(self, pattern: int, rows: list[int]) -> Iteration:
+    def iteration(self, pattern: int, rows: RowNumbers) -> Iteration:
         """What a pattern iterates over; `rows` [views]."""
         view, place = self.place[pattern]
         return self.views[view].rows[rows[view]][place]

@@ -15,7 +15,7 @@ TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -173,20 +173,28 @@ def mcts(
 ) -> SearchResult:
     """Monte Carlo Tree Search, then polishing of the best plan; see the module docstring."""
     incumbent = Incumbent(problem, evaluate, budget, progress)
-    tree = _Tree(problem, incumbent, rng)
     stopped = "plateau"
     try:
-        tree.look_around()
-        tree.climb_to_the_top(problem.fixed)
-        idle = 0
-        while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(problem.fixed).moves:
-            before = incumbent.best
-            tree.simulate()
-            tree.vary()
-            idle = 0 if incumbent.best != before else idle + 1
-        tree.climb_to_the_top(incumbent.best)
+        grow(incumbent, rng)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:
         stopped = "interrupted"
     return incumbent.result(stopped)
+
+
+def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = inf) -> None:
+    """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget ends before."""
+    root = incumbent.problem.fixed
+    tree = _Tree(incumbent.problem, incumbent, rng)
+    tree.look_around()
+    tree.climb_to_the_top(root)
+    idle = 0
+    while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(root).moves:
+        if len(incumbent.seen) >= evaluations:
+            break
+        before = incumbent.best
+        tree.simulate()
+        tree.vary()
+        idle = 0 if incumbent.best != before else idle + 1
+    tree.climb_to_the_top(incumbent.best)

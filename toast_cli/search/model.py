@@ -22,10 +22,12 @@ SearchProgress = Callable[[float, int, float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound."""
+    """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked: whether the
+    user wants it to end."""
 
     evaluations: int | None = None
     seconds: float | None = None
+    asked: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Incumbent:
     def __init__(
         self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None
     ) -> None:
+        self.problem = problem
         self.fixed: Plan = problem.fixed
         self._canonical = problem.canonical
         self._evaluate = evaluate
@@ -100,14 +103,28 @@ class Incumbent:
             count = len(self.seen)
             if self._budget.evaluations is not None and count >= self._budget.evaluations:
                 raise OutOfBudget("iterations")
-            if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
-                raise OutOfBudget("budget")
+            self.check()
             cost = self.seen[plan] = self._evaluate(plan)
             if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
                 self.best, self.best_cost, self.best_found_at = plan, cost, count
             if self._progress and count % 32 == 0:
                 self.report()
         return cost
+
+    def check(self) -> None:
+        """Raises OutOfBudget when time is up or the user wants it to end."""
+        if self._budget.asked():
+            raise OutOfBudget("interrupted")
+        if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
+            raise OutOfBudget("budget")
+
+    def ends_within(self, share: float) -> Callable[[], bool]:
+        """Whether this share of the time that is left now has passed, or the user wants it to end."""
+        asked, seconds = self._budget.asked, self._budget.seconds
+        if seconds is None:
+            return asked
+        deadline = time.monotonic() + share * (seconds - self.seconds)
+        return lambda: asked() or time.monotonic() >= deadline
 
     def extend(self, plan: Plan, move: tuple[Decision, ...]) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""

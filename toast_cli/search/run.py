@@ -25,7 +25,8 @@ from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 
 ROOTS = 2
-EVALUATIONS = 3000  # of all roots, unless the user says otherwise
+EVALUATIONS = 3000  # of all roots, unless the user says otherwise;
+EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
 
 
@@ -47,7 +48,9 @@ def run_search(
         jobs: processes to use at most.
     """
     start = time.monotonic()
-    total = iterations if iterations is not None else (None if seconds is not None else EVALUATIONS)
+    if iterations is None and seconds is None:
+        iterations, seconds = (None, EXACT_SECONDS) if name == "exact" else (EVALUATIONS, None)
+    total = iterations
     roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
     budgets = [
@@ -64,8 +67,8 @@ def run_search(
         def one(root: int, stop: Stop = stop) -> SearchResult:
             rng = np.random.default_rng(seeds[root])
             report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
-            costs = _Confirmed(evaluator, stop)
-            return SEARCHES[name](evaluator.problem, costs, budgets[root], rng, report)
+            budget = replace(budgets[root], asked=lambda: stop.asked)
+            return SEARCHES[name](evaluator.problem, _Confirmed(evaluator), budget, rng, report)
 
         results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
         best = _best(evaluator, results)
@@ -78,12 +81,12 @@ class _Confirmed:
     """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
 
     Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment at which it does
-    is looked at from then on. Raises KeyboardInterrupt, between two plans, when asked to stop.
+    is looked at from then on.
     """
 
-    def __init__(self, evaluator: Evaluator, stop: Stop) -> None:
+    def __init__(self, evaluator: Evaluator) -> None:
         evaluator.unlearn()  # what another root has learnt must not change what this one finds
-        self._evaluator, self._stop = evaluator, stop
+        self._evaluator = evaluator
         self._objective: Objective | None = None
         self._best: Rank | None = None
 
@@ -91,8 +94,6 @@ class _Confirmed:
         cost = self._evaluator.cost(plan)
         if self._objective is None:
             self._objective = Objective(self._evaluator.problem, cost)
-        elif self._stop.asked:
-            raise KeyboardInterrupt
         if not self._objective.met(cost):
             return cost
         rank = self._objective.rank(plan, cost)
