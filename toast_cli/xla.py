@@ -7,15 +7,21 @@ at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
-from jaxlib import _hlo, _jax
+from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 from jaxlib.mlir.passmanager import PassManager
+
+try:
+    from jaxlib import _hlo  # from 0.10.2 on
+except ImportError:
+    _hlo = _jax
 
 sdy = _sdy
 
@@ -46,10 +52,15 @@ def parse_portable_artifact(context: Any, artifact: bytes) -> Any:
     return _stablehlo.deserialize_portable_artifact(context, artifact)
 
 
+def stablehlo_version() -> str:
+    """The version of StableHLO that this jaxlib writes, `1.17.0`."""
+    return str(_stablehlo.get_current_version())
+
+
 def write_portable_artifact(bytecode: bytes) -> bytes:
     """A StableHLO portable artifact, of this jaxlib's version, of MLIR text or bytecode; Shardy's shardings stay in it."""
     module = parse_module(make_context(), bytecode)
-    return bytes(_jax.mlir.serialize_portable_artifact(module, _stablehlo.get_current_version(), True))
+    return bytes(_jax.mlir.serialize_portable_artifact(module, stablehlo_version(), True))
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...]:
@@ -127,7 +138,15 @@ def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: A
     Locations of the clones keep the call's name in front (`call/op`). The call itself stays as it is.
     """
     with ir.InsertionPoint(call), call.location:
-        return list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
+        if "block:" not in _jax_mlir_ext.inlined_func_call.__doc__:
+            return list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
+        # Up to 0.10.0 the clones go to the end of a block, whatever the insertion point.
+        block = call.operation.block
+        last = block.operations[len(block.operations) - 1]
+        results = list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments), block, call.location))
+        for operation in list(itertools.takewhile(lambda found: found != last, reversed(list(block.operations))))[::-1]:
+            operation.move_before(call)
+        return results
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

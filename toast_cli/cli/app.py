@@ -67,11 +67,14 @@ def _show_version(wanted: bool) -> None:
 
     from toast_cli import __version__
 
+    typer.echo(f"toast {__version__}")
     try:
-        jaxlib = version("jaxlib")
-    except PackageNotFoundError:
-        jaxlib = "not installed"
-    typer.echo(f"toast {__version__}\njaxlib {jaxlib}")
+        typer.echo(f"jaxlib {version('jaxlib')}")
+        from toast_cli.xla import stablehlo_version
+
+        typer.echo(f"StableHLO {stablehlo_version()}")
+    except (PackageNotFoundError, ImportError):
+        typer.echo("jaxlib not installed")
     raise typer.Exit
 
 
@@ -79,7 +82,7 @@ def _show_version(wanted: bool) -> None:
 def toast(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show toast's and jaxlib's versions."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the versions of toast, jaxlib and StableHLO."),
     ] = False,
 ) -> None:
     """Decide how to split a large StableHLO or HLO program over a mesh of accelerators."""
