@@ -61,7 +61,9 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert toast("--version") == 0
-    assert re.fullmatch(r"toast \d+\.\d+\.\d+\njaxlib \d+\.\d+\.\d+\S*\nStableHLO \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"toast \d+\.\d+\.\d+\njaxlib \d+\.\d+\.\d+\S*\nStableHLO \d+\.\d+\.\d+\n", capsys.readouterr().out
+    )
 
 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,9 @@ def _show_version(wanted: bool) -> None:
 def toast(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the versions of toast, jaxlib and StableHLO."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the versions of toast, jaxlib and StableHLO."
+        ),
     ] = False,
 ) -> None:
     """Decide how to split a large StableHLO or HLO program over a mesh of accelerators."""
