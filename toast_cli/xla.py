@@ -137,13 +137,14 @@ def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: A
 
     Locations of the clones keep the call's name in front (`call/op`). The call itself stays as it is.
     """
+    inlined: Any = _jax_mlir_ext.inlined_func_call
     with ir.InsertionPoint(call), call.location:
-        if "block:" not in _jax_mlir_ext.inlined_func_call.__doc__:
-            return list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
+        if "block:" not in inlined.__doc__:
+            return list(inlined(function.operation, list(arguments)))
         # Up to 0.10.0 the clones go to the end of a block, whatever the insertion point.
         block = call.operation.block
         last = block.operations[len(block.operations) - 1]
-        results = list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments), block, call.location))
+        results = list(inlined(function.operation, list(arguments), block, call.location))
         for operation in list(itertools.takewhile(lambda found: found != last, reversed(list(block.operations))))[::-1]:
             operation.move_before(call)
         return results
