@@ -11,7 +11,8 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Annotate, Format, Search, metavar, one_of
+from toast_cli.cli.values import Annotate, Compiler, Format, Search, metavar, one_of
+from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ def partition(
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
     ] = None,
+    verify: Annotated[
+        Compiler | None,
+        typer.Option(
+            "--verify",
+            parser=one_of(Compiler, "--verify"),
+            metavar=metavar(Compiler),
+            help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
+        ),
+    ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.SearchName = Search.mcts,
     budget: options.Budget = None,
@@ -64,7 +74,7 @@ def partition(
     """Choose shardings for PROGRAM on a mesh, write it back with them, and report what that should cost.
 
     Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory and keeps all
-    bounds, and nothing is written.
+    bounds, and nothing is written. With --verify, exit code 1: XLA disagrees, 2: it could not be asked.
     """
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
@@ -72,6 +82,11 @@ def partition(
         raise UsageError(
             f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo"
         )
+    if verify is not None and chosen in (Format.specs, Format.python):
+        raise UsageError(
+            f"{chosen.value} is no program to verify", where="--verify", hint="give it with --format stablehlo or hlo"
+        )
+    judge = machine(mesh, verify, "--verify") if verify is not None else None
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
     targets = [target for target in (program_target, report_target) if target is not None]
@@ -101,18 +116,23 @@ def partition(
         outcome = pipeline.partition(request, progress)
         report = outcome.report
         fits = report.met
-        if program_target is not None and fits:
+        content = b""
+        if fits and (program_target is not None or verify is not None):
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            write_target(program_target, outcome.emit(chosen.value, (annotate or Annotate.minimal).value))
+            content = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
             report = outcome.report
+            if program_target is not None:
+                write_target(program_target, content)
     if report_target is not None:
         write_target(report_target, to_bytes(report))
 
     taken = any(target.is_stdout for target in targets)
     if not (quiet and taken and fits):
         _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)
-    return OK if fits else DOES_NOT_FIT
+    if not fits:
+        return DOES_NOT_FIT
+    return OK if verify is None else verify_outcome(outcome, content, chosen, judge, to_stderr=taken, quiet=quiet)
 
 
 def _written(target: Target | None, chosen: Format, report: Report) -> str:

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
 from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.values import Compiler, metavar, one_of
+from toast_cli.cli.verdicts import EXITS, machine
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from toast_cli.hardware import Spec
     from toast_cli.verify.promises import Promises
-
-_EXAMPLE = {Compiler.tpu: "v4-32", Compiler.gpu: "h100-8"}
-_EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 
 
 def verify(
@@ -54,7 +50,6 @@ def verify(
     (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
     from toast_cli.report.json_file import write_json
-    from toast_cli.verify.ahead import target_of
     from toast_cli.verify.promises import read_promises
     from toast_cli.verify.reading import original_bytes, partitioned_program
     from toast_cli.verify.table import print_verdict
@@ -62,13 +57,7 @@ def verify(
 
     output = Target("--json", json) if json is not None else None
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
-    if compiler is not Compiler.cpu and mesh is None:
-        raise UsageError(
-            "which machine to compile for is missing",
-            where="--compiler",
-            hint=f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}",
-        )
-    target = target_of(_machine(mesh, compiler)) if mesh is not None and compiler is not Compiler.cpu else None
+    target = machine(mesh, compiler, "--compiler")
     promises = read_promises(report) if report is not None else None
     content, form, axes = partitioned_program(program, _axes(promises))
     if target is not None and target.devices != prod(axes.values()):
@@ -80,20 +69,7 @@ def verify(
     if output is not None:
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
-    return _EXITS[verdict.outcome]
-
-
-def _machine(mesh: str, compiler: Compiler) -> Spec:
-    """The specification, of chips that `compiler` makes programs for."""
-    from toast_cli.hardware import load_spec
-
-    spec = load_spec(mesh)
-    if spec.chip.platform != compiler.value:
-        raise UsageError(
-            f"--compiler {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
-            hint=f"use --compiler {spec.chip.platform}",
-        )  # fmt: skip
-    return spec
+    return EXITS[verdict.outcome]
 
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:

@@ -121,13 +121,20 @@ def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
 
 
 def _collectives(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
+    """Whole collectives: of one that the terms of a sum share, the terms named first have it."""
     names = evaluator.problem.mesh.names
-    return [
-        CollectiveFacts(
-            u.kind, [names[a] for a in u.axes], round(u.bytes), round(u.count), u.seconds, source.location(u.op)
-        )
-        for u in evaluator.collectives(plan)
-    ]
+    owed: dict[tuple[str, tuple[int, ...], int], tuple[float, float]] = {}  # runs and seconds not yet listed
+    facts = []
+    for use in evaluator.collectives(plan):
+        key = (use.kind, tuple(use.axes), round(use.bytes))
+        count, seconds = owed.get(key, (0.0, 0.0))
+        count, seconds = count + use.count, seconds + use.seconds
+        whole = round(count)
+        owed[key] = (count - whole, 0.0 if whole else seconds)
+        if whole:
+            axes = [names[axis] for axis in use.axes]
+            facts.append(CollectiveFacts(use.kind, axes, key[2], whole, seconds, source.location(use.op)))
+    return facts
 
 
 def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[ResultFacts]]:

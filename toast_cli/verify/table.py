@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toast_cli.report.format import format_bytes, format_seconds
-from toast_cli.report.style import make_console, render, section, table
+from toast_cli.report.style import make_console, plain_text, render, section, table
 
 if TYPE_CHECKING:
     from toast_cli.verify.verdict import Verdict
@@ -18,7 +18,10 @@ _ROWS, _DIFFERENCES = 12, 10
 
 
 def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> None:
-    """One row per part; then the collectives, promised beside compiled."""
+    """One row per part; then the collectives, promised beside compiled. Quiet: one line."""
+    if quiet:
+        stream.write(plain_text(one_line(verdict), stream.encoding) + "\n")
+        return
     parts = table((("", "left"), ("part", "left"), ("what", "fold")))
     for part in verdict.parts:
         word, style = _MARK[part.outcome]
@@ -27,7 +30,7 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
     rows: list[dict[str, Any]] = next(
         (part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), []
     )
-    if rows and not quiet:
+    if rows:
         compared = table(
             (
                 ("kind", "left"),
@@ -45,13 +48,20 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
             )  # fmt: skip
         blocks.append(section("collectives, bytes of results on each device", compared))
     differences = [d for part in verdict.parts for d in part.facts.get("differences", [])]
-    if differences and not quiet:
+    if differences:
         blocks.append(section("collectives that differ, bytes of one result", difference_table(differences)))
     memory = next((part.facts for part in verdict.parts if part.name == "memory" and part.facts), None)
-    if memory and not quiet:
+    if memory:
         blocks.append(section("memory on each device", memory_table(memory)))
         blocks.append(section(f"compiled in {format_seconds(memory['compile_seconds'])}"))
     stream.write(render(blocks, make_console(stream)))
+
+
+def one_line(verdict: Verdict) -> str:
+    """The verdict, and why where it is not agreement."""
+    wanted = verdict.outcome if verdict.outcome != "agreed" else ""
+    reasons = [f"{part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
+    return f"XLA ({verdict.compiler}) {verdict.outcome}" + "".join(f"; {reason}" for reason in reasons)
 
 
 def difference_table(differences: list[dict[str, Any]]) -> Table:

@@ -1,0 +1,55 @@
+"""What `toast verify` and `toast partition --verify` share: the machine to compile for, and the exit code of a verdict."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
+from toast_cli.cli.values import Compiler, Format
+from toast_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.pipeline import Outcome
+    from toast_cli.verify.ahead import Target
+
+EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
+_EXAMPLE = {Compiler.tpu: "v4-32", Compiler.gpu: "h100-8"}
+
+
+def machine(mesh: str | None, compiler: Compiler, option: str) -> Target | None:
+    """The machine to compile for; None for virtual CPU devices. Raises `UsageError` where `compiler` makes no programs for it."""
+    from toast_cli.hardware import load_spec
+    from toast_cli.verify.ahead import target_of
+
+    if compiler is Compiler.cpu:
+        return None
+    if mesh is None:
+        hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"
+        raise UsageError("which machine to compile for is missing", where=option, hint=hint)
+    spec = load_spec(mesh)
+    if spec.chip.platform != compiler.value:
+        raise UsageError(
+            f"{option} {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
+            hint=f"use {option} {spec.chip.platform}",
+        )  # fmt: skip
+    return target_of(spec)
+
+
+def verify_outcome(
+    outcome: Outcome, content: bytes, form: Format, target: Target | None, *, to_stderr: bool, quiet: bool
+) -> int:
+    """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
+    from toast_cli import xla
+    from toast_cli.verify.promises import promises_of
+    from toast_cli.verify.table import print_verdict
+    from toast_cli.verify.verdict import verify
+
+    promises = promises_of(outcome.report.to_json())
+    original = xla.write_bytecode(outcome.source.module)
+    verdict = verify(
+        content, "hlo" if form is Format.hlo else "stablehlo", promises.axes, original, promises, target
+    )  # fmt: skip
+    stream = sys.stderr if to_stderr else sys.stdout
+    print_verdict(verdict, stream, quiet=quiet)
+    return EXITS[verdict.outcome]
