@@ -14,7 +14,7 @@ from toast_cli.cli.app import run
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import chip_names, find_preset, gpu_target_text, load_spec, parse_spec
 from toast_cli.hardware.gpu_target import SILICON
-from toast_cli.verify import ahead
+from toast_cli.verify import ahead, child
 from toast_cli.verify.child import Failure
 from toast_cli.verify.gpu import gpu_topology, without_tools
 from toast_cli.verify.promises import Promises
@@ -125,11 +125,11 @@ def test_memory_beside_the_prediction() -> None:
     facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 0.0)
     target = ahead.Target("gpu", "1x1x8", 8, chip="H100")
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
-    part = check_memory(facts, promised, target)
+    part = check_memory(facts, promised)
     assert (part.outcome, target.label) == ("agreed", "H100:1x1x8")
     assert "cycles" not in part.facts
     assert (part.facts["peak_bytes"], part.facts["predicted_peak_bytes"]) == (1000, 900)
-    over = check_memory(facts, replace(promised, limit_bytes=999), target)
+    over = check_memory(facts, replace(promised, limit_bytes=999))
     assert over.outcome == "disagreed" and "out of memory" in over.text
 
 
@@ -156,3 +156,31 @@ def test_a_machine_of_another_size(
     )
     assert run(["verify", str(program), "--compiler", "gpu", "--mesh", "a100-16"]) == 2
     assert "a100-16 has 16 devices" in capsys.readouterr().err
+
+
+def test_the_command_line_says_how_to_get_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "p.mlir"
+    program.write_text("module {}\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(["verify", str(program), "--compiler", "gpu", "--mesh", "h100-8"]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'toast-cli[gpu]'" in said and "Traceback" not in said
+
+
+def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = 'echo "NOT_FOUND: Couldn\'t find a suitable version of ptxas. Looked in: a" > $1/error.txt; exit 3'
+    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script, "sh", folder])
+    target = ahead.Target("gpu", "1x1x8", 8, chip="H100", config="")
+    failure = ahead.compile_ahead(b"", "stablehlo", target)
+    assert isinstance(failure, Failure) and "no ptxas" in failure.reason
+    promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
+    assert check_memory(failure, promised).outcome == "unchecked"
+
+
+def test_a_compiler_that_aborts_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "echo 'F1121 04:00:00 1 gpu_compiler.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
+    monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script])
+    failure = ahead.compile_ahead(b"", "stablehlo", ahead.Target("gpu", "1x1x8", 8))
+    assert failure == Failure("x > 0", aborted=True)
