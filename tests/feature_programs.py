@@ -192,5 +192,16 @@ def repeated() -> Case:
     return case_of(run, arg(D, D), arg(B, D))
 
 
+def unrolled() -> Case:
+    """The same with the loop written out, as a training step: the gradients of matrix and bias are sums over the steps."""
+
+    def loss(p: Any, x: Any) -> Any:
+        for _ in range(STEPS):
+            x = jnp.tanh(x @ p["w"] + p["b"])
+        return jnp.sum(x**2)
+
+    return trained(loss, {"w": arg(D, D), "b": arg(D)}, arg(B, D))
+
+
 def product() -> Case:
     return case_of(lambda w, x: x @ w, arg(D, F), arg(B, D))

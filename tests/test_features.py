@@ -139,6 +139,17 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     "scan, fsdp": ("scanned", "x.0=data ws.1=data", [(ALL_GATHER, DATA, F32 * D * D, STEPS)]),
     # The carry is split along what each product sums over and makes.
     "scan, model": ("scanned", "x.1=model", [(REDUCE_SCATTER, MODEL, F32 * B * D / 2, STEPS)]),
+    # Gathered once, and the sums over the steps are scattered once.
+    "recurrence, fsdp": (
+        "unrolled",
+        "x.0=data p['w'].0=data p['w'].1=data",
+        [
+            (ALL_GATHER, DATA, F32 * D * D, 1),
+            (ALL_GATHER, DATA, F32 * D, 1),
+            (REDUCE_SCATTER, DATA, F32 * D * D / 4, 1),
+            (REDUCE_SCATTER, DATA, F32 * D / 4, 1),
+        ],
+    ),
     "two axes on one dimension": ("product", "w.1=data w.1=model", []),
     "two axes in the other order": ("product", "w.1=model w.1=data", []),
     # The sum over both is scattered one axis after the other.
@@ -251,3 +262,10 @@ def test_donated_buffers_are_taken_over() -> None:
     content = written(momentum, plan_of(momentum, "x.0=data p['up'].0=data p['up'].1=data"), "stablehlo")
     executable = xla.compile_program(content, xla.cpu_devices(DEVICES), shardy=True)
     assert executable.get_compiled_memory_stats().alias_size_in_bytes == 4 * F32 * D * F / 4
+
+
+def test_a_recurrence_needs_no_more_constraints_than_one_step() -> None:
+    """One where each weight is gathered, two where each sum ends."""
+    unrolled = case("unrolled")
+    lowered = unrolled.lowered(plan_of(unrolled, "x.0=data p['w'].0=data p['w'].1=data"))
+    assert emit_shardy(unrolled.source, lowered).count(b"sdy.sharding_constraint") <= 6

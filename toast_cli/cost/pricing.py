@@ -30,8 +30,6 @@ HALO_ROWS = 2.0
 STENCILS = frozenset(
     {"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"}
 )
-# XLA looks rows up in a split table by masking and one all-reduce, and slices afterwards whatever the plan wants.
-NEVER_SCATTERED = frozenset({"stablehlo.gather"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +95,14 @@ class Pricer:
         if iteration.reduced or any(iteration.scattered):
             for k, whole in enumerate(work.whole_bytes):
                 size = self.local(whole, iteration.computed[k])
-                scattered = [] if work.name in NEVER_SCATTERED else _in_order(iteration, k)
+                scattered = _in_order(iteration, k)
                 for axes in _scatters(work, iteration, scattered):
                     size /= prod(self._sizes[axis] for axis in axes)
                     runs = work.runs * _share(work, iteration, axes)
                     yield self._use("reduce-scatter", axes, size, runs, work.op, results[k])
-                over = tuple(a for a in (*iteration.reduced, *iteration.scattered[k]) if a not in scattered)
-                if over:
-                    runs = work.runs * _share(work, iteration, over)
-                    yield self._use("all-reduce", over, size, runs, work.op, results[k])
+                if iteration.reduced:
+                    runs = work.runs * _share(work, iteration, iteration.reduced)
+                    yield self._use("all-reduce", iteration.reduced, size, runs, work.op, results[k])
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
             for step in reshard_steps(source, target, self._sizes):
                 yield self._use(

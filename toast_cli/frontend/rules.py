@@ -65,7 +65,7 @@ SOURCES = frozenset(
     {"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_iota", "stablehlo.create_token", "sdy.constant"}
 )
 
-# Ops whose result is the same on every device by definition, so that whole is the only way to compute them.
+# Device numbers, tokens and sizes: nothing in them could be split, and what they read stays whole.
 WHOLE = frozenset(
     {"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"}
 )
@@ -118,8 +118,6 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
         return identity_rule(results[0], len(operands), len(results))
     if name == "chlo.top_k":
         return batched_rule(operands, results, 1)
-    if name == "chlo.constant_like":
-        return identity_rule(results[0], 1, 1)
     if name == "stablehlo.custom_call" and target in BATCHED_CUSTOM_CALLS and operands and results:
         return batched_rule(operands, results, BATCHED_CUSTOM_CALLS[target])
     return None

@@ -15,8 +15,8 @@ Scatter = tuple[Layout, Layout]
 
 def accumulated(
     program: Program, layouts: list[Layout], computed: dict[int, Layout], required: dict[tuple[int, int], Layout]
-) -> tuple[list[Layout], dict[int, Layout]]:
-    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one."""
+) -> tuple[list[Layout], dict[int, Layout], frozenset[int]]:
+    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one, and these sums."""
     partial: dict[int, Scatter] = {value: (at, layouts[value]) for value, at in computed.items()}
     sums: list[int] = []
     for number, op in enumerate(program.ops):
@@ -26,16 +26,18 @@ def accumulated(
             if op.name == ADD:
                 sums.append(number)
     if not sums:
-        return layouts, computed
+        return layouts, computed, frozenset()
     layouts, computed = list(layouts), dict(computed)
     terms: set[int] = set()
+    ends: set[int] = set()
     for number in reversed(sums):
         op = program.ops[number]
         if op.results[0] not in terms:
+            ends.add(op.results[0])
             computed[op.results[0]] = partial[op.results[0]][0]
         for value in op.operands:
             _leave_partial(program, value, partial, layouts, computed, terms)
-    return layouts, computed
+    return layouts, computed, frozenset(ends)
 
 
 def _handed_on(

@@ -178,15 +178,14 @@ def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]
     slots = _slots_of(pattern.groups, decision.group)
     if pattern.strands and len(slots) > 1:
 
-        def distance(slot: int) -> int:
+        def place(slot: int) -> tuple[bool, int]:
             strand = pattern.strands[slot]
-            if strand is None:
-                return 0
-            place = resolutions.get(strand.resolution, -1)
-            chosen = decision.sides[place] if 0 <= place < len(decision.sides) else 0
-            return (strand.side - chosen) % 64
+            at = resolutions.get(strand.resolution, NOWHERE) if strand else NOWHERE
+            chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
+            side = strand.side if strand else chosen
+            return side < chosen, side
 
-        return tuple(sorted(slots, key=distance))
+        return tuple(sorted(slots, key=place))
     return slots
 
 

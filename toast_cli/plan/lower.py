@@ -29,5 +29,5 @@ def lower(problem: Problem, plan: Plan) -> LoweredPlan:
         for k, value in enumerate(op.operands):
             if iteration.operands[k] != layouts[value]:
                 required[number, k] = iteration.operands[k]
-    layouts, computed = accumulated(program, layouts, computed, required)
-    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required)
+    layouts, computed, sums = accumulated(program, layouts, computed, required)
+    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, sums)

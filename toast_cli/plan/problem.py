@@ -163,7 +163,11 @@ class Problem:
         for op, pattern in zip(self.program.ops, self.op_pattern, strict=True):
             if op.flops or op.name == ARGUMENT:
                 form = self.patterns[pattern].form
-                found.update(g for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True) if kind != 3)
+                found.update(
+                    g
+                    for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True)
+                    if kind is not SlotKind.BLOCKED
+                )
         return found
 
     @cached_property
