@@ -139,13 +139,13 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     "scan, fsdp": ("scanned", "x.0=data ws.1=data", [(ALL_GATHER, DATA, F32 * D * D, STEPS)]),
     # The carry is split along what each product sums over and makes.
     "scan, model": ("scanned", "x.1=model", [(REDUCE_SCATTER, MODEL, F32 * B * D / 2, STEPS)]),
-    # Gathered once, and the sums over the steps are scattered once.
+    # The matrix is gathered once, the bias wherever it is broadcast; the sums over the steps are scattered once each.
     "recurrence, fsdp": (
         "unrolled",
         "x.0=data p['w'].0=data p['w'].1=data",
         [
             (ALL_GATHER, DATA, F32 * D * D, 1),
-            (ALL_GATHER, DATA, F32 * D, 1),
+            (ALL_GATHER, DATA, F32 * D, STEPS),
             (REDUCE_SCATTER, DATA, F32 * D * D / 4, 1),
             (REDUCE_SCATTER, DATA, F32 * D / 4, 1),
         ],
