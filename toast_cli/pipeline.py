@@ -22,12 +22,13 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
-from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
+from toast_cli.search.certify import certify
 from toast_cli.search.shapes import search_shapes
 from toast_cli.tactics import Wishes, parse_wishes, strategies
 
@@ -52,6 +53,7 @@ class Request:
     pins: tuple[str, ...] = ()
     minimise: tuple[str, ...] = ()
     subject_to: tuple[str, ...] = ()
+    certify: bool = False
     tactics: tuple[str, ...] = ()
     strategy: str | None = None
     content: bytes | None = field(default=None, repr=False)
@@ -96,6 +98,8 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         raise UsageError(
             f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}"
         )
+    if request.certify and parse_goal(request.minimise).minimise != FASTEST.minimise:
+        raise UsageError("only step times are proven", where="--certify", hint="leave --minimise away, or --certify")
     timings: dict[str, float] = {}
     tell = progress or (lambda *_: None)
     with _timed("spec", timings, tell):
@@ -111,6 +115,9 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):
         evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell)
+    if request.certify:
+        with _timed("certify", timings, tell):
+            result = certify(evaluator, result)
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         report = build_report(source, evaluator, result, algorithm, request.seed, timings)

@@ -94,6 +94,9 @@ Strategy = Annotated[
         help="Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
     ),
 ]
+Certify = Annotated[
+    bool, typer.Option("--certify", help="Prove how much faster any plan could be, at most; takes up to 20 seconds.")
+]
 Jobs = Annotated[int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Search processes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
@@ -114,6 +117,7 @@ def make_request(
     jobs: int = 1,
     minimise: list[str] | None = None,
     subject_to: list[str] | None = None,
+    certify: bool = False,
     tactics: list[str] | None = None,
     strategy: str | None = None,
 ) -> Request:
@@ -136,6 +140,7 @@ def make_request(
         pins=tuple(pins or ()),
         minimise=tuple(minimise or ()),
         subject_to=tuple(subject_to or ()),
+        certify=certify,
         tactics=tuple(tactics or ()),
         strategy=strategy,
     )

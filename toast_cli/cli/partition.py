@@ -67,6 +67,7 @@ def partition(
     strategy: options.Strategy = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
+    certify: options.Certify = False,
     jobs: options.Jobs = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -105,6 +106,7 @@ def partition(
         jobs=jobs,
         minimise=minimise,
         subject_to=subject_to,
+        certify=certify,
         tactics=tactic,
         strategy=strategy,
     )

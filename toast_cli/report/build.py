@@ -66,7 +66,16 @@ def build_report(
         arguments,
         results,
         _analysis(source, problem),
-        SearchFacts(algorithm, seed, result.seconds, result.evaluations, result.best_found_at, result.stopped),
+        SearchFacts(
+            algorithm,
+            seed,
+            result.seconds,
+            result.evaluations,
+            result.best_found_at,
+            result.stopped,
+            result.lower_bound,
+            result.proven,
+        ),
         timings,
         goal=_goal(problem, result.cost),
     )

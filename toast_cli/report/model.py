@@ -163,7 +163,9 @@ class SearchFacts:
     seconds: float
     evaluations: int
     best_found_at: int  # evaluation number
-    stopped: str = ""  # why it ended: "budget", "iterations", "exhausted", "interrupted", "plateau"
+    stopped: str = ""  # why it ended: "budget", "iterations", "exhausted", "interrupted", "plateau", "nodes"
+    lower_bound_seconds: float = 0.0  # no plan's step is shorter; 0: not asked for
+    proven: bool = False  # no plan is better
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,15 @@ def groups(report: Report) -> RenderableType:
     return style.section(f"dimensions: {counts}", rows)
 
 
+def certificate(report: Report) -> str:
+    """How far from the best the plan can be: `proven within 1.3 % of the best: no plan takes less than 12.3 ms`."""
+    found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
+    if report.search.proven:
+        return "proven: no plan is better" if report.predicted.fits else "proven: no plan fits"
+    percent = 100.0 * (found / least - 1.0)
+    return f"proven within {percent:.2g} % of the best: no plan takes less than {format_seconds(least)}"
+
+
 def statistics(report: Report, verbose: bool) -> RenderableType:
     """How the search went and where the time went."""
     search = report.search
@@ -280,6 +289,8 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
         f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'evaluation')} in "
         f"{format_seconds(search.seconds)}{rate}, best at {format_count(search.best_found_at)}{ended}",
     )
+    if search.proven or (search.lower_bound_seconds > 0 and report.predicted.fits):
+        rows.add_row("proof", certificate(report))
     total = sum(report.timings.values())
     if not verbose:
         stages = ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in report.timings.items())

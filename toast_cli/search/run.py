@@ -68,7 +68,7 @@ def run_search(
             rng = np.random.default_rng(seeds[root])
             report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
             budget = replace(budgets[root], asked=lambda: stop.asked)
-            return SEARCHES[name](evaluator.problem, _Confirmed(evaluator), budget, rng, report)
+            return SEARCHES[name](evaluator.problem, Confirmed(evaluator), budget, rng, report)
 
         results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
         best = _best(evaluator, results)
@@ -77,7 +77,7 @@ def run_search(
     return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
 
 
-class _Confirmed:
+class Confirmed:
     """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
 
     Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment at which it does

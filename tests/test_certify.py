@@ -1,0 +1,75 @@
+"""Certificates: a proven lower bound beside the plan, and MCTS against what is proven to be the best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from programs import SAMPLES, sample
+
+from toast_cli.cli import main
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.hardware import load_spec
+from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.search import SearchResult
+from toast_cli.search.certify import certify
+from toast_cli.search.objective import PRICE
+from toast_cli.search.run import run_search
+
+MLP = next(str(path) for path in SAMPLES.iterdir() if path.name.startswith("mlp_train."))
+
+
+def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) -> Problem:
+    source, dimensions = sample(name)
+    return make_problem(source.program, dimensions, load_spec(spec).mesh(shape or None, limit_bytes))
+
+
+@pytest.mark.parametrize("name", ["mlp_train", "mlp_tiny", "ssm_tiny"])
+def test_no_search_beats_the_certificate_of_another(name: str) -> None:
+    evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
+    poor = run_search(evaluator, "mcts", 0, 3)
+    certified = certify(evaluator, poor, 3.0)
+    good = run_search(evaluator, "mcts", 1, 2000)
+    assert 0.0 < certified.lower_bound <= good.cost.step_seconds * (1.0 if not certified.proven else 1.006)
+    assert certified.cost.step_seconds <= poor.cost.step_seconds
+    assert certified.cost == evaluator.exact_cost(certified.plan)
+
+
+@pytest.mark.parametrize(("name", "spec"), [("mlp_train", "v4-32"), ("mlp_tiny", "v4-32"), ("mlp_train", "h100-8")])
+def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> None:
+    evaluator = Evaluator(problem(name, spec, data=4 if spec == "h100-8" else 8, model=2))
+    proven = run_search(evaluator, "exact")
+    assert proven.proven
+    optimum = priced(proven)
+    found = [priced(run_search(evaluator, "mcts", seed)) for seed in range(5)]
+    assert sum(time <= optimum * 1.000001 for time in found) >= 4
+    assert max(found) <= optimum * 1.02
+
+
+def priced(result: SearchResult) -> float:
+    """Seconds with what each decision must gain: what searches compare."""
+    return result.cost.step_seconds * (1.0 + PRICE * len(result.plan))
+
+
+def test_a_proof_that_nothing_fits() -> None:
+    tight = Evaluator(problem("mlp_train", "v4-32", limit_bytes=2**20, data=8, model=2))
+    certified = certify(tight, run_search(tight, "mcts", 0, 200))
+    assert certified.proven
+    assert not certified.fits
+
+
+def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["partition", MLP, "--mesh", "v4-32", "--certify"]
+    assert main([*arguments, "--json", str(report)]) == 0
+    assert "proven: no plan is better" in capsys.readouterr().out
+    facts = json.loads(report.read_text())
+    assert facts["search"]["proven"] is True
+    assert facts["search"]["lower_bound_seconds"] == facts["predicted"]["step_seconds"]
+    assert "certify" in facts["timings"]
+
+
+def test_only_step_times_are_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", MLP, "--mesh", "v4-32", "--certify", "--minimise", "peak_memory"]) == 2
+    assert "--certify" in capsys.readouterr().err
