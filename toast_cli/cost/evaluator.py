@@ -338,7 +338,7 @@ class Evaluator:
             if presence is None:
                 found = self._pricer.intervals(item) if places is None else self._pricer.copy_intervals(item, places)
                 presence = self._presence[key] = self.timeline.presence(found)
-            yield presence, self._pricer.local(item.bytes, layout)
+            yield presence, self._pricer.local(item.bytes if places is None else item.moved_bytes, layout)
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
         touched = [(touch(decision), decision) for decision in plan]
@@ -353,7 +353,11 @@ class Evaluator:
         if item.stored:
             yield self._pricer.intervals(item), self._pricer.local(item.bytes, self._pricer.made(item, lowered)), False
         for copy in self._pricer.copies(item, lowered):
-            yield self._pricer.copy_intervals(item, copy.places), self._pricer.local(item.bytes, copy.layout), True
+            yield (
+                self._pricer.copy_intervals(item, copy.places),
+                self._pricer.local(item.moved_bytes, copy.layout),
+                True,
+            )
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[Alive]:
         maker = self.problem.program.ops[self.problem.program.producer[item.values[0]]].name
@@ -365,7 +369,7 @@ class Evaluator:
                 yield Alive(value, local, role)
             for copy in copies:
                 if _covers(self._pricer.copy_interval(item, copy.places, value), moment):
-                    yield Alive(value, self._pricer.local(item.bytes, copy.layout), "gathered")
+                    yield Alive(value, self._pricer.local(item.moved_bytes, copy.layout), "gathered")
 
 
 def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:

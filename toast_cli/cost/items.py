@@ -18,7 +18,7 @@ from toast_cli.cost.merging import reduction_shares
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY, Op
+from toast_cli.program.model import ARGUMENT, CARRY, Op, Program
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -65,11 +65,13 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
-    """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded."""
+    """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
+    where it is resharded, see `moved_bytes`."""
 
     pattern: int
     result: int
     bytes: int
+    moved_bytes: int
     free: bool
     stored: bool
     readers: tuple[Reader, ...]
@@ -152,12 +154,26 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
             problem.op_pattern[maker],
             place[value],
             program.values[value].bytes,
+            moved_bytes(program, stored, value),
             problem.free[value],
             stored[value],
             readers,
         )
         found[key].append(value)
     return tuple(
-        ArrayItem(pattern, k, size, free, kept, tuple(Reader(*r) for r in sorted(readers)), tuple(values))
-        for (pattern, k, size, free, kept, readers), values in found.items()
+        ArrayItem(pattern, k, size, moved, free, kept, tuple(Reader(*r) for r in sorted(readers)), tuple(values))
+        for (pattern, k, size, moved, free, kept, readers), values in found.items()
     )
+
+
+def moved_bytes(program: Program, stored: list[bool], value: int) -> int:
+    """Bytes that a reshard of the value moves: what is only widened where it is read is moved before that (XLA sinks such
+    conversions below collectives)."""
+    least = program.values[value].bytes
+    while not stored[value]:
+        op = program.ops[program.producer[value]]
+        if op.name not in ("stablehlo.convert", "stablehlo.reshape"):
+            break
+        value = op.operands[0]
+        least = min(least, program.values[value].bytes)
+    return least

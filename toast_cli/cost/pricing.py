@@ -141,7 +141,7 @@ class Pricer:
             runs = max(item.readers[p].runs for p in copy.places) * len(item.values)
             for step in reshard_steps(made, copy.layout, self._sizes):
                 op = self._reader_op(item, item.readers[copy.places[0]])
-                yield self._use(step.kind, step.axes, item.bytes * step.fraction, runs, op, item.values[0])
+                yield self._use(step.kind, step.axes, item.moved_bytes * step.fraction, runs, op, item.values[0])
 
     def intervals(self, item: ArrayItem) -> list[tuple[int, int]]:
         """Half steps at which the item's arrays themselves are alive."""
