@@ -84,6 +84,7 @@ FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
 VIEWS = frozenset(
     f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
 )
+_CONVERT = "stablehlo.convert"
 PARTS = frozenset(f"stablehlo.{name}" for name in ("slice", "dynamic_slice"))
 NONE = -1
 ROUNDS = 2
@@ -145,6 +146,17 @@ class _Fusion:
         self._settled = [self._settle(value) for value in range(len(program.values))]
         self.stored = [bool(known) for known in self._settled]
         self.sources: list[dict[int, int]] = [{}] * len(program.values)
+        self._latest = self._latest_kernels()
+
+    def _latest_kernels(self) -> list[int]:
+        """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none."""
+        latest = [-1] * len(self._program.values)
+        for number, op in enumerate(self._program.ops):
+            own = number if op.name not in (ARGUMENT, *VIEWS) and not is_fusible(op.name) else -1
+            found = max([own, *[latest[v] for v in op.operands]])
+            for value in op.results:
+                latest[value] = found
+        return latest
 
     def _settle(self, value: int) -> bool | None:
         """True or False where it does not depend on what else is written, None where it does."""
@@ -170,18 +182,22 @@ class _Fusion:
     def decide(self, readers: list[frozenset[int]]) -> None:
         """Which values are written, given the kernels that read each (`readers` [values])."""
         stored, settled = self.stored, self._settled
-        unfinished = [False] * len(stored)  # the result of a product, in registers
+        product = [NONE] * len(stored)  # the one whose result a value is, in registers
         steps = [0] * len(stored)  # ops between a value and what is read to compute it
-        for op in self._program.ops:
-            product = op.name in PRODUCTS
+        for number, op in enumerate(self._program.ops):
+            made = number if op.name in PRODUCTS else max([NONE, *[product[v] for v in op.operands]])
             for value in op.results:
                 known = settled[value]
                 if known is not None:
                     stored[value] = known
-                elif product or any(unfinished[v] for v in op.operands):
-                    stored[value] = not self._finished_by_reader(value)
-                    unfinished[value] = not stored[value]
-                    self.sources[value] = {value: self._sizes[value]} if product else self._read_by(op, value)
+                elif made != NONE:
+                    stored[value] = not self._finished_by_reader(made, value)
+                    product[value] = NONE if stored[value] else made
+                    self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
+                    if stored[value] and op.name == _CONVERT and self._sizes[op.operands[0]] < self._sizes[value]:
+                        stored[op.operands[0]], stored[value] = True, False  # written before it is widened
+                        self.sources[value] = {op.operands[0]: self._sizes[op.operands[0]]}
+                        product[value] = NONE
                 else:
                     self.sources[value] = self._read_by(op, value)
                     steps[value] = 1 + max((steps[v] for v in op.operands if not stored[v]), default=0)
@@ -212,33 +228,34 @@ class _Fusion:
         fresh = max((size for v, size in read.items() if ops[producer[v]].name in PRODUCTS), default=0)
         return count * whole >= whole - fresh + size + count * size
 
-    def _finished_by_reader(self, value: int) -> bool:
-        """Whether one elementwise op of its size, in the kernel that makes the value, is all that reads it."""
+    def _finished_by_reader(self, product: int, value: int) -> bool:
+        """Whether one op, in the kernel of the product that makes the value, is all that reads it."""
         readers = {u for u, _ in self._program.users[value]}
-        return len(readers) == 1 and self._finishes(min(readers), value)
+        return len(readers) == 1 and self._finishes(min(readers), product, value)
 
-    def _finishes(self, reader: int, value: int) -> bool:
+    def _finishes(self, reader: int, product: int, value: int) -> bool:
+        """An elementwise op of the value's size, all of whose other operands are there when the product is made."""
         op = self._program.ops[reader]
-        if not (is_elementwise(op.name) or op.name in VIEWS):
+        if not (is_elementwise(op.name) or op.name in VIEWS) or self._latest[op.results[0]] > product:
             return False
         return self._program.values[op.results[0]].elements == self._program.values[value].elements
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
-        """A product is not written itself where its kernel can finish and write all that is made of it."""
-        program = self._program
-        for number, op in enumerate(program.ops):
-            if op.name not in PRODUCTS or not self.stored[op.results[0]] or self._settled[op.results[0]]:
+        """What comes out of a product is not written itself where the product's kernel can finish and write all that is made of it."""
+        for number, op in enumerate(self._program.ops):
+            if op.name not in PRODUCTS:
                 continue
-            value, ends = op.results[0], readers[op.results[0]]
-            if 1 < len(ends) <= MOST_FINISHED and all(self._made_at_once(number, value, end) for end in ends):
+            value = op.results[0]
+            while not self.stored[value]:
+                value = self._program.ops[self._program.users[value][0][0]].results[0]
+            ends = readers[value]
+            several = self._settled[value] is None and 1 < len(ends) <= MOST_FINISHED
+            if several and all(self._made_at_once(number, value, end) for end in ends):
                 self.stored[value] = False
 
     def _made_at_once(self, product: int, value: int, end: int) -> bool:
-        """Whether what op `end` writes can be written by the kernel of `product`: elementwise, and all else it reads is there."""
-        if not self._finishes(end, value) or not self.stored[self._program.ops[end].results[0]]:
-            return False
-        read = self._read_by(self._program.ops[end], self._program.ops[end].results[0])
-        return all(self._program.producer[v] <= product for v in read)
+        """Whether what op `end` writes can be written by the kernel of `product`."""
+        return self._finishes(end, product, value) and self.stored[self._program.ops[end].results[0]]
 
 
 def _computes_operands(name: str) -> bool:

@@ -89,7 +89,9 @@ class Items:
 def make_items(problem: Problem) -> Items:
     program = problem.program
     stored = materialised(program, problem.free)
-    return Items(work_items(problem, stored), _arrays(problem, stored), find_lives(program, stored), stored)
+    return Items(
+        work_items(problem, stored), _arrays(problem, stored), find_lives(program, stored, problem.free), stored
+    )
 
 
 def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:

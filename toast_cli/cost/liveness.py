@@ -1,6 +1,6 @@
-"""When each stored value is alive, in program order.
+"""When each stored value is alive.
 
-Time runs in half steps: op n reads and writes at 2n; what an in-place op (elementwise, update of a slice) reads for the last
+Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; what an in-place op (elementwise, update of a slice) reads for the last
 time is gone at 2n - 1, so that its result can take over the buffer. A value that is fused into its readers is read when they
 are. A value read inside a loop but made outside stays until the loop ends; a carried value is held from the loop's start to
 its last read in the body, then what the body yields takes over, and after the loop it is there until its last read.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toast_cli.cost.fusion import is_fusible
+from toast_cli.cost.schedule import half_steps
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
 
 Interval = tuple[int, int]  # first and last half step, both included
@@ -23,26 +24,31 @@ _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", CA
 @dataclass(frozen=True)
 class Lives:
     """intervals: [values] half steps at which each stored value is alive ([] for values that are not stored).
-    read_at: (op, position) -> half step until which that use needs its operand. end: last half step of the program.
+    times: [ops] half step at which each runs. deaths: [ops] half step until which each needs its operands; what an op in a loop
+    reads from outside is needed longer, read_at: (op, position) -> half step until which that use needs its operand itself. end:
+    last half step of the program.
     into_arguments: `toast.result` ops whose array, in whatever layout, goes into a donated argument's buffer."""
 
     intervals: list[list[Interval]]
+    times: list[int]
+    deaths: list[int]
     read_at: dict[tuple[int, int], int]
     end: int
     into_arguments: frozenset[int]
 
 
-def find_lives(program: Program, stored: list[bool]) -> Lives:
-    ops = program.ops
-    end = 2 * len(ops)
-    read_at = _reads(program, _deaths(program, stored))
-    borrowed = _borrowed(program, read_at)
+def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...]) -> Lives:
+    end = 2 * len(program.ops)
+    times = half_steps(program, stored, free)
+    deaths = _deaths(program, stored, times)
+    read_at = _reads(program, deaths)
+    borrowed = _borrowed(program, read_at, times)
     intervals: list[list[Interval]] = [[] for _ in program.values]
     producer = program.producer
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
-            intervals[value] = _intervals(program, producer[value], uses, read_at, end)
-    return Lives(intervals, read_at, end, _into_arguments(program))
+            intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
+    return Lives(intervals, times, deaths, read_at, end, _into_arguments(program))
 
 
 def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
@@ -68,7 +74,7 @@ def _within(program: Program, op: int, loop: int) -> bool:
     return program.loops[loop].first <= op < program.loops[loop].last
 
 
-def _borrowed(program: Program, read_at: dict[tuple[int, int], int]) -> list[bool]:
+def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list[int]) -> list[bool]:
     """[values] whether a value lies in a donated argument's buffer: the results that take it over, and what leads there in place.
 
     A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing reads the older
@@ -88,17 +94,17 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int]) -> list[boo
     for number, op in enumerate(program.ops):
         if op.name in _IN_PLACE and op.operands:
             source = op.operands[0]
-            if (source in donated or borrowed[source]) and last_read(source) < 2 * number:
+            if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
                 if op.name == CARRY:  # what an iteration yields is made where the carry was, if that is no longer read
                     made = program.producer[op.operands[1]]
                     anew = made > number and program.ops[made].name != CARRY
-                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < 2 * made
+                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
     for argument in program.arguments:
         if argument.aliased_result >= 0:
             result = program.results[argument.aliased_result].value
             maker = program.producer[result]
-            if last_read(argument.value) < 2 * maker and program.ops[maker].name != ARGUMENT:
+            if last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
                 borrowed[result] = True
     return borrowed
 
@@ -111,20 +117,19 @@ def _into_arguments(program: Program) -> frozenset[int]:
     )
 
 
-def _deaths(program: Program, stored: list[bool]) -> list[int]:
+def _deaths(program: Program, stored: list[bool], times: list[int]) -> list[int]:
     """[ops] half step until which an op needs its operands: when it runs, or when whatever it is fused into runs."""
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
-        at = 2 * number
+        at = times[number]
         if op.name == RESULT:
             at = 2 * len(program.ops)
         elif is_fusible(op.name) or op.name in _IN_PLACE:
             at -= 1
-            if not stored[op.results[0]]:
-                at = max([at, *(death[u] for u, _ in program.users[op.results[0]])])
-        elif op.results and not stored[op.results[0]]:
-            at = max([at, *(death[u] for u, _ in program.users[op.results[0]])])
+        if op.results and not stored[op.results[0]]:  # computed where it is read, however late that is
+            readers = [death[u] for u, _ in program.users[op.results[0]]]
+            at = max(readers if readers and is_fusible(op.name) else [at, *readers])
         death[number] = at
     return death
 
@@ -138,13 +143,18 @@ def _leave_loops(program: Program, at: int, loop: int, home: int) -> int:
 
 
 def _intervals(
-    program: Program, maker: int, uses: list[tuple[int, int]], read_at: dict[tuple[int, int], int], end: int
+    program: Program,
+    maker: int,
+    uses: list[tuple[int, int]],
+    read_at: dict[tuple[int, int], int],
+    times: list[int],
+    end: int,
 ) -> list[Interval]:
-    born, loop = 2 * maker, program.ops[maker].loop
+    born, loop = times[maker], program.ops[maker].loop
     if program.ops[maker].name == ARGUMENT:
         return [(0, end)]
     if program.ops[maker].name != CARRY:
-        return [(born, max((read_at[u] for u in uses), default=born))]
+        return [(born, max([born, *(read_at[u] for u in uses)]))]
     inside = [read_at[u] for u in uses if _within(program, u[0], loop)]
     outside = [read_at[u] for u in uses if not _within(program, u[0], loop)]
     body = (born, max(inside, default=born))

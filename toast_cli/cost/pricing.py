@@ -152,15 +152,23 @@ class Pricer:
         return [interval for value in item.values for interval in self.copy_interval(item, places, value)]
 
     def copy_interval(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[tuple[int, int]]:
-        """The same for one array of the item; empty where only loops or donated arguments take the copy over."""
+        """The same for one array of the item; empty where only loops or donated arguments take the copy over.
+
+        A loop makes its own copies, anew in each iteration: XLA moves no collective out of a loop.
+        """
         program, patterns = self._problem.program, self._problem.op_pattern
         lives = self._items.lives
         wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
-        reads = [
-            (op, position) for op, position in program.users[value]
-            if (patterns[op], position) in wanted and program.ops[op].name != CARRY and op not in lives.into_arguments
-        ]  # fmt: skip
-        return [(2 * reads[0][0], max(lives.read_at[read] for read in reads))] if reads else []
+        reads: dict[int, list[int]] = {}  # loop -> ops
+        for op, position in program.users[value]:
+            taken_over = program.ops[op].name == CARRY or op in lives.into_arguments
+            if (patterns[op], position) in wanted and not taken_over:
+                reads.setdefault(program.ops[op].loop, []).append(op)
+        found = []
+        for ops in reads.values():
+            first = min(lives.times[op] for op in ops)
+            found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
+        return found
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

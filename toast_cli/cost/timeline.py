@@ -75,9 +75,14 @@ class Timeline:
 
 
 def _peak_candidates(lives: Lives) -> list[int]:
-    births = {first for intervals in lives.intervals for first, _ in intervals} | {2 * op for op, _ in lives.read_at}
+    births = {first for intervals in lives.intervals for first, _ in intervals} | {
+        lives.times[op] for op, _ in lives.read_at
+    }
     deaths = (
-        {last for intervals in lives.intervals for _, last in intervals} | set(lives.read_at.values()) | {lives.end}
+        {last for intervals in lives.intervals for _, last in intervals}
+        | set(lives.read_at.values())
+        | set(lives.deaths)
+        | {lives.end}
     )
     found: list[int] = []
     born = False

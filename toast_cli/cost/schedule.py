@@ -1,0 +1,87 @@
+"""When each op runs: in program order, except what XLA's scheduler does sooner because it frees memory or takes none.
+
+What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the program says, so
+that gradients do not wait for one another; so does what finishes a product, which is part of the product's kernel. What takes over a
+donated argument's buffer waits until nothing else reads the argument.
+
+Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
+"""
+
+from __future__ import annotations
+
+from toast_cli.cost.fusion import PRODUCTS, VIEWS, is_elementwise
+from toast_cli.program.model import ARGUMENT, RESULT, Program
+
+_NOBODY = (-1, -1)
+
+
+def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[int]:
+    """[ops] the half step at which each runs."""
+    ops, loops = program.ops, program.loops
+    times = [2 * number for number in range(len(ops))]
+    returned, aliased = _returned(program)
+    waits = _last_readers(program, stored)
+    ready = [0] * len(program.values)  # when a value can be read, or computed by whoever reads it
+    finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
+    for number, op in enumerate(ops):
+        if op.name == ARGUMENT:
+            continue
+        known = [ready[v] for v in op.operands if not free[v]]
+        earliest = max(known, default=0)
+        if op.loop >= 0:
+            earliest = max(earliest, 2 * loops[op.loop].first)
+        moves = is_elementwise(op.name) or op.name in VIEWS
+        if len(op.results) != 1:
+            moves = False
+        for value in op.results:
+            finishes = moves and any(finishing[v] for v in op.operands)
+            if not stored[value] and op.name not in PRODUCTS:
+                ready[value] = earliest
+                finishing[value] = finishes
+                continue
+            if (
+                moves
+                and earliest > 0
+                and (finishes or value in returned or (op.loop < 0 and not program.values[value].shape))
+            ):
+                time = max(earliest, _argument_free(aliased.get(value, -1), number, waits, times))
+                times[number] = min(times[number], time)
+            ready[value] = times[number]
+            finishing[value] = op.name in PRODUCTS and not stored[value]
+    return times
+
+
+def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
+    """Values that are results, and of those that take over an argument's buffer, the argument's value."""
+    aliased = {
+        program.results[a.aliased_result].value: a.value for a in program.arguments if a.aliased_result >= 0
+    }  # fmt: skip
+    return {result.value for result in program.results}, aliased
+
+
+def _argument_free(argument: int, number: int, waits: list[tuple[int, int]], times: list[int]) -> int:
+    """When op `number` may write where `argument` was: once the last other kernel has read it."""
+    if argument < 0:
+        return 0
+    other = next((end for end in waits[argument] if end not in (number, -1)), -1)
+    return times[other] + 1 if other >= 0 else 0
+
+
+def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]:
+    """[values] the last two ops that end a kernel which reads each value, the later one first; -1 for none."""
+    found = [_NOBODY] * len(program.values)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        ends = found[op.results[0]] if len(op.results) == 1 and not stored[op.results[0]] else _NOBODY
+        if ends is _NOBODY:
+            ends = (number, -1)
+        if op.name == RESULT:
+            continue
+        for value in op.operands:
+            known = found[value]
+            if known is _NOBODY:
+                found[value] = ends
+            elif known != ends:
+                first, second, *_ = (*sorted({*known, *ends} - {-1}, reverse=True), -1)
+                found[value] = (first, second)
+    return found
