@@ -28,14 +28,14 @@ def number_pins(
         pattern, pin = parse_pin(wish)
         matched = False
         for k, argument in enumerate(program.arguments):
-            if _matches(pattern, argument.path, k):
+            if matches(pattern, argument.path, k):
                 matched = True
                 name = argument.path or f"arg{k}"
                 value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
                 if argument.aliased_result >= 0:
                     use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
-            if _matches(pattern, result.path, k, "result"):
+            if matches(pattern, result.path, k, "result"):
                 matched = True
                 name = f"result {result.path or k}"
                 use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish, name)
@@ -63,7 +63,7 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
     return pattern, tuple(dims)
 
 
-def _matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
+def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
     """Whether a pattern means this argument or result, by its number, its path, or its path in the style of Flax and Orbax.
 
     `*` (or `.*`) is anything; brackets and quotes, of which paths are full, are themselves.

@@ -7,7 +7,7 @@ from collections import Counter
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.frontend.source import Source
-from toast_cli.plan.decisions import Decision, Plan, Replicate
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
@@ -178,7 +178,8 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
-    return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text)
+    unless = "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
+    return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text, unless)
 
 
 def _analysis(source: Source, problem: Problem) -> AnalysisFacts:

@@ -1,0 +1,289 @@
+"""`toast explain`: figures are those of plans that differ in one thing, reasons name the decisions that made it so."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from programs import SAMPLES
+
+from toast_cli import pipeline
+from toast_cli.cli.app import run
+from toast_cli.errors import InputError, UsageError
+from toast_cli.explain import Explanation, Study
+from toast_cli.explain.arrays import explain_argument
+from toast_cli.explain.decisions import explain_decision, explain_plan
+from toast_cli.explain.model import SCHEMA
+from toast_cli.explain.peak import explain_peak
+from toast_cli.explain.traffic import explain_collective, explain_line
+from toast_cli.pipeline import Request
+from toast_cli.plan.decisions import Shard
+from toast_cli.report.explain_text import explanation_blocks
+from toast_cli.report.json_file import to_bytes
+from toast_cli.report.stored_plan import stored_plan, stored_shape
+from toast_cli.report.style import make_console, render
+
+T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+MOE = str(SAMPLES / "moe_tiny.mlirbc.zst")
+MESH = "v4-32"
+
+
+@cache
+def study(strategy: str = "fsdp+megatron", program: str = T2B) -> Study:
+    outcome = pipeline.partition(Request(program, MESH, strategy=strategy))
+    return Study(outcome.source, outcome.evaluator, outcome.result.plan)
+
+
+def place_of(of: Study, role: str, axis: str) -> int:
+    """Number of the decision about a role over an axis."""
+    groups, names = of.problem.dimensions.groups, of.problem.mesh.names
+    return next(
+        n
+        for n, d in enumerate(of.plan, 1)
+        if isinstance(d, Shard) and (groups[d.group].role, names[d.axis]) == (role, axis)
+    )
+
+
+def costs(found: Explanation) -> dict[str, tuple[float, int]]:
+    return {change.what: (change.step_seconds, change.peak_bytes) for change in found.changes}
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def test_the_overview_prices_the_plan_without_each_decision() -> None:
+    of = study()
+    found = explain_plan(of)
+    assert len(found.changes) == len(of.plan)
+    for number, change in enumerate(found.changes, 1):
+        cost = of.evaluator.exact_cost(of.problem.canonical((*of.plan[: number - 1], *of.plan[number:])))
+        assert (change.step_seconds, change.peak_bytes) == (cost.step_seconds, round(cost.peak_bytes))
+        assert change.what.startswith(f"{number}  ")
+    assert found.step_seconds == of.evaluator.exact_cost(of.plan).step_seconds
+
+
+def test_a_decision_says_what_it_does_and_what_comes_with_it() -> None:
+    of = study()
+    number = place_of(of, "embed", "data")
+    found = explain_decision(of, number)
+    assert "It splits embed" in found.sentences[0]
+    assert "8 ways over data" in found.sentences[0]
+    assert re.search(
+        r"In [\d,]+ ops it does nothing: data is taken there by batch, decision \d", " ".join(found.sentences)
+    )
+    assert found.changes[0].what == "without it"
+    items = {item.text for item in found.items}
+    assert "+ all-gather over data" in items  # weights are gathered because they rest split
+    assert "- all-reduce over data" in items  # and gradients are scattered instead
+
+
+def test_alternatives_to_a_decision_are_plans_with_something_in_its_place() -> None:
+    of = study()
+    number = place_of(of, "ff", "model")
+    found = explain_decision(of, number)
+    groups = of.problem.dimensions.groups
+    instead = {g.name for g in groups}
+    for change in found.changes[1:]:
+        if change.what.endswith(" instead"):
+            assert change.what.partition(" over ")[0].partition(",")[0] in instead
+    assert len(found.changes) > 3
+
+
+def test_keeping_weights_whole_is_explained() -> None:
+    of = study("zero2")
+    number = next(n for n, d in enumerate(of.plan, 1) if not isinstance(d, Shard))
+    assert "keeps weights whole" in explain_decision(of, number).sentences[0]
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_an_argument_says_who_split_it_and_who_did_not() -> None:
+    of = study()
+    found = explain_argument(of, "params['layers'][0]['up']")
+    embed, ff = place_of(of, "embed", "data"), place_of(of, "ff", "model")
+    assert f"data by decision {embed} (embed over data)" in found.sentences[0]
+    assert f"model by decision {ff} (ff over model)" in found.sentences[1]
+    assert "weights, read by dot_general, subtract" in found.sentences[2]
+    assert "moving them takes" in found.sentences[2]
+
+
+def test_other_shardings_of_an_argument_are_priced_as_pins() -> None:
+    of = study()
+    found = explain_argument(of, "params['layers'][0]['up']")
+    outcome = pipeline.partition(
+        Request(T2B, MESH, strategy="fsdp+megatron", pins=("params['layers'][0]['up']=None,None",))
+    )
+    assert costs(found)["(None, None)"] == (
+        outcome.report.predicted.step_seconds,
+        outcome.report.predicted.peak_bytes,
+    )
+    assert "(data, model)" not in costs(found)  # what it is
+
+
+def test_many_arguments_are_folded() -> None:
+    found = explain_argument(study(), "*up*")
+    assert [(item.text.partition(" ")[0], item.count) for item in found.items] == [
+        ("{params,mu,nu}['layers'][*]['up']", 6)
+    ]
+
+
+# ---------------------------------------------------------------- lines, collectives, the peak
+
+
+def test_a_line_says_what_splits_it_and_what_moves_there() -> None:
+    of = study()
+    source = next(
+        of.source.location(k).partition(" ")[0] for k, op in enumerate(of.problem.program.ops)
+        if op.name.endswith("dot_general") and "mlp" in of.source.location(k)
+    )  # fmt: skip
+    found = explain_line(of, f"some/folder/{source}")
+    ff, batch = place_of(of, "ff", "model"), place_of(of, "batch", "data")
+    said = " ".join(found.sentences)
+    assert f"ff is split over model, by decision {ff}" in said
+    assert f"batch is split over data, by decision {batch}" in said
+    assert any(item.text.startswith("dot_general") for item in found.items)
+    assert any(item.seconds for item in found.items)
+    assert {f"without decision {n}" for n in (ff, batch)} <= {w.partition(" (")[0] for w in costs(found)}
+
+
+def test_a_collective_names_the_decisions_it_hangs_on() -> None:
+    of = study()
+    numbers = [k for k, use in enumerate(of.collectives, 1) if use.kind == "all-gather" and use.axes == (0,)]
+    found = explain_collective(of, numbers[0])
+    embed, batch = place_of(of, "embed", "data"), place_of(of, "batch", "data")
+    said = " ".join(found.sentences)
+    assert re.search(rf"split over data along \w+ \(decision {embed}\)", said) or f"decision {batch}" in said
+    gone = {change.what.partition(" (")[0]: change.note for change in found.changes}
+    assert f"without decision {embed}" in gone or f"without decision {batch}" in gone
+    assert "it is gone" in gone.values()
+
+
+def test_a_reduction_is_said_to_be_one() -> None:
+    of = study("data-parallel")
+    number = next(k for k, use in enumerate(of.collectives, 1) if use.kind == "all-reduce")
+    said = " ".join(explain_collective(of, number).sentences)
+    assert "each device has a part of the sum" in said
+
+
+def test_the_peak_adds_up_and_what_lowers_it_does() -> None:
+    of = study("data-parallel")
+    found = explain_peak(of)
+    assert sum(item.bytes for item in found.items) <= found.peak_bytes * 1.001
+    assert sum(item.bytes for item in found.items) > 0.5 * found.peak_bytes
+    assert found.changes
+    assert all(change.peak_bytes < found.peak_bytes for change in found.changes)
+    assert [c.peak_bytes for c in found.changes] == sorted(c.peak_bytes for c in found.changes)
+
+
+WRONG: list[tuple[Callable[[Study], Explanation], str, str]] = [
+    (lambda of: explain_decision(of, 99), "there is no decision 99", "numbered from 1"),
+    (lambda of: explain_collective(of, 10**6), "there is no collective", "the most expensive first"),
+    (lambda of: explain_argument(of, "nothing*"), "no argument matches 'nothing*'", "arguments are params"),
+    (lambda of: explain_line(of, "decoder.py"), "cannot read 'decoder.py'", "FILE:LINE"),
+    (lambda of: explain_line(of, "decoder.py:1"), "no operation comes from decoder.py:1", "lines of decoder.py it has"),
+    (lambda of: explain_line(of, "other.py:1"), "no operation comes from other.py:1", "holds no lines of other.py"),
+]
+
+
+@pytest.mark.parametrize(("ask", "what", "hint"), WRONG, ids=[row[1] for row in WRONG])
+def test_what_is_not_there_says_what_is(ask: Callable[[Study], Explanation], what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        ask(study())
+    assert what in error.value.what
+    assert hint in error.value.hint
+
+
+# ---------------------------------------------------------------- stored plans
+
+
+@pytest.mark.parametrize(("strategy", "program"), [("fsdp+megatron", T2B), ("zero2", T2B), ("fsdp+expert", MOE)])
+def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program: str) -> None:
+    outcome = pipeline.partition(Request(program, MESH, strategy=strategy))
+    path = tmp_path / "report.json"
+    path.write_bytes(to_bytes(outcome.report))
+    assert stored_plan(str(path), outcome.problem) == outcome.result.plan
+    assert stored_shape(str(path)) == "data=8,model=2"
+
+
+def test_the_plan_of_another_program_is_refused(tmp_path: Path) -> None:
+    outcome = pipeline.partition(Request(MOE, MESH, strategy="expert"))
+    path = tmp_path / "report.json"
+    path.write_bytes(to_bytes(outcome.report))
+    with pytest.raises(InputError, match="the report is of another program: this one has no dimension 'experts'"):
+        stored_plan(str(path), study().problem)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_explanations_stay_within_the_screen(width: int) -> None:
+    of = study()
+    for found in (
+        explain_plan(of),
+        explain_decision(of, 1),
+        explain_argument(of, "*up*"),
+        explain_collective(of, 1),
+        explain_peak(of),
+    ):
+        console = make_console(io.StringIO(), width)
+        text = render(explanation_blocks(found, width, False), console)
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_command_explains_a_stored_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    assert (
+        run(
+            [
+                "partition",
+                T2B,
+                "--mesh",
+                MESH,
+                "--mesh-shape",
+                "data=4,model=4",
+                "--iterations",
+                "60",
+                "--json",
+                str(report),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
+    stored = json.loads(report.read_text())
+    capsys.readouterr()
+    assert run(["explain", T2B, "--mesh", MESH, "--report", str(report), "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["schema"] == SCHEMA
+    assert facts["axes"] == {"data": 4, "model": 4}
+    assert facts["step_seconds"] == pytest.approx(stored["predicted"]["step_seconds"])
+    assert len(facts["changes"]) == len(stored["plan"]["decisions"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "what the plan would cost without"),
+        (["--decision", "1"], "decision 1: "),
+        (["--argument", "*up*"], "argument *up*"),
+        (["--collective", "1"], "collective 1: "),
+        (["--peak"], "alive at the peak"),
+    ],
+)
+def test_the_command_explains_what_is_asked(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", T2B, "--mesh", MESH, "--strategy", "fsdp+megatron", *options]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert "the plan as it is" in out
+
+
+def test_one_thing_is_explained_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", T2B, "--mesh", MESH, "--peak", "--decision", "1"]) == 2
+    assert "one thing is explained at a time" in capsys.readouterr().err

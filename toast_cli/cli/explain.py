@@ -1,0 +1,139 @@
+"""`toast explain`: why a plan is as it is, and what else there would be."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toast_cli.cli import options
+from toast_cli.cli.exits import OK
+from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.cli.progress import progress_line
+from toast_cli.cli.values import Search, whole_number
+from toast_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from toast_cli.explain import Explanation, Study
+
+
+def explain(
+    program: options.Program,
+    mesh: options.MeshSpec,
+    decision: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole_number(1, "--decision"), help="Explain decision N of the plan."),
+    ] = None,
+    argument: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Explain how arguments are split, e.g. '*wq*'.")
+    ] = None,
+    line: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:LINE", help="Explain what a line of the source computes on, and what moves."),
+    ] = None,
+    collective: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            parser=whole_number(1, "--collective"),
+            help="Explain collective K, the most expensive being 1.",
+        ),
+    ] = None,
+    peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,
+    report: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Explain the plan of a report stored with --json instead of searching."),
+    ] = None,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    mesh_shape: options.MeshShape = None,
+    search: options.SearchName = Search.mcts,
+    budget: options.Budget = None,
+    iterations: options.Iterations = None,
+    seed: options.Seed = 0,
+    memory_limit: options.MemoryLimit = None,
+    keep_shardings: options.KeepShardings = False,
+    pin: options.Pins = None,
+    tactic: options.Tactics = None,
+    strategy: options.Strategy = None,
+    minimise: options.Minimise = None,
+    subject_to: options.SubjectTo = None,
+    jobs: options.Jobs = 1,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Explain the plan for PROGRAM on a mesh: what each decision is worth, or one thing about it at length.
+
+    The plan is the one `toast partition` finds with the same options, or that of --report.
+    """
+    options.refuse_both(quiet, verbose)
+    asked = [decision is not None, argument is not None, line is not None, collective is not None, peak]
+    if sum(asked) > 1:
+        raise UsageError(
+            "one thing is explained at a time",
+            where="--decision, --argument, --line, --collective, --peak",
+            hint="give one",
+        )
+    if report is not None and (tactic or strategy):
+        raise UsageError(
+            "the plan of the report is explained", where="--report", hint="leave --tactic and --strategy out"
+        )
+    targets = [Target("--json", json)] if json is not None else []
+    check_targets(targets, [name for name in (program, mesh, report) if name is not None])
+    if report is not None:
+        from toast_cli.report.stored_plan import stored_shape
+
+        mesh_shape = mesh_shape or stored_shape(report)
+    request = options.make_request(
+        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations, seed=seed,
+        memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
+        subject_to=subject_to, tactics=tactic, strategy=strategy,
+    )  # fmt: skip
+
+    from toast_cli import pipeline
+    from toast_cli.explain import Study
+    from toast_cli.report import style
+    from toast_cli.report.explain_text import explanation_blocks, one_line
+    from toast_cli.report.json_file import write_json
+    from toast_cli.report.stored_plan import stored_plan
+
+    with progress_line(wanted=not quiet) as progress:
+        outcome = pipeline.partition(request, progress)
+        plan = outcome.result.plan if report is None else stored_plan(report, outcome.problem)
+        study = Study(outcome.source, outcome.evaluator, plan)
+        found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
+    for target in targets:
+        write_target(target, write_json(found.to_json()))
+    if not any(target.is_stdout for target in targets):
+        if quiet:
+            print(style.plain_text(one_line(found), sys.stdout.encoding))
+        else:
+            console = style.make_console(sys.stdout)
+            sys.stdout.write(style.render(explanation_blocks(found, console.width, verbose), console))
+    return OK
+
+
+def _explanation(
+    study: Study,
+    decision: int | None,
+    argument: str | None,
+    line: str | None,
+    collective: int | None,
+    peak: bool,
+    pins: tuple[str, ...],
+) -> Explanation:
+    """What was asked about; of nothing in particular: the plan."""
+    from toast_cli.explain.arrays import explain_argument
+    from toast_cli.explain.decisions import explain_decision, explain_plan
+    from toast_cli.explain.peak import explain_peak
+    from toast_cli.explain.traffic import explain_collective, explain_line
+
+    if decision is not None:
+        return explain_decision(study, decision)
+    if argument is not None:
+        return explain_argument(study, argument, pins)
+    if line is not None:
+        return explain_line(study, line)
+    if collective is not None:
+        return explain_collective(study, collective)
+    return explain_peak(study) if peak else explain_plan(study)

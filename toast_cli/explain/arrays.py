@@ -1,0 +1,159 @@
+"""Why arguments are split as they are, and what other shardings of them would cost. Enters: a study, a pattern. Leaves: an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.errors import UsageError
+from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.explain.study import Study
+from toast_cli.frontend import stated_pins
+from toast_cli.plan.decisions import Shard
+from toast_cli.plan.pins import matches
+from toast_cli.plan.problem import make_problem
+from toast_cli.program.roles import views
+from toast_cli.report.folding import Entry, fold
+from toast_cli.report.format import format_bytes, format_count, format_seconds
+
+_LISTED = 6  # patterns of arguments
+_TRIED = 8  # other shardings
+
+
+def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> Explanation:
+    """Which decisions split the arguments that match, which do not and why, and what it would cost to split them otherwise.
+
+    Args:
+        pattern: as for `--pin`: a path in which * is anything, or argN. pins: those the plan was made with.
+    """
+    program = study.problem.program
+    found = [k for k, a in enumerate(program.arguments) if matches(pattern, a.path, k)]
+    if not found:
+        some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
+        raise UsageError(f"no argument matches {pattern!r}", where="--argument", hint=f"arguments are {some}, …")
+    rows = _rows(study, found)
+    items = [_item(study, name, members) for name, members in rows]
+    largest = max(rows, key=lambda row: sum(program.values[program.arguments[k].value].bytes for k in row[1]))
+    sentences = [*_why(study, largest[1][0]), _use(study, _of_one_role(study, largest[1]), largest[0])]
+    if len(rows) > 1:
+        sentences.insert(
+            0,
+            f"{format_count(len(found))} arguments match, split in {len(rows)} ways; this is about the largest, {largest[0]}.",
+        )
+    return study.explanation(
+        f"argument {pattern}", sentences, listed="arguments that match", items=items[:_LISTED],
+        alternatives=f"what {largest[0]} would cost, pinned to", changes=_pinned(study, largest[1], pins),
+    )  # fmt: skip
+
+
+def _rows(study: Study, arguments: list[int]) -> list[tuple[str, list[int]]]:
+    program, lowered = study.problem.program, study.lowered
+    entries = [
+        Entry(
+            program.arguments[k].path or f"arg{k}",
+            (str(program.values[program.arguments[k].value]), lowered.layouts[program.arguments[k].value]),
+        )
+        for k in arguments
+    ]
+    return [(row.pattern, [arguments[m] for m in row.members]) for row in fold(entries)]
+
+
+def _item(study: Study, name: str, members: list[int]) -> Item:
+    program = study.problem.program
+    value = program.arguments[members[0]].value
+    role = study.problem.roles[study.problem.argument_role[members[0]]]
+    size = sum(program.values[program.arguments[k].value].bytes for k in members)
+    return Item(
+        f"{name} {program.values[value]}",
+        f"{study.layout(study.lowered.layouts[value])}, {role}",
+        len(members),
+        bytes=size,
+    )
+
+
+def _why(study: Study, argument: int) -> Iterator[str]:
+    """A sentence for each dimension, and for each decision about it that does nothing here."""
+    problem = study.problem
+    value = problem.program.arguments[argument].value
+    pattern = problem.op_pattern[argument]
+    of, names = problem.patterns[pattern], problem.mesh.names
+    for dim, (slots, axes) in enumerate(zip(of.form.results[0], study.lowered.layouts[value], strict=True)):
+        size = problem.program.values[value].shape[dim]
+        called = (
+            " x ".join(problem.dimensions.groups[of.groups[slot]].name for slot in slots) or "a dimension of its own"
+        )
+        reasons = []
+        for axis in axes:
+            giver = study.giver(pattern, slots, axis)
+            reasons.append(f"{names[axis]} by {study.numbered(giver)}" if giver else f"{names[axis]} by a pin")
+        for number, decision in enumerate(study.plan, 1):
+            if (
+                isinstance(decision, Shard)
+                and decision.group in {of.groups[slot] for slot in slots}
+                and decision.axis not in axes
+            ):
+                reasons.append(
+                    f"not {names[decision.axis]} ({study.numbered(number)}): {study.why_not(pattern, number)}"
+                )
+        split = "; ".join(reasons) or "whole: no decision splits it"
+        yield f"Dimension {dim} ({format_count(size)}) is {called}: {split}."
+
+
+def _of_one_role(study: Study, members: list[int]) -> list[int]:
+    """Those that play the part of the first: of weights and their moments, the weights."""
+    role = study.problem.argument_role[members[0]]
+    return [k for k in members if study.problem.argument_role[k] == role]
+
+
+def _use(study: Study, members: list[int], name: str) -> str:
+    """What reads the arguments, and what it takes to move them (or what they are converted to)."""
+    program, problem = study.problem.program, study.problem
+    origin = views(program)
+    same = {value for value, argument in origin.items() if argument in set(members)}
+    readers = {
+        program.ops[op].name.partition(".")[2] for value in same for op, _ in program.users[value]
+        if not any(result in same for result in program.ops[op].results)
+    }  # fmt: skip
+    seconds = sum(use.seconds * study.share_of_values(use, same) for use in study.collectives)
+    role = problem.roles[problem.argument_role[members[0]]]
+    moves = f"moving them takes {format_seconds(seconds)} a step" if seconds else "they do not move"
+    return f"{name}: {role}, read by {', '.join(sorted(readers)) or 'nothing'}; {moves}."
+
+
+def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Change]:
+    """Costs of the plan with these arguments pinned to other shardings; each needs a problem of its own."""
+    problem, source = study.problem, study.source
+    program, mesh = problem.program, problem.mesh
+    value = program.arguments[members[0]].value
+    shape, now = program.values[value].shape, study.layout(study.lowered.layouts[value])
+    stated = stated_pins(source, mesh.names, mesh.sizes)
+    changes = []
+    for spec in _specs(shape, mesh.names, mesh.sizes):
+        if f"({', '.join(spec)})" == now:
+            continue
+        wishes = tuple(f"{program.arguments[k].path or f'arg{k}'}={','.join(spec)}" for k in members)
+        other = replace(make_problem(program, problem.dimensions, mesh, (*pins, *wishes), stated), goal=problem.goal)
+        cost = Evaluator(other).exact_cost(study.plan)
+        note = f"arguments {format_bytes(cost.argument_bytes)}"
+        changes.append(study.priced(f"({', '.join(spec)})", cost, note))
+    return sorted(changes, key=lambda change: change.step_seconds)
+
+
+def _specs(shape: tuple[int, ...], names: tuple[str, ...], sizes: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
+    """Whole; each axis on each dimension it divides; all axes on one dimension."""
+    used = [k for k, size in enumerate(sizes) if size > 1]
+    choices: list[tuple[str, int]] = [(names[k], sizes[k]) for k in used]
+    if len(used) > 1:
+        ways = 1
+        for k in used:
+            ways *= sizes[k]
+        choices.append(("+".join(names[k] for k in used), ways))
+    found = [("None",) * len(shape)]
+    for text, ways in choices:
+        found += [
+            tuple(text if d == dim else "None" for d in range(len(shape)))
+            for dim, size in enumerate(shape)
+            if size % ways == 0
+        ]
+    yield from found[:_TRIED]

@@ -1,0 +1,195 @@
+"""One plan under study: what everybody who explains needs to know of it. Enters: source, evaluator, plan. Leaves: answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.model import CollectiveUse, Cost
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.frontend.source import Source
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lower import lower
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.problem import Problem
+from toast_cli.report.words import summary
+
+
+@dataclass(frozen=True)
+class Study:
+    """Attributes: source, evaluator: of the program. plan: the one explained; its decisions are numbered from 1."""
+
+    source: Source
+    evaluator: Evaluator
+    plan: Plan
+
+    @cached_property
+    def problem(self) -> Problem:
+        """With everything open: what was fixed for the search need not be fixed in what is explained."""
+        return replace(self.evaluator.problem, fixed=(), closed=frozenset())
+
+    @cached_property
+    def cost(self) -> Cost:
+        return self.evaluator.exact_cost(self.plan)
+
+    @cached_property
+    def lowered(self) -> LoweredPlan:
+        return lower(self.problem, self.plan)
+
+    @cached_property
+    def collectives(self) -> list[CollectiveUse]:
+        """The most expensive first, as in a report."""
+        return self.evaluator.collectives(self.plan)
+
+    @cached_property
+    def iterations(self) -> list[Iteration]:
+        """[patterns]"""
+        return [self.problem.iterate(p, self.plan) for p in range(len(self.problem.patterns))]
+
+    def without(self, number: int) -> Plan:
+        """The plan less its decision `number` (from 1)."""
+        return self.problem.canonical((*self.plan[: number - 1], *self.plan[number:]))
+
+    def explanation(
+        self, subject: str, sentences: Iterable[str], *, listed: str = "", items: Iterable[Item] = (), alternatives: str = "",
+        changes: Iterable[Change] = (),
+    ) -> Explanation:  # fmt: skip
+        """An explanation of something about this plan; see `Explanation`."""
+        mesh = self.problem.mesh
+        return Explanation(
+            self.problem.program.name, mesh.name, dict(zip(mesh.names, mesh.sizes, strict=True)),
+            summary(self.problem, self.plan), self.cost.step_seconds, round(self.cost.peak_bytes), mesh.limit_bytes,
+            subject, list(sentences), listed, list(items), alternatives, list(changes),
+        )  # fmt: skip
+
+    def change(self, what: str, plan: Plan, note: str = "") -> Change:
+        """What another plan costs."""
+        return self.priced(what, self.evaluator.exact_cost(plan), note)
+
+    def priced(self, what: str, cost: Cost, note: str = "") -> Change:
+        fits = cost.peak_bytes <= self.problem.mesh.limit_bytes
+        return Change(
+            what,
+            cost.step_seconds,
+            cost.compute_seconds,
+            cost.communication_seconds,
+            round(cost.peak_bytes),
+            fits,
+            note,
+        )
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def words(self, decision: Decision) -> str:
+        """`batch over data`."""
+        problem = self.problem
+        axis = problem.mesh.names[decision.axis]
+        if isinstance(decision, Replicate):
+            return f"{problem.roles[decision.role]} whole at rest over {axis}"
+        groups = problem.dimensions.groups
+        side = f", side {'/'.join(map(str, decision.sides))}," if any(decision.sides) else ""
+        apart = f" except beside {groups[decision.unless].name}" if decision.unless != NOWHERE else ""
+        return f"{groups[decision.group].name}{side} over {axis}{apart}"
+
+    def numbered(self, number: int) -> str:
+        """`decision 3 (batch over data)`."""
+        return f"decision {number} ({self.words(self.plan[number - 1])})"
+
+    def layout(self, layout: Layout) -> str:
+        names = self.problem.mesh.names
+        return f"({', '.join('+'.join(names[a] for a in axes) or 'None' for axes in layout)})"
+
+    # -- who gave what -------------------------------------------------------------------------------------------
+
+    def giver(self, pattern: int, slots: Iterable[int], axis: int) -> int:
+        """Number of the decision that put `axis` on one of an op's slots; 0 where a pin or the op did."""
+        of = self.problem.patterns[pattern]
+        groups = {of.groups[slot] for slot in slots}
+        for number, decision in enumerate(self.plan, 1):
+            if isinstance(decision, Replicate) or decision.unless in of.groups:
+                continue
+            if decision.axis == axis and decision.group in groups:
+                return number
+        return 0
+
+    def holder(self, pattern: int, axis: int) -> tuple[int, str]:
+        """(decision number, name of the dimension) that has an axis in an op; (0, "") where nothing has it."""
+        of = self.problem.patterns[pattern]
+        for slot, axes in enumerate(self.iterations[pattern].slot_axes):
+            if axis in axes:
+                return self.giver(pattern, [slot], axis), self.problem.dimensions.groups[of.groups[slot]].name
+        return 0, ""
+
+    def why_not(self, pattern: int, number: int) -> str:
+        """Why a decision about a dimension an op has does not split it there; empty where it does."""
+        of, decision = self.problem.patterns[pattern], self.plan[number - 1]
+        if not isinstance(decision, Shard):
+            return ""
+        axis, size = decision.axis, self.problem.mesh.sizes[decision.axis]
+        slots = [slot for slot, group in enumerate(of.groups) if group == decision.group]
+        axes = self.iterations[pattern].slot_axes
+        if any(axis in axes[slot] for slot in slots):
+            return ""
+        holder, name = self.holder(pattern, axis)
+        if name:
+            return f"{self.problem.mesh.names[axis]} is taken there by {name}" + (
+                f", decision {holder}" if holder else ""
+            )
+        for k, other in enumerate(self.plan, 1):
+            if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
+                return f"{self.numbered(k)} keeps it whole"
+        if all(of.form.kinds[slot] is SlotKind.BLOCKED for slot in slots):
+            return "the operation needs it whole"
+        for slot in slots:
+            taken = prod(self.problem.mesh.sizes[a] for a in axes[slot])
+            if of.form.sizes[slot] % (taken * size):
+                return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
+        return "it is the minor part of a dimension whose major part is not split to the end"
+
+    def place(self, op: int) -> str:
+        return self.source.location(op) or self.problem.program.ops[op].name
+
+    def collective_item(self, number: int, share: float = 1.0) -> Item:
+        use = self.collectives[number]
+        axes = "+".join(self.problem.mesh.names[a] for a in use.axes)
+        text, count = f"{use.kind} over {axes}", round(use.count * share)
+        return Item(text, self.place(use.op), count, use.seconds * share, round(use.bytes))
+
+    # -- collectives stand for those on all arrays alike ---------------------------------------------------------
+
+    @cached_property
+    def _alike(self) -> dict[int, tuple[int, ...]]:
+        """First value of an array item -> all its values."""
+        return {item.values[0]: tuple(item.values) for item in self.evaluator.items.arrays}
+
+    @cached_property
+    def _ops_alike(self) -> dict[tuple[int, str, float], list[int]]:
+        found: dict[tuple[int, str, float], list[int]] = defaultdict(list)
+        for number, (op, pattern) in enumerate(zip(self.problem.program.ops, self.problem.op_pattern, strict=True)):
+            found[pattern, op.name, op.flops].append(number)
+        return found
+
+    def share_of_values(self, use: CollectiveUse, values: set[int]) -> float:
+        """Which part of a collective's runs moves these arrays."""
+        alike = self._alike.get(use.value, (use.value,))
+        return len(values.intersection(alike)) / len(alike)
+
+    def share_of_ops(self, use: CollectiveUse, ops: set[int]) -> float:
+        """Which part of a collective's runs is for these ops: those that read the arrays, or make them partial."""
+        program, patterns = self.problem.program, self.problem.op_pattern
+        if use.value in program.ops[use.op].operands:
+            readers = [
+                op for value in self._alike.get(use.value, (use.value,)) for op, _ in program.users[value]
+                if patterns[op] == patterns[use.op]
+            ]  # fmt: skip
+        else:
+            op = program.ops[use.op]
+            readers = self._ops_alike[patterns[use.op], op.name, op.flops]
+        return sum(op in ops for op in readers) / len(readers) if readers else 0.0

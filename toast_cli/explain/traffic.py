@@ -1,0 +1,169 @@
+"""What a source line computes on which pieces, and which decision causes a collective. Enters: a study. Leaves: explanations."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from toast_cli.cost.model import CollectiveUse
+from toast_cli.errors import UsageError
+from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.explain.study import Study
+from toast_cli.report.format import format_bytes, format_count, format_percent, format_plural, format_seconds
+
+_LISTED = 10
+_PLACE = re.compile(r"(.+):(\d+)")
+
+
+def explain_line(study: Study, place: str) -> Explanation:
+    """What the ops of a source line compute on, the collectives there, and what each decision that acts there is worth."""
+    matched = _PLACE.fullmatch(place)
+    if matched is None:
+        raise UsageError(f"cannot read {place!r}", where="--line", hint="write FILE:LINE, e.g. model.py:75")
+    wanted = f"{matched[1].rsplit('/', 1)[-1]}:{matched[2]}"
+    program = study.problem.program
+    ops = [k for k in range(len(program.ops)) if study.source.location(k).partition(" ")[0] == wanted]
+    if not ops:
+        raise UsageError(f"no operation comes from {wanted}", where="--line", hint=_nearby(study, wanted))
+    acting = _acting(study, ops)
+    work = sum(program.ops[k].flops * program.ops[k].trips for k in ops)
+    shares = {k: study.share_of_ops(use, set(ops)) for k, use in enumerate(study.collectives)}
+    here = sorted((k for k in shares if shares[k] > 0), key=lambda k: -study.collectives[k].seconds * shares[k])
+    seconds = sum(study.collectives[k].seconds * shares[k] for k in here)
+    sentences = [
+        f"{format_plural(len(ops), 'op')} {'comes' if len(ops) == 1 else 'come'} from this line, with {format_percent(work / max(program.flops, 1.0))} of the program's "
+        f"arithmetic, and {format_seconds(seconds)} of communication ({format_percent(seconds / max(study.cost.communication_seconds, 1e-12))} of all)."
+    ]
+    sentences += [f"{text}, in {format_plural(count, 'op')}." for text, count in acting.most_common(_LISTED)]
+    items = [*_computations(study, ops), *(study.collective_item(k, shares[k]) for k in here[:_LISTED])]
+    numbers = sorted({n for n, d in enumerate(study.plan, 1) if any(text.endswith(f"decision {n}") for text in acting)})
+    changes = [study.change(f"without {study.numbered(n)}", study.without(n)) for n in numbers]
+    return study.explanation(
+        wanted, sentences, listed="what happens there, on each device", items=items,
+        alternatives="what the whole plan would cost", changes=changes,
+    )  # fmt: skip
+
+
+def _nearby(study: Study, wanted: str) -> str:
+    file, _, line = wanted.partition(":")
+    lines = {
+        int(m[1])
+        for k in range(len(study.problem.program.ops))
+        if (m := re.match(rf"{re.escape(file)}:(\d+)", study.source.location(k)))
+    }
+    if not lines:
+        return f"the program holds no lines of {file}; save it with debug_info=True for source lines"
+    near = sorted(sorted(lines, key=lambda n: (abs(n - int(line)), n))[:4])
+    return f"lines of {file} it has: {', '.join(map(str, near))}"
+
+
+def _acting(study: Study, ops: list[int]) -> Counter[str]:
+    """Sentences without their ends: which dimension is split by which decision -> in how many ops."""
+    problem = study.problem
+    found: Counter[str] = Counter()
+    for op in ops:
+        pattern = problem.op_pattern[op]
+        of = problem.patterns[pattern]
+        for slot, axes in enumerate(study.iterations[pattern].slot_axes):
+            for axis in axes:
+                giver = study.giver(pattern, [slot], axis)
+                name, kind = problem.dimensions.groups[of.groups[slot]].name, of.form.kinds[slot].name
+                how = ", summed over: partial results" if kind == "REDUCTION" else ""
+                by = f"decision {giver} " if giver else "a pin "
+                found[f"{name} is split over {problem.mesh.names[axis]}{how}, by {by}"] += 1
+    return Counter({text.rstrip(): count for text, count in found.items()})
+
+
+def _computations(study: Study, ops: list[int]) -> list[Item]:
+    program = study.problem.program
+    alike: Counter[tuple[str, str]] = Counter()
+    for k in ops:
+        op = program.ops[k]
+        if op.results and op.flops:
+            value = op.results[0]
+            alike[
+                f"{op.name.partition('.')[2]} {program.values[value]}", study.layout(study.lowered.layouts[value])
+            ] += 1
+    return [Item(text, layout, count) for (text, layout), count in alike.most_common(_LISTED)]
+
+
+def explain_collective(study: Study, number: int) -> Explanation:
+    """Why a collective (by its place in the report, from 1) is there, and what becomes of it without each decision it hangs on."""
+    if not 1 <= number <= len(study.collectives):
+        total = len(study.collectives)
+        raise UsageError(
+            f"there is no collective {number}", where="--collective",
+            hint=f"the plan has {total}, the most expensive first" if total else "in this plan the devices never talk to each other",
+        )  # fmt: skip
+    use = study.collectives[number - 1]
+    names = "+".join(study.problem.mesh.names[a] for a in use.axes)
+    sentences = [
+        f"{use.kind} over {names}, {format_count(round(use.count))} times a step, {format_bytes(use.bytes)} on each device each time: "
+        f"{format_seconds(use.seconds)}, {format_percent(use.seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
+        *_because(study, use),
+    ]
+    changes = []
+    for k, decision in enumerate(study.plan, 1):
+        if decision.axis in use.axes:
+            change = _change(study, use, k)
+            if change is not None:
+                changes.append(change)
+    items = [
+        study.collective_item(k)
+        for k, other in enumerate(study.collectives)
+        if other.value == use.value and other is not use
+    ]
+    return study.explanation(
+        f"collective {number}: {use.kind} over {names} at {study.place(use.op)}", sentences,
+        listed="other collectives on the same array", items=items[:_LISTED],
+        alternatives="what it hangs on", changes=changes,
+    )  # fmt: skip
+
+
+def _because(study: Study, use: CollectiveUse) -> list[str]:
+    """How the array is made and what its reader needs, and which decisions say so."""
+    problem = study.problem
+    program, names = problem.program, problem.mesh.names
+    maker = program.producer[use.value]
+    made = problem.op_pattern[maker]
+    sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]
+    for axis in use.axes:
+        holder, name = study.holder(made, axis)
+        summed = axis in study.iterations[made].reduced or any(axis in s for s in study.iterations[made].scattered)
+        by = f"decision {holder}" if holder else "a pin"
+        if summed and name:
+            where = (
+                "each piece of the result goes to one device"
+                if use.kind == "reduce-scatter"
+                else "every device needs the total"
+            )
+            sentences.append(
+                f"The op that makes it sums over {name}, which {by} splits over {names[axis]}: each device has a part of the sum, and {where}."
+            )
+        elif name:
+            sentences.append(f"It is made split over {names[axis]} along {name} ({by}).")
+        if not summed and use.op != maker:
+            holder, taken = study.holder(problem.op_pattern[use.op], axis)
+            if taken and taken != name:
+                sentences.append(
+                    f"Its reader at {study.place(use.op)} gives {names[axis]} to {taken} (decision {holder}), so it needs other pieces."
+                )
+            elif not taken:
+                sentences.append(
+                    f"Its reader at {study.place(use.op)} has nothing to split over {names[axis]} and needs it whole."
+                )
+    return sentences
+
+
+def _change(study: Study, use: CollectiveUse, number: int) -> Change | None:
+    """What becomes of it without a decision; None where nothing does."""
+    plan = study.without(number)
+    left = sum(
+        o.seconds
+        for o in study.evaluator.collectives(plan)
+        if (o.op, o.value, o.kind, o.axes) == (use.op, use.value, use.kind, use.axes)
+    )
+    if abs(left - use.seconds) < 1e-3 * use.seconds:
+        return None
+    note = "it is gone" if left == 0 else f"it takes {format_seconds(left)}"
+    return study.change(f"without {study.numbered(number)}", plan, note)

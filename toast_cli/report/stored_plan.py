@@ -1,0 +1,53 @@
+"""The plan of a stored report: JSON and a problem in, the decisions it names out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.hardware.yamltree import nearest
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.problem import Problem
+from toast_cli.report.json_file import read_report
+
+
+def stored_shape(path: str) -> str:
+    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that is no report."""
+    read_report(path)
+    axes = json.loads(Path(path).read_bytes())["mesh"].get("axes")
+    if not isinstance(axes, dict) or not axes:
+        raise InputError("the report has no mesh.axes", where=path)
+    return ",".join(f"{axis}={size}" for axis, size in axes.items())
+
+
+def stored_plan(path: str, problem: Problem) -> Plan:
+    """The decisions of a stored report, for the program it was made of. Raises InputError where they do not belong to it."""
+    read_report(path)
+    facts = json.loads(Path(path).read_bytes())
+    names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
+    plan = [_decision(decision, names, problem, path) for decision in facts["plan"]["decisions"]]
+    return problem.canonical(tuple(plan))
+
+
+def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) -> Decision:
+    try:
+        kind, target, axis = facts["kind"], facts["target"], problem.mesh.names.index(facts["axis"])
+        sides = tuple(int(side) for side in facts["sides"].values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InputError("a decision of the report cannot be read", where=path, hint="make the report anew") from None
+    if kind == "replicate" and target in problem.roles:
+        return Replicate(problem.roles.index(target), axis)
+    unless = facts.get("unless", "")
+    for name in filter(None, (target, unless)):
+        if name not in names:
+            raise InputError(
+                f"the report is of another program: this one has no dimension {name!r}",
+                where=path,
+                hint=nearest(name, names),
+            )
+    group = problem.dimensions.groups[names[target]]
+    if len(sides) != len(group.resolutions):
+        raise InputError(f"the report is of another program: {target} has other conflicts", where=path)
+    return Shard(names[target], axis, sides, names[unless] if unless else NOWHERE)
