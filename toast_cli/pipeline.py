@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
@@ -25,6 +25,7 @@ from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
@@ -57,6 +58,9 @@ class Request:
     tactics: tuple[str, ...] = ()
     strategy: str | None = None
     content: bytes | None = field(default=None, repr=False)
+    # A saved plan to take instead of searching, and whether a search may add to it.
+    plan: str | None = None
+    complete: bool = False
 
 
 @dataclass
@@ -86,6 +90,10 @@ class Outcome:
         self.report = replace(self.report, constraints=list(written.constraints), analysis=analysis)
         return written.content
 
+    def saved_plan(self) -> bytes:
+        """The plan by itself, for `Request.plan` of a later run, also of another program."""
+        return save_plan(self.problem, self.result.plan)
+
 
 def partition(request: Request, progress: Progress | None = None) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error."""
@@ -105,7 +113,8 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     with _timed("spec", timings, tell):
         spec = load_spec(request.mesh)
         wishes = parse_wishes(request.tactics, request.strategy)
-        meshes = choose_meshes(spec, request)
+        saved = read_plan(request.plan) if request.plan is not None else None
+        meshes = choose_meshes(spec, request, saved)
         wishes.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
@@ -114,23 +123,26 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):
-        evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell)
+        evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell, saved)
     if request.certify:
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
+        algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, timings)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
     return Outcome(report, source, evaluator, result, timings)
 
 
-def choose_meshes(spec: Spec, request: Request) -> list[Mesh]:
-    """The mesh asked for, or every sensible shape where the choice is ours."""
+def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:
+    """The mesh asked for, or where the choice is ours that of a saved plan, or every sensible shape."""
     if request.mesh_shape not in (None, "auto"):
         return [spec.mesh(parse_shape(request.mesh_shape or ""), request.memory_limit)]
     if request.mesh_shape is None and spec.axes:
         return [spec.mesh(None, request.memory_limit)]
+    if request.mesh_shape is None and saved is not None and prod(saved.axes.values()) == spec.devices:
+        return [spec.mesh(saved.axes, request.memory_limit)]
     return [spec.mesh(shape, request.memory_limit) for shape in spec.mesh_shapes()]
 
 
@@ -144,7 +156,13 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
 
 
 def search_meshes(
-    source: Source, dimensions: Dimensions, meshes: list[Mesh], wishes: Wishes, request: Request, tell: Progress
+    source: Source,
+    dimensions: Dimensions,
+    meshes: list[Mesh],
+    wishes: Wishes,
+    request: Request,
+    tell: Progress,
+    saved: SavedPlan | None = None,
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     if not meshes:
@@ -153,7 +171,8 @@ def search_meshes(
 
     def problem_on(mesh: Mesh) -> Problem:
         stated = stated_pins(source, mesh.names, mesh.sizes)
-        return wishes.state(replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal))
+        problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
+        return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
 
     def evaluator_of(mesh: Mesh) -> Evaluator:
         problem = problem_on(mesh)

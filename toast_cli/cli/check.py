@@ -108,6 +108,7 @@ def check(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: Annotated[
@@ -144,6 +145,7 @@ def check(
             "memory-limit": memory_limit,
             "keep-shardings": keep_shardings,
             "pin": pin,
+            "plan": plan,
             "minimise": minimise,
             "subject-to": subject_to,
         }

@@ -115,5 +115,6 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
         pins=given.get("pin"),
         minimise=given.get("minimise"),
         subject_to=given.get("subject-to"),
+        plan=given.get("plan"),
     )
     return Point(request, limits, given.get("against", ""), update)

@@ -98,6 +98,13 @@ Certify = Annotated[
     bool, typer.Option("--certify", help="Prove how much faster any plan could be, at most; takes up to 20 seconds.")
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Search processes.")]
+SavedPlan = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", metavar="FILE", help="Take the plan saved with --save-plan, as far as it suits, unsearched."
+    ),
+]
+Complete = Annotated[bool, typer.Option("--complete", help="Let the search add to --plan's decisions.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
 
@@ -120,11 +127,17 @@ def make_request(
     certify: bool = False,
     tactics: list[str] | None = None,
     strategy: str | None = None,
+    plan: str | None = None,
+    complete: bool = False,
 ) -> Request:
     """The request these options ask for. Raises UsageError for quantities that do not parse."""
     from toast_cli.pipeline import Request
     from toast_cli.plan.goal import parse_goal
 
+    if complete and plan is None:
+        raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
+    if plan is not None and (tactics or strategy):
+        raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
     parse_goal(minimise or (), subject_to or ())  # what is wrong with them is wrong with every program
     return Request(
         program=program,
@@ -143,6 +156,8 @@ def make_request(
         certify=certify,
         tactics=tuple(tactics or ()),
         strategy=strategy,
+        plan=plan,
+        complete=complete,
     )
 
 

@@ -65,6 +65,12 @@ def partition(
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,
+    plan: options.SavedPlan = None,
+    complete: options.Complete = False,
+    save_plan: Annotated[
+        str | None,
+        typer.Option("--save-plan", metavar="FILE", help="Write the plan by itself, for --plan; - for stdout."),
+    ] = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
@@ -90,7 +96,8 @@ def partition(
     judge = machine(mesh, verify, "--verify") if verify is not None else None
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
-    targets = [target for target in (program_target, report_target) if target is not None]
+    plan_target = Target("--save-plan", save_plan) if save_plan is not None else None
+    targets = [target for target in (program_target, report_target, plan_target) if target is not None]
     check_targets(targets, [program, mesh])
     request = options.make_request(
         program,
@@ -109,6 +116,8 @@ def partition(
         certify=certify,
         tactics=tactic,
         strategy=strategy,
+        plan=plan,
+        complete=complete,
     )
 
     from toast_cli import pipeline
@@ -128,6 +137,8 @@ def partition(
                 write_target(program_target, content)
     if report_target is not None:
         write_target(report_target, to_bytes(report))
+    if plan_target is not None:
+        write_target(plan_target, outcome.saved_plan())
 
     taken = any(target.is_stdout for target in targets)
     if not (quiet and taken and fits):

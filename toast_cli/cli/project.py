@@ -20,7 +20,7 @@ DOCUMENTATION = "see docs/ci.md"
 # Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
     **dict.fromkeys(("program", "mesh", "pin", "minimise", "subject-to"), "texts"),
-    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against"), "text"),
+    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against", "plan"), "text"),
     **dict.fromkeys(("max-memory", "max-step-time", "max-communication"), "text"),
     **dict.fromkeys(("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance"), "text"),
     **dict.fromkeys(("iterations", "seed"), "whole"),
@@ -87,6 +87,8 @@ def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Ent
             for name in options["mesh"]:
                 mesh = _shown(root / name) if (root / name).is_file() else name
                 filled = {**rest, **_report_path(rest, root, program, mesh, place)}
+                if "plan" in filled:
+                    filled["plan"] = _shown(root / filled["plan"])
                 yield Entry(_shown(program), mesh, filled, place)
 
 

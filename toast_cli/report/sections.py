@@ -281,6 +281,8 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
     search = report.search
     if search.algorithm == "strategy":
         search = replace(search, algorithm="none, a strategy was given")
+    if search.algorithm == "plan":
+        search = replace(search, algorithm="none, a saved plan was given")
     rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
     ended = f", stopped: {search.stopped}" if search.stopped else ""
     rows = _labelled()

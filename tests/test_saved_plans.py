@@ -1,0 +1,196 @@
+"""Plans saved, read back and carried over to the same program, a changed one and another mesh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Case, arg, case_of, round_mesh
+from random_programs import cases, plans
+
+from toast_cli.cli import main
+from toast_cli.errors import InputError
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, read_plan, save_plan
+
+SAMPLES = Path(__file__).parent.parent / "sample_models"
+N, D, F = 8, 16, 64
+
+
+def loss(p: Any, x: Any) -> Any:
+    for layer in p["layers"]:
+        x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
+    return jnp.sum(x**2)
+
+
+def sgd(p: Any, x: Any) -> Any:
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x))
+
+
+def renamed(weights: Any, tokens: Any) -> Any:
+    return sgd(weights, tokens)
+
+
+def normed(p: Any, x: Any) -> Any:
+    return sgd(p, x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)))
+
+
+def train(layers: int = 2, n: int = N, d: int = D, f: int = F, step: Callable[..., Any] = sgd, **sizes: int) -> Case:
+    weights = {"layers": [{"down": arg(f, d), "up": arg(d, f)} for _ in range(layers)]}
+    return case_of(step, weights, arg(n, d), donate=(0,), mesh=round_mesh(**(sizes or {"data": 4, "model": 2})))
+
+
+def fsdp_megatron(case: Case, weights: str = "p", batch: str = "x") -> Plan:
+    up = f"{weights}['layers'][0]['up']"
+    shards = (case.shard(f"{batch}.0", "data"), case.shard(f"{up}.1", "model"), case.shard(f"{up}.0", "data"))
+    return case.problem.canonical((*shards, case.replicate("weights", "data")))
+
+
+def saved(case: Case, plan: Plan, folder: Path) -> SavedPlan:
+    path = folder / "plan.json"
+    path.write_bytes(save_plan(case.problem, plan))
+    return read_plan(str(path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_the_same_program_gets_the_same_plan(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    case = data.draw(cases())
+    plan = data.draw(plans(case.problem))
+    again, notes = carried_over(case.problem, saved(case, plan, tmp_path_factory.getbasetemp()))
+    assert again == plan
+    assert [note for note in notes if "changes nothing" not in note] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "names", "notes"),
+    [
+        (train(), ("p", "x"), []),
+        (train(layers=5), ("p", "x"), []),
+        (train(step=normed), ("p", "x"), []),
+        (train(step=renamed), ("weights", "tokens"), []),
+        (train(n=32), ("p", "x"), ["batch had 8 elements and has 32"]),
+        (train(data=2, model=4), ("p", "x"), ["data was 4 devices and is 2", "model was 2 devices and is 4"]),
+        (train(model=2, data=4), ("p", "x"), []),
+        (train(n=6), ("p", "x"), ["over data) changes nothing here: 6 elements, 4 ways", "had 8 elements and has 6"]),
+    ],
+    ids=["same", "deeper", "normed", "renamed", "larger-batch", "other-sizes", "other-order", "indivisible"],
+)
+def test_a_changed_program(tmp_path: Path, changed: Case, names: tuple[str, str], notes: list[str]) -> None:
+    case = train()
+    plan, said = carried_over(changed.problem, saved(case, fsdp_megatron(case), tmp_path))
+    assert changed.problem.canonical(plan) == fsdp_megatron(changed, *names)
+    assert len(said) == len(notes) and all(note in line for note, line in zip(notes, said, strict=True))
+
+
+def attention(p: Any, x: Any) -> Any:
+    q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in ("wq", "wk", "wv"))
+    scores = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k))
+    return jnp.einsum("bhts,bshk->bthk", scores, v)
+
+
+def test_sides_of_conflicts_come_along(tmp_path: Path) -> None:
+    weights = {name: arg(16, 4, 8) for name in ("wq", "wk", "wv")}
+    case, changed = (case_of(attention, weights, arg(batch, 32, 16)) for batch in (4, 8))
+    plan = (case.shard("x.1", "data", side=1), case.shard("p['wq'].1", "model"))
+    assert plan[0].sides == (1,)
+    again, _ = carried_over(changed.problem, saved(case, plan, tmp_path))
+    assert again == (changed.shard("x.1", "data", side=1), changed.shard("p['wq'].1", "model"))
+
+
+def test_what_has_no_counterpart_is_left_out(tmp_path: Path) -> None:
+    case = train()
+    other = case_of(lambda a: jnp.cumsum(a, axis=0), arg(5, 7), mesh=round_mesh(data=4))
+    plan, notes = carried_over(other.problem, saved(case, fsdp_megatron(case), tmp_path))
+    assert [type(decision).__name__ for decision in plan] == ["Replicate"]
+    assert [note.partition(" is left out: ")[2] for note in notes] == [
+        "nothing here is like batch (x.0)",
+        "nothing here is like embed (p['layers'][*]['down'].1, p['layers'][*]['up'].0)",
+        "this mesh has data",
+    ]
+
+
+def test_nothing_is_left_to_search_unless_asked(tmp_path: Path) -> None:
+    case = train()
+    plan = fsdp_megatron(case)
+    applied = apply_plan(case.problem, saved(case, plan, tmp_path))
+    assert applied.fixed == plan and applied.choices == ()
+    assert apply_plan(case.problem, saved(case, plan, tmp_path), complete=True).choices == case.problem.choices
+
+
+WRONG = [
+    ("not json", "is not JSON"),
+    ("[]", 'is no plan of schema "toast.plan/1"'),
+    ('{"schema": "toast.report/1"}', 'is no plan of schema "toast.plan/1"'),
+    ('{"schema": "toast.plan/1"}', "the plan is damaged"),
+    ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "'8' is no number"),
+    ('{"schema": "toast.plan/1", "program": "m", "axes": [], "decisions": []}', "the plan is damaged"),
+    ('{"schema": "toast.plan/1", "program": "m", "axes": {}, "decisions": [3]}', "the plan is damaged"),
+]
+
+
+@pytest.mark.parametrize(("text", "what"), WRONG)
+def test_files_that_are_no_plans(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_plan(str(path))
+    assert what in caught.value.what and caught.value.where == str(path) and "--save-plan" in caught.value.hint
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.json: cannot be read"):
+        read_plan("nowhere.json")
+
+
+# On the command line
+
+
+def test_a_plan_goes_from_run_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = str(SAMPLES / "moe_tiny.mlirbc.zst")
+    options = ["--mesh", "v4-32", "--iterations", "30", "--quiet"]
+    assert (
+        main(["partition", program, *options, "--tactic", "expert:data", "--save-plan", "p.json", "--json", "a.json"])
+        == 0
+    )
+    assert main(["partition", program, *options, "--plan", "p.json", "--json", "b.json", "--save-plan", "q.json"]) == 0
+    first, second = (json.loads(Path(name).read_text()) for name in ("a.json", "b.json"))
+    assert first["plan"]["decisions"] == second["plan"]["decisions"] != []
+    assert first["predicted"] == second["predicted"]
+    assert second["search"]["algorithm"] == "plan"
+    assert Path("p.json").read_bytes() == Path("q.json").read_bytes()
+    capsys.readouterr()
+    assert main(["check", program, *options, "--plan", "p.json"]) == 0
+    other = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+    assert main(["partition", other, "--mesh", "v4-32", "--plan", "p.json", "--verbose"]) == 0
+    out = capsys.readouterr().out
+    assert "p.json: decision 1 (experts over data) is left out: nothing here is like experts" in " ".join(out.split())
+    assert "search     none, a saved plan was given" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--complete", "--complete adds to a saved plan"),
+        ("--plan p.json --strategy fsdp", "--plan: is a plan already"),
+        ("--plan p.json --tactic fsdp:data", "--plan: is a plan already"),
+        ("--plan p.json", "p.json: cannot be read"),
+    ],
+)
+def test_options_that_make_no_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = str(SAMPLES / "mlp_tiny.mlir")
+    assert main(["partition", program, "--mesh", "v4-32", *options.split()]) == 2
+    assert what in capsys.readouterr().err

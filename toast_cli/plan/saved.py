@@ -1,0 +1,258 @@
+"""Plans that outlive a program: decisions with what their groups were like go into a file, and onto a changed program out of it.
+
+Enters: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Leaves: JSON of schema "toast.plan/1", or the plan there and what
+did not carry over. A group is known again by what it is made of, never by number: which arguments have it, what it is to the ops
+that do the work, its role, name and size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toast_cli.dimensions.groups import HEAVY
+from toast_cli.dimensions.model import Group
+from toast_cli.errors import InputError
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.problem import Problem
+
+SCHEMA = "toast.plan/1"
+# How alike two groups must be, of 1, to be taken for one.
+LIKENESS = 0.5
+_WEIGHTS = {"members": 3.0, "uses": 3.0, "role": 2.0, "name": 1.0, "size": 1.0}
+_MAKE_ONE = "make one with `toast partition --save-plan FILE`"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a group of dimensions is known by.
+
+    Attributes:
+        name, role, size: as the analysis has them. members: argument dimensions that have it, numbers in their paths left out
+            (`params['layers'][*]['up'].1`). uses: its places in products, convolutions, gathers and scatters
+            (`stablehlo.dot_general REDUCTION 0.1 1.0`).
+    """
+
+    name: str
+    role: str
+    size: int
+    members: tuple[str, ...]
+    uses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SavedDecision:
+    """A `Shard` of `group` (not where ops have `unless`), or a `Replicate` of the arguments called `arguments`; `axis` by name."""
+
+    axis: str
+    group: Traits | None = None
+    sides: tuple[int, ...] = ()
+    unless: Traits | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first."""
+
+    program: str
+    axes: dict[str, int]
+    decisions: tuple[SavedDecision, ...]
+    path: str = ""
+
+
+def save_plan(problem: Problem, plan: Plan) -> bytes:
+    """The plan as JSON, with a final newline."""
+    traits, axes = traits_of(problem), problem.mesh.names
+    decisions = []
+    for decision in plan:
+        if isinstance(decision, Replicate):
+            decisions.append(SavedDecision(axes[decision.axis], arguments=problem.roles[decision.role]))
+        else:
+            unless = None if decision.unless == NOWHERE else traits[decision.unless]
+            decisions.append(SavedDecision(axes[decision.axis], traits[decision.group], decision.sides, unless))
+    facts = {
+        "schema": SCHEMA,
+        "program": problem.program.name,
+        "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
+        "decisions": [asdict(decision) for decision in decisions],
+    }
+    return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_plan(path: str) -> SavedPlan:
+    """The plan in the file. Raises InputError for a file that holds none."""
+    try:
+        facts = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=path, hint=_MAKE_ONE) from None
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON", where=path, hint=_MAKE_ONE) from None
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        raise InputError(f'is no plan of schema "{SCHEMA}"', where=path, hint=_MAKE_ONE)
+    try:
+        axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
+        decisions = tuple(_decision(decision) for decision in facts["decisions"])
+        return SavedPlan(_text(facts["program"]), axes, decisions, path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
+
+
+def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
+    """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may add to them."""
+    plan, notes = carried_over(problem, saved)
+    closed = problem.closed if complete else frozenset(range(len(problem.mesh.names)))
+    notices = (*(f"{saved.path}: {note}" for note in notes), *problem.notices)
+    return replace(problem, fixed=plan, closed=closed, notices=notices)
+
+
+def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
+    """(what the saved decisions are here, a sentence for each thing that is not as it was)."""
+    sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    wanted = [t for d in saved.decisions for t in (d.group, d.unless) if t is not None]
+    found = match(wanted, traits_of(problem))
+    useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).choices if isinstance(d, Shard)}
+    plan: list[Decision] = []
+    notes: list[str] = []
+    for number, decision in enumerate(saved.decisions, 1):
+        made, why = _carry(problem, decision, found)
+        if made is None or made in plan:
+            notes.append(f"decision {number} ({_words(decision)}) is left out: {why or 'it is there already'}")
+            continue
+        plan.append(made)
+        if isinstance(made, Shard) and (made.group, made.axis) not in useful:
+            length = f"{problem.dimensions.groups[made.group].size:,} elements, {sizes[decision.axis]} ways"
+            notes.append(f"decision {number} ({_words(decision)}) changes nothing here: {length}")
+    for traits, group in found.items():
+        notes += _changes(traits, problem.dimensions.groups[group])
+    for axis, size in saved.axes.items():
+        if sizes.get(axis, size) != size:
+            notes.append(f"mesh axis {axis} was {size} devices and is {sizes[axis]}")
+    return tuple(plan), notes
+
+
+def match(saved: Iterable[Traits], now: list[Traits]) -> dict[Traits, int]:
+    """Which group each saved one is, by number; groups like none are missing. The most alike are paired first, each once."""
+    wanted = list(dict.fromkeys(saved))
+    pairs = [(likeness(old, new), a, b) for a, old in enumerate(wanted) for b, new in enumerate(now)]
+    found: dict[Traits, int] = {}
+    for score, a, b in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2])):
+        if score >= LIKENESS and wanted[a] not in found and b not in found.values():
+            found[wanted[a]] = b
+    return found
+
+
+def likeness(old: Traits, new: Traits) -> float:
+    """From 0 to 1; what neither knows anything about does not count."""
+    parts = {
+        "members": _overlap(old.members, new.members),
+        "uses": _overlap(old.uses, new.uses),
+        "role": float(old.role == new.role) if old.role or new.role else None,
+        "name": float(old.name == new.name),
+        "size": float(old.size == new.size),
+    }
+    known = {part: value for part, value in parts.items() if value is not None}
+    return sum(_WEIGHTS[part] * value for part, value in known.items()) / sum(_WEIGHTS[part] for part in known)
+
+
+def traits_of(problem: Problem) -> list[Traits]:
+    """[groups] what each is known by."""
+    members: dict[int, set[str]] = defaultdict(set)
+    uses: dict[int, set[str]] = defaultdict(set)
+    for number, argument in enumerate(problem.program.arguments):
+        groups, form = _slots(problem, number)
+        for dim, slots in enumerate(form.results[0] if argument.path else ()):
+            for place, slot in enumerate(slots):
+                part = f"/{place}" if len(slots) > 1 else ""
+                members[groups[slot]].add(f"{re.sub(r'[0-9]+', '*', argument.path)}.{dim}{part}")
+    for number in {pattern: k for k, pattern in enumerate(problem.op_pattern)}.values():
+        op = problem.program.ops[number]
+        if op.name in HEAVY:
+            groups, form = _slots(problem, number)
+            for slot, group in enumerate(groups):
+                arrays = (*form.operands, *form.results)
+                places = [f"{a}.{d}" for a, dims in enumerate(arrays) for d, slots in enumerate(dims) if slot in slots]
+                uses[group].add(" ".join([op.name, form.kinds[slot].name, *places]))
+    return [
+        Traits(g.name, g.role, g.size, tuple(sorted(members[k])), tuple(sorted(uses[k])))
+        for k, g in enumerate(problem.dimensions.groups)
+    ]
+
+
+def _slots(problem: Problem, op: int) -> Any:
+    pattern = problem.patterns[problem.op_pattern[op]]
+    return pattern.groups, pattern.form
+
+
+def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int]) -> tuple[Decision | None, str]:
+    """(the decision here, empty); (None, why) where there is none. Sides of conflicts that are new here are the first ones."""
+    names = problem.mesh.names
+    if decision.axis not in names:
+        return None, f"this mesh has {', '.join(names)}"
+    axis = names.index(decision.axis)
+    if decision.group is None:
+        if decision.arguments not in problem.roles:
+            return None, f"the arguments here are {', '.join(problem.roles)}"
+        return Replicate(problem.roles.index(decision.arguments), axis), ""
+    for traits in (decision.group, decision.unless):
+        if traits is not None and traits not in found:
+            some = f" ({', '.join(traits.members[:2])})" if traits.members else ""
+            return None, f"nothing here is like {traits.name}{some}"
+    group = found[decision.group]
+    unless = NOWHERE if decision.unless is None else found[decision.unless]
+    here = problem.dimensions.groups[group]
+    counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
+    filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
+    sides = tuple(min(side, count - 1) for side, count in zip(filled, counts, strict=True))
+    return Shard(group, axis, sides, unless), ""
+
+
+def _changes(old: Traits, new: Group) -> list[str]:
+    """What is no longer as it was with a group."""
+    changes = []
+    if new.name != old.name:
+        changes.append(f"{old.name} is called {new.name} here")
+    if new.size != old.size:
+        changes.append(f"{new.name} had {old.size:,} elements and has {new.size:,}")
+    return changes
+
+
+def _words(decision: SavedDecision) -> str:
+    if decision.group is None:
+        return f"keep {decision.arguments} whole over {decision.axis}"
+    return f"{decision.group.name} over {decision.axis}"
+
+
+def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
+    """Shared of all; None where there is nothing at all."""
+    together = set(old) | set(new)
+    return len(set(old) & set(new)) / len(together) if together else None
+
+
+def _decision(facts: Any) -> SavedDecision:
+    group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
+    return SavedDecision(
+        _text(facts["axis"]), group, tuple(map(_number, facts["sides"])), unless, _text(facts["arguments"])
+    )
+
+
+def _traits(facts: Any) -> Traits:
+    members, uses = (tuple(_text(text) for text in facts[key]) for key in ("members", "uses"))
+    return Traits(_text(facts["name"]), _text(facts["role"]), _number(facts["size"]), members, uses)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r:.40} is no number")
+    return value
