@@ -62,7 +62,7 @@ def build_report(
         ),
         _predicted(source, evaluator, result),
         _baselines(evaluator),
-        _collectives(source, evaluator, result.plan),
+        collective_facts(source, evaluator, result.plan),
         arguments,
         results,
         _analysis(source, problem),
@@ -129,7 +129,7 @@ def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
     )
 
 
-def _collectives(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
+def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
     """Whole collectives: of one that the terms of a sum share, the terms named first have it."""
     names = evaluator.problem.mesh.names
     owed: dict[tuple[str, tuple[int, ...], int], tuple[float, float]] = {}  # runs and seconds not yet listed
