@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.model import Alive, CollectiveUse, Cost
 from toast_cli.cost.pricing import Lowered, Pricer
@@ -22,7 +23,6 @@ from toast_cli.cost.timeline import Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import CARRY
 
 Vector = NDArray[np.float64]
 
@@ -83,10 +83,11 @@ class Evaluator:
         self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
         self._pricer = Pricer(problem, self.items)
+        self._holdings = Holdings(problem, self.items, self._pricer)
         self._rows = Rows(problem)
         self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
         self._array_memo: dict[tuple[int, ...], _ArrayShare] = {}
-        self._presence: dict[tuple[int, tuple[int, ...] | None], Vector] = {}
+        self._presence: dict[tuple[int, Kind], Vector] = {}
         self._buckets = self._make_buckets()
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
@@ -128,7 +129,8 @@ class Evaluator:
         intervals: list[tuple[int, int]] = []
         sizes: list[float] = []
         for item, lowered in self._lowered_arrays(plan):
-            for found, size, _ in self._memory(item, lowered):
+            for kind, size in self._holdings.held(item, lowered):
+                found = self._holdings.intervals(item, kind)
                 intervals.extend(found)
                 sizes.extend([size] * len(found))
         return self.timeline.profile(intervals, sizes)
@@ -331,14 +333,12 @@ class Evaluator:
 
     def _presences(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Vector, float]]:
         """Pairs of how many arrays are alive [moments] and bytes of one: the arrays themselves, then resharded copies."""
-        kinds = [(None, self._pricer.made(item, lowered))] if item.stored else []
-        for places, layout in kinds + [(copy.places, copy.layout) for copy in self._pricer.copies(item, lowered)]:
-            key = (item.values[0], places)
-            presence = self._presence.get(key)
+        for kind, size in self._holdings.held(item, lowered):
+            presence = self._presence.get((item.values[0], kind))
             if presence is None:
-                found = self._pricer.intervals(item) if places is None else self._pricer.copy_intervals(item, places)
-                presence = self._presence[key] = self.timeline.presence(found)
-            yield presence, self._pricer.local(item.bytes if places is None else item.moved_bytes, layout)
+                presence = self.timeline.presence(self._holdings.intervals(item, kind))
+                self._presence[item.values[0], kind] = presence
+            yield presence, size
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
         touched = [(touch(decision), decision) for decision in plan]
@@ -348,28 +348,11 @@ class Evaluator:
             for item in bucket.arrays:
                 yield item, lowered
 
-    def _memory(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[list[tuple[int, int]], float, bool]]:
-        """(intervals, bytes of one array, whether these are resharded copies)."""
-        if item.stored:
-            yield self._pricer.intervals(item), self._pricer.local(item.bytes, self._pricer.made(item, lowered)), False
-        for copy in self._pricer.copies(item, lowered):
-            yield (
-                self._pricer.copy_intervals(item, copy.places),
-                self._pricer.local(item.moved_bytes, copy.layout),
-                True,
-            )
-
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[Alive]:
-        maker = self.problem.program.ops[self.problem.program.producer[item.values[0]]].name
-        role = "argument" if self._pricer.is_argument(item) else "carry" if maker == CARRY else "temporary"
-        local = self._pricer.local(item.bytes, self._pricer.made(item, lowered))
-        copies = self._pricer.copies(item, lowered)
-        for value in item.values:
-            if item.stored and _covers(self.items.lives.intervals[value], moment):
-                yield Alive(value, local, role)
-            for copy in copies:
-                if _covers(self._pricer.copy_interval(item, copy.places, value), moment):
-                    yield Alive(value, self._pricer.local(item.moved_bytes, copy.layout), "gathered")
+        for kind, size in self._holdings.held(item, lowered):
+            for value in item.values:
+                if _covers(self._holdings.of_value(item, kind, value), moment):
+                    yield Alive(value, size, self._holdings.role(item, kind))
 
 
 def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:

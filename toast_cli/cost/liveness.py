@@ -24,7 +24,8 @@ _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", CA
 @dataclass(frozen=True)
 class Lives:
     """intervals: [values] half steps at which each stored value is alive ([] for values that are not stored).
-    times: [ops] half step at which each runs. deaths: [ops] half step until which each needs its operands; what an op in a loop
+    times: [ops] half step at which each runs. deaths: [ops] half step until which each needs its operands, program_deaths: [ops] the same were
+    nothing moved; what an op in a loop
     reads from outside is needed longer, read_at: (op, position) -> half step until which that use needs its operand itself. end:
     last half step of the program.
     into_arguments: `toast.result` ops whose array, in whatever layout, goes into a donated argument's buffer."""
@@ -32,6 +33,7 @@ class Lives:
     intervals: list[list[Interval]]
     times: list[int]
     deaths: list[int]
+    program_deaths: list[int]
     read_at: dict[tuple[int, int], int]
     end: int
     into_arguments: frozenset[int]
@@ -48,7 +50,8 @@ def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
-    return Lives(intervals, times, deaths, read_at, end, _into_arguments(program))
+    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))])
+    return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
 
 
 def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:

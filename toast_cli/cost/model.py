@@ -46,7 +46,7 @@ class CollectiveUse:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """One array alive at the peak; role is "argument", "temporary", "carry" or "gathered"."""
+    """One array alive at the peak; role is "argument", "temporary", "carry", "gathered" or "partial"."""
 
     value: int
     bytes: float

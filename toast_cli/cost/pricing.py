@@ -21,7 +21,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import reshard_steps
-from toast_cli.program.model import ARGUMENT, CARRY
+from toast_cli.program.model import ARGUMENT
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
@@ -142,33 +142,6 @@ class Pricer:
             for step in reshard_steps(made, copy.layout, self._sizes):
                 op = self._reader_op(item, item.readers[copy.places[0]])
                 yield self._use(step.kind, step.axes, item.moved_bytes * step.fraction, runs, op, item.values[0])
-
-    def intervals(self, item: ArrayItem) -> list[tuple[int, int]]:
-        """Half steps at which the item's arrays themselves are alive."""
-        return [interval for value in item.values for interval in self._items.lives.intervals[value]]
-
-    def copy_intervals(self, item: ArrayItem, places: tuple[int, ...]) -> list[tuple[int, int]]:
-        """From the first to the last read of a resharded copy, per array."""
-        return [interval for value in item.values for interval in self.copy_interval(item, places, value)]
-
-    def copy_interval(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[tuple[int, int]]:
-        """The same for one array of the item; empty where only loops or donated arguments take the copy over.
-
-        A loop makes its own copies, anew in each iteration: XLA moves no collective out of a loop.
-        """
-        program, patterns = self._problem.program, self._problem.op_pattern
-        lives = self._items.lives
-        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
-        reads: dict[int, list[int]] = {}  # loop -> ops
-        for op, position in program.users[value]:
-            taken_over = program.ops[op].name == CARRY or op in lives.into_arguments
-            if (patterns[op], position) in wanted and not taken_over:
-                reads.setdefault(program.ops[op].loop, []).append(op)
-        found = []
-        for ops in reads.values():
-            first = min(lives.times[op] for op in ops)
-            found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
-        return found
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

@@ -82,6 +82,7 @@ def _peak_candidates(lives: Lives) -> list[int]:
         {last for intervals in lives.intervals for _, last in intervals}
         | set(lives.read_at.values())
         | set(lives.deaths)
+        | set(lives.program_deaths)
         | {lives.end}
     )
     found: list[int] = []

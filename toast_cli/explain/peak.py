@@ -71,6 +71,7 @@ def _words(role: str) -> str:
         "temporary": "temporaries",
         "carry": "loop carries",
         "gathered": "gathered or moved copies",
+        "partial": "results being reduced",
     }
     return plurals.get(role, role)
 

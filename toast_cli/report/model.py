@@ -62,7 +62,7 @@ class LiveValue:
     type: str
     bytes: int
     location: str
-    role: str  # "argument", "temporary", "gathered", "carry"
+    role: str  # "argument", "temporary", "gathered", "partial", "carry"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""What one array item holds in device memory under a plan, and when.
+
+* the arrays themselves, where they are written to memory;
+* copies in other layouts, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
+  collective out of a loop;
+* partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been fused with it;
+  the reduced array then waits, at its own size, for the readers where the program has them, because gradients' reductions are
+  combined and not hurried.
+
+Enters: array items with the iterations around them. Leaves: bytes and half steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toast_cli.cost.items import ArrayItem, Items
+from toast_cli.cost.liveness import Interval
+from toast_cli.cost.pricing import Lowered, Pricer
+from toast_cli.plan.problem import Problem
+from toast_cli.program.model import ARGUMENT, CARRY
+
+OWN, PARTIAL, REDUCED = "own", "partial", "reduced"
+Kind = str | tuple[int, ...]  # one of these, or the readers of a copy
+
+
+class Holdings:
+    """What the array items of one problem hold."""
+
+    def __init__(self, problem: Problem, items: Items, pricer: Pricer) -> None:
+        self._problem = problem
+        self._lives = items.lives
+        self._pricer = pricer
+
+    def held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
+        """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when."""
+        iteration = lowered[item.pattern]
+        made = iteration.layouts[item.result]
+        if item.stored:
+            yield OWN, self._pricer.local(item.bytes, made)
+        if iteration.scattered[item.result] or iteration.reduced:
+            yield REDUCED, self._pricer.local(item.bytes, made)
+            if iteration.scattered[item.result]:
+                yield PARTIAL, self._pricer.local(item.bytes, iteration.computed[item.result])
+        for copy in self._pricer.copies(item, lowered):
+            yield copy.places, self._pricer.local(item.moved_bytes, copy.layout)
+
+    def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
+        """Half steps at which arrays of that kind are alive, over all values of the item."""
+        return [interval for value in item.values for interval in self.of_value(item, kind, value)]
+
+    def of_value(self, item: ArrayItem, kind: Kind, value: int) -> list[Interval]:
+        """The same for one value."""
+        if kind == OWN:
+            return self._lives.intervals[value]
+        if isinstance(kind, tuple):
+            return self._copied(item, kind, value)
+        made = self._lives.times[self._problem.program.producer[value]]
+        return [(made, made)] if kind == PARTIAL else self._waiting(item, made, value)
+
+    def role(self, item: ArrayItem, kind: Kind) -> str:
+        """What to call it: "argument", "carry", "temporary", "gathered" or "partial"."""
+        if kind != OWN:
+            return "gathered" if isinstance(kind, tuple) else "partial"
+        program = self._problem.program
+        maker = program.ops[program.producer[item.values[0]]].name
+        return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
+
+    def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
+        """From when it is made to its last reader in program order; only the rest of it where the array itself is counted anyway."""
+        lives = self._lives
+        last = max([made, *(lives.program_deaths[op] for op, _ in self._problem.program.users[value])])
+        if not item.stored:
+            return [(made, last)]
+        own = max((end for _, end in lives.intervals[value]), default=last)
+        return [(own + 1, last)] if own < last else []
+
+    def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[Interval]:
+        """Nothing where only loops or donated arguments take the copy over."""
+        program, patterns, lives = self._problem.program, self._problem.op_pattern, self._lives
+        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
+        reads: dict[int, list[int]] = {}  # loop -> ops
+        for op, position in program.users[value]:
+            taken_over = program.ops[op].name == CARRY or op in lives.into_arguments
+            if (patterns[op], position) in wanted and not taken_over:
+                reads.setdefault(program.ops[op].loop, []).append(op)
+        found = []
+        for ops in reads.values():
+            first = min(lives.times[op] for op in ops)
+            found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
+        return found
