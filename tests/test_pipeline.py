@@ -68,7 +68,11 @@ def test_figures_agree_with_each_other(name: str) -> None:
     report = outcome(name).report
     predicted = report.predicted
     assert predicted.step_seconds == pytest.approx(predicted.compute_seconds + predicted.communication_seconds)
-    assert predicted.step_seconds_lower == max(predicted.compute_seconds, predicted.communication_seconds)
+    assert (
+        max(predicted.compute_seconds, predicted.communication_seconds)
+        <= predicted.step_seconds_lower
+        <= predicted.step_seconds
+    )
     assert sum(c.seconds for c in report.collectives) == pytest.approx(predicted.communication_seconds)
     assert predicted.fits == (predicted.peak_bytes <= predicted.limit_bytes)
     assert predicted.argument_bytes <= predicted.peak_bytes

@@ -15,6 +15,7 @@ from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import reduction_shares
+from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
@@ -37,7 +38,7 @@ class WorkItem:
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
     results, whether stored or not. reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; ()
-    for all of them. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    for all of them. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -50,6 +51,8 @@ class WorkItem:
     unfinished: float
     whole_bytes: tuple[int, ...]
     reduction_shares: tuple[float, ...]
+    late: bool
+    in_loop: bool
     runs: float
     op: int
 
@@ -66,7 +69,8 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
     """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`."""
+    where it is resharded, see `moved_bytes`. waited_for: neither early nor late, see `waiting`; multiplied: f32 that only products
+    read."""
 
     pattern: int
     result: int
@@ -74,6 +78,8 @@ class ArrayItem:
     moved_bytes: int
     free: bool
     stored: bool
+    waited_for: bool
+    multiplied: bool
     readers: tuple[Reader, ...]
     values: tuple[int, ...]
 
@@ -99,7 +105,7 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
     program = problem.program
     sizes = [value.bytes for value in program.values]
     shares = reduction_shares(problem)
-    done = kernels(program, stored, problem.free)
+    done, late = kernels(program, stored, problem.free), late_values(program)
     runs: dict[Any, float] = defaultdict(float)
     example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
@@ -115,6 +121,8 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
             *_work(problem.mesh.chip, op, kernel),
             tuple(sizes[v] for v in op.results),
             shares[number],
+            all(late[v] for v in op.results),
+            op.loop >= 0,
         )
         runs[key] += op.trips
         example.setdefault(key, number)
@@ -146,6 +154,7 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
+    early, late = early_values(program, problem.free), late_values(program)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]
@@ -159,12 +168,27 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
             moved_bytes(program, stored, value),
             problem.free[value],
             stored[value],
+            not (early[value] or late[value]),
+            bool(uses)
+            and program.values[value].dtype == "f32"
+            and all(program.ops[op].name in PRODUCTS for op, _ in uses),
             readers,
         )
         found[key].append(value)
     return tuple(
-        ArrayItem(pattern, k, size, moved, free, kept, tuple(Reader(*r) for r in sorted(readers)), tuple(values))
-        for (pattern, k, size, moved, free, kept, readers), values in found.items()
+        ArrayItem(
+            pattern,
+            k,
+            size,
+            moved,
+            free,
+            kept,
+            waited_for,
+            multiplied,
+            tuple(Reader(*r) for r in sorted(readers)),
+            tuple(values),
+        )  # fmt: skip
+        for (pattern, k, size, moved, free, kept, waited_for, multiplied, readers), values in found.items()
     )
 
 

@@ -18,7 +18,11 @@ class Cost:
 
     @property
     def step_seconds(self) -> float:
-        """Compute plus all communication, nothing overlapped: the upper bound, and what the search minimises."""
+        """Compute plus all communication, nothing overlapped: the upper bound, and what the search minimises.
+
+        XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a plan that is
+        good without overlap is good with any scheduler; one that needs it may not be.
+        """
         return self.compute_seconds + self.communication_seconds
 
     @property
@@ -32,7 +36,7 @@ class CollectiveUse:
     """One collective of a plan, equal ones together.
 
     bytes: of the result, per device, one run. count: runs, loops counted. seconds: all of them. op: the program op that
-    needs or makes the array. value: the array.
+    needs or makes the array. value: the array. waited_for: it stands on the critical path, see `waiting`.
     """
 
     kind: str
@@ -42,6 +46,7 @@ class CollectiveUse:
     seconds: float
     op: int
     value: int
+    waited_for: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,9 @@ class Pricer:
         self._problem = problem
         self._items = items
         self._sizes = problem.mesh.sizes
-        self._seconds: dict[tuple[str, float, tuple[int, ...]], float] = {}
+        self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
+        # XLA:TPU multiplies f32 in one bf16 pass unless told otherwise, and converts before it gathers.
+        self._narrows = problem.mesh.chip.platform == "tpu"
         self._grids: dict[int, Grid] = {}
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -99,14 +101,16 @@ class Pricer:
                 for axes in _scatters(work, iteration, scattered):
                     size /= prod(self._sizes[axis] for axis in axes)
                     runs = work.runs * _share(work, iteration, axes)
-                    yield self._use("reduce-scatter", axes, size, runs, work.op, results[k])
+                    yield self._reduction(work, "reduce-scatter", axes, size, runs, results[k])
                 if iteration.reduced:
                     runs = work.runs * _share(work, iteration, iteration.reduced)
-                    yield self._use("all-reduce", iteration.reduced, size, runs, work.op, results[k])
+                    yield self._reduction(work, "all-reduce", iteration.reduced, size, runs, results[k])
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
             for step in reshard_steps(source, target, self._sizes):
-                yield self._use(
-                    step.kind, step.axes, work.whole_bytes[k] * step.fraction, work.runs, work.op, results[k]
+                size = work.whole_bytes[k] * step.fraction
+                seconds = self._seconds_of(step.kind, size, step.axes)
+                yield _use(
+                    step.kind, step.axes, size, work.runs, seconds, work.op, results[k], waited_for=not work.late
                 )
         form = self._problem.patterns[work.pattern].form
         for slot, axes in enumerate(iteration.slot_axes):
@@ -114,7 +118,15 @@ class Pricer:
                 rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
                 part = min(1.0, HALO_ROWS / rows) if work.name in STENCILS else 1.0
                 size = self.local(work.whole_bytes[0], iteration.computed[0]) * part
-                yield self._use("collective-permute", axes, size, work.runs, work.op, results[0])
+                seconds = self._seconds_of("collective-permute", size, axes)
+                yield _use("collective-permute", axes, size, work.runs, seconds, work.op, results[0])
+
+    def _reduction(
+        self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float, runs: float, value: int
+    ) -> CollectiveUse:
+        """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
+        seconds = self._seconds_of(kind, size, axes, combined=work.late and not work.in_loop)
+        return _use(kind, axes, size, runs, seconds, work.op, value, waited_for=not work.late)
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
@@ -141,7 +153,10 @@ class Pricer:
             runs = max(item.readers[p].runs for p in copy.places) * len(item.values)
             for step in reshard_steps(made, copy.layout, self._sizes):
                 op = self._reader_op(item, item.readers[copy.places[0]])
-                yield self._use(step.kind, step.axes, item.moved_bytes * step.fraction, runs, op, item.values[0])
+                size = item.moved_bytes * step.fraction
+                narrowed = self._narrows and item.multiplied and item.moved_bytes == item.bytes
+                seconds = self._seconds_of(step.kind, size / 2 if narrowed else size, step.axes)
+                yield _use(step.kind, step.axes, size, runs, seconds, op, item.values[0], waited_for=item.waited_for)
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program
@@ -159,12 +174,26 @@ class Pricer:
                 return op
         return self._problem.program.producer[item.values[0]]
 
-    def _use(self, kind: str, axes: tuple[int, ...], size: float, count: float, op: int, value: int) -> CollectiveUse:
-        key = (kind, size, axes)
+    def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], *, combined: bool = False) -> float:
+        key = (kind, size, axes, combined)
         seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes)
-        return CollectiveUse(kind, axes, size, count, count * seconds, op, value)
+            seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes, combined=combined)
+        return seconds
+
+
+def _use(
+    kind: str,
+    axes: tuple[int, ...],
+    size: float,
+    count: float,
+    seconds: float,
+    op: int,
+    value: int,
+    *,
+    waited_for: bool = True,
+) -> CollectiveUse:
+    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for)
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

@@ -102,10 +102,16 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
         cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes), round(cost.argument_bytes),
-        problem.mesh.limit_bytes, cost.peak_bytes <= problem.mesh.limit_bytes, mfu(problem, cost.step_seconds), cost.step_seconds_lower,
+        problem.mesh.limit_bytes, cost.peak_bytes <= problem.mesh.limit_bytes, mfu(problem, cost.step_seconds), _lower(evaluator, result),
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
     )  # fmt: skip
+
+
+def _lower(evaluator: Evaluator, result: SearchResult) -> float:
+    """Seconds of a step if every collective that nothing waits for hid behind compute."""
+    waited_for = sum(use.seconds for use in evaluator.collectives(result.plan) if use.waited_for)
+    return max(result.cost.compute_seconds + waited_for, result.cost.communication_seconds)
 
 
 def _live(source: Source, problem: Problem, value: int, size: float, role: str) -> LiveValue:

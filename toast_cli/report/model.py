@@ -75,7 +75,7 @@ class PredictedFacts:
     limit_bytes: int
     fits: bool
     mfu: float
-    step_seconds_lower: float = 0.0  # communication wholly hidden behind compute
+    step_seconds_lower: float = 0.0  # what nothing waits for hidden behind compute
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
 

@@ -1,0 +1,43 @@
+"""Which collectives something waits for. Static, before any plan is known.
+
+What is computed from arguments alone without a product (weights, converted or sliced) is there when the step begins: gathering it can
+hide behind whatever runs before its first reader. What no product is computed from (gradients on their way into the optimiser) is
+needed when the step ends: reducing it can hide behind whatever runs after it. All other collectives stand on the critical path.
+
+Enters: a program. Leaves: per value whether it is early, and whether it is late.
+"""
+
+from __future__ import annotations
+
+from toast_cli.cost.fusion import PRODUCTS, is_fusible
+from toast_cli.program.model import ARGUMENT, CARRY, Program
+
+
+def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:
+    """[values] whether each follows from arguments and constants by elementwise work and data movement alone."""
+    early = [False] * len(program.values)
+    carries = {op.results[0] for op in program.ops if op.name == CARRY}  # a loop's counter is one that is early
+    found = -1
+    while found != len(carries):
+        found = len(carries)
+        for op in program.ops:
+            known = op.name == ARGUMENT or (is_fusible(op.name) and all(early[v] for v in op.operands))
+            for value in op.results:
+                early[value] = known or free[value] or value in carries
+        carries = {v for v in carries if all(early[o] for o in program.ops[program.producer[v]].operands)}
+    return early
+
+
+def late_values(program: Program) -> list[bool]:
+    """[values] whether no product is computed from each, through loops as well."""
+    late = [True] * len(program.values)
+    changed = True
+    while changed:  # once more for each loop that a value goes round; values only ever become less late
+        changed = False
+        for op in reversed(program.ops):
+            if op.name in PRODUCTS or not all(late[v] for v in op.results):
+                for value in op.operands:
+                    if late[value]:
+                        late[value] = False
+                        changed = changed or op.name == CARRY
+    return late
