@@ -187,7 +187,7 @@ def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
             multiplied,
             tuple(Reader(*r) for r in sorted(readers)),
             tuple(values),
-        )  # fmt: skip
+        )
         for (pattern, k, size, moved, free, kept, waited_for, multiplied, readers), values in found.items()
     )
 
