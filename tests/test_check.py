@@ -320,6 +320,19 @@ def test_errors_in_outputs(pipeline: Pipeline, capsys: pytest.CaptureFixture[str
     assert "one%0Aat all; mend it" in out[1]
 
 
+def test_an_error_of_a_single_check_is_in_the_output_too(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.error = InputError("bad one", where="model.mlir:3", hint="mend it")
+    assert check() == 2
+    assert capsys.readouterr() == ("", "error: model.mlir:3: bad one\nhint: mend it\n")
+    assert check("--output-format", "json=v.json", "--output-format", "text") == 2
+    (point,) = json.loads(Path("v.json").read_text())["checks"]
+    assert (point["status"], point["error"], point["hint"]) == ("error", "model.mlir:3: bad one", "mend it")
+    out, err = capsys.readouterr()
+    assert "ERROR   model.mlir on v4-32: model.mlir:3: bad one" in out and err == ""
+
+
 def test_drift_in_outputs(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     store("report.json")
     plan = pipeline.report.plan
@@ -340,6 +353,7 @@ BAD = [
     ("check", "no --mesh is given and there is no project file", "toast.yaml"),
     ("check model.mlir", "no --mesh is given and there is no project file", "--mesh SPEC"),
     ("check --mesh v4-32", "no PROGRAM is given", "project file"),
+    ("check - a --mesh v4-32", "stdin is one program of several", "save it"),
     ("check model.mlir --mesh v4-32 --config a", "both --config and --mesh", "its meshes"),
     ("check --config none.yaml", "--config: none.yaml: no such file", "docs/ci.md"),
     ("check a b --mesh v4-32 --against r.json", "one stored report for several", "project file"),

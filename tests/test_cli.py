@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fake_pipeline import Pipeline, install
 from report_sample import TOO_LARGE, make_report
 
 from toast_cli.cli import main, progress
+from toast_cli.cli.options import complete_spec
 from toast_cli.cli.values import parse_fraction, seconds_or_none
 from toast_cli.errors import InputError, UsageError
 from toast_cli.pipeline import Request
@@ -50,6 +52,45 @@ def as_words(text: str) -> list[str]:
 def test_readme_shows_the_help(command: str) -> None:
     written = make_readme.block(make_readme.README.read_text(encoding="utf-8"), f"help: toast {command}".strip())
     assert as_words(written) == as_words(make_readme.help_text(command)), "`make readme` brings the README up to date"
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "found"),
+    [
+        ("v4", ["v4-32", "v4-128", "v4-mine.yaml"]),
+        ("h100-", ["h100-8", "h100-64"]),
+        ("v4-m", ["v4-mine.yaml"]),
+        ("sp", ["specs/"]),
+        ("specs/", ["specs/a.yaml"]),
+        ("specs/[", []),
+        ("none/x", []),
+    ],
+)
+def test_specifications_complete(
+    incomplete: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("specs").mkdir()
+    for name in ("v4-mine.yaml", "v4.txt", "specs/a.yaml", "specs/.hidden.yaml"):
+        Path(name).write_text("")
+    assert complete_spec(incomplete) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("toast par", ["partition"]),
+        ("toast partition x --mesh v4-3", ["v4-32"]),
+        ("toast sweep x --mesh v4-3", ["v4-32"]),
+        ("toast check x --output-f", ["--output-format"]),
+        ("toast partition mod", []),  # the shell's own: files
+    ],
+)
+def test_shells_are_offered(words: str, offered: list[str]) -> None:
+    asked = {"_TOAST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-m", "toast_cli"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **asked})
+    assert found.stdout.split() == offered
 
 
 def test_help_loads_nothing_heavy() -> None:

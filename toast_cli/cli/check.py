@@ -17,12 +17,15 @@ from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.progress import counted, progress_line
 from toast_cli.cli.values import CheckFormat, Search, one_of, whole_number
-from toast_cli.cli.workers import Failure, run_all
-from toast_cli.errors import InputError, UsageError
+from toast_cli.cli.workers import Failure, failure_of, run_all
+from toast_cli.errors import InputError, ToastError, UsageError
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import Verdict
     from toast_cli.report.model import Report
+
+
+STDOUT = Target("--output-format", "-")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,12 @@ def check(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", metavar="SPEC", help="Hardware; without it, a project file says what to check."),
+        typer.Option(
+            "--mesh",
+            metavar="SPEC",
+            autocompletion=options.complete_spec,
+            help="Hardware; without it, a project file says what to check.",
+        ),
     ] = None,
     max_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Most peak memory per device, e.g. 28GiB.")
@@ -108,6 +116,8 @@ def check(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    tactic: options.Tactics = None,
+    strategy: options.Strategy = None,
     plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
@@ -145,6 +155,8 @@ def check(
             "memory-limit": memory_limit,
             "keep-shardings": keep_shardings,
             "pin": pin,
+            "tactic": tactic,
+            "strategy": strategy,
             "plan": plan,
             "minimise": minimise,
             "subject-to": subject_to,
@@ -157,7 +169,10 @@ def check(
         points = points_of_project(programs or [], given, config, update)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
-    judged = _judge_alone(points[0], jobs, quiet, verbose) if len(points) == 1 else _judge_all(points, jobs, quiet)
+    if len(points) == 1:
+        judged = [_judge_alone(points[0], jobs, quiet, verbose, told=targets != [(CheckFormat.text, STDOUT)])]
+    else:
+        judged = _judge_all(points, jobs, quiet)
     for point, result in zip(points, judged, strict=True):
         _store(point, result, quiet)
     verdicts = [result.verdict for result in judged]
@@ -198,16 +213,23 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool) -> list[Judged]:
-    """One point in this process, with its own errors and progress."""
+def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
+    """One point in this process, with progress. An error is one of the command, or a verdict where that is `told` to other programs."""
+    from toast_cli.report.checks import Verdict
     from toast_cli.report.terminal import print_report
 
-    with progress_line(wanted=not quiet) as progress:
-        report, judged = judge_point(point, jobs, progress)
+    try:
+        with progress_line(wanted=not quiet) as progress:
+            report, judged = judge_point(point, jobs, progress)
+    except ToastError as error:
+        if not told:
+            raise
+        failure = failure_of(error)
+        return Judged(Verdict(point.request.program, point.request.mesh, error=failure.reason, hint=failure.hint))
     if verbose:
         print_report(report, sys.stderr, verbose=True)
         print(file=sys.stderr)
-    return [judged]
+    return judged
 
 
 def _judge_all(points: list[Point], jobs: int, quiet: bool) -> list[Judged]:

@@ -37,6 +37,8 @@ def points_of(
     """The programs named on the command line, on the mesh named there."""
     if not programs:
         raise UsageError("no PROGRAM is given", hint="without --mesh, a project file says what to check")
+    if "-" in programs and len(programs) > 1:
+        raise UsageError("stdin is one program of several", hint="save it to a file")
     if config is not None:
         raise UsageError("both --config and --mesh are given", hint="a project file names its meshes itself")
     if "against" in given and len(programs) > 1:
@@ -115,6 +117,8 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
         pins=given.get("pin"),
         minimise=given.get("minimise"),
         subject_to=given.get("subject-to"),
+        tactics=given.get("tactic"),
+        strategy=given.get("strategy"),
         plan=given.get("plan"),
     )
     return Point(request, limits, given.get("against", ""), update)

@@ -12,11 +12,32 @@ from toast_cli.errors import UsageError
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
 
+
+def complete_spec(incomplete: str) -> list[str]:
+    """For shells: ready specifications, and YAML files and folders, that begin so."""
+    from glob import escape
+    from pathlib import Path
+
+    from toast_cli.hardware import available_specs
+
+    folder = incomplete[: incomplete.rfind("/") + 1]
+    found = Path(folder or ".").glob(f"{escape(incomplete.removeprefix(folder))}*")
+    files = [f"{folder}{path.name}{'/' * path.is_dir()}" for path in found if path.is_dir() or path.suffix == ".yaml"]
+    shown = [name for name in files if not name.removeprefix(folder).startswith(".")]
+    return [*(name for name in available_specs() if name.startswith(incomplete)), *sorted(shown)]
+
+
 Program = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program, also .gz or .zst; - reads it from stdin.")
 ]
 MeshSpec = Annotated[
-    str, typer.Option("--mesh", metavar="SPEC", help="Hardware: a name from `toast mesh list`, or a YAML file.")
+    str,
+    typer.Option(
+        "--mesh",
+        metavar="SPEC",
+        autocompletion=complete_spec,
+        help="Hardware: a name from `toast mesh list`, or a YAML file.",
+    ),
 ]
 MeshShape = Annotated[
     str | None,

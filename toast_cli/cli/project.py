@@ -19,8 +19,8 @@ DOCUMENTATION = "see docs/ci.md"
 
 # Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
-    **dict.fromkeys(("program", "mesh", "pin", "minimise", "subject-to"), "texts"),
-    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against", "plan"), "text"),
+    **dict.fromkeys(("program", "mesh", "pin", "tactic", "minimise", "subject-to"), "texts"),
+    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against", "strategy", "plan"), "text"),
     **dict.fromkeys(("max-memory", "max-step-time", "max-communication"), "text"),
     **dict.fromkeys(("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance"), "text"),
     **dict.fromkeys(("iterations", "seed"), "whole"),

@@ -29,7 +29,13 @@ def sweep(
         list[str], typer.Argument(metavar="PROGRAM", help="StableHLO or HLO programs, also .gz or .zst.")
     ],
     mesh: Annotated[
-        list[str], typer.Option("--mesh", metavar="SPEC", help="Hardware, as for `toast partition`; repeatable.")
+        list[str],
+        typer.Option(
+            "--mesh",
+            metavar="SPEC",
+            autocompletion=options.complete_spec,
+            help="Hardware, as for `toast partition`; repeatable.",
+        ),
     ],
     shapes: Annotated[
         str | None,
@@ -74,6 +80,8 @@ def sweep(
     iterations: options.Iterations = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
+    tactic: options.Tactics = None,
+    strategy: options.Strategy = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: Annotated[
@@ -122,6 +130,8 @@ def sweep(
             pins=pin,
             minimise=minimise,
             subject_to=subject_to,
+            tactics=tactic,
+            strategy=strategy,
         )
         for program in programs
         for spec in mesh

@@ -20,7 +20,12 @@ def tactics(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", metavar="SPEC", help="Hardware, as for `toast partition`; needed with PROGRAM."),
+        typer.Option(
+            "--mesh",
+            metavar="SPEC",
+            autocompletion=options.complete_spec,
+            help="Hardware, as for `toast partition`; needed with PROGRAM.",
+        ),
     ] = None,
     mesh_shape: options.MeshShape = None,
     file: Annotated[

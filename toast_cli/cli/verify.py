@@ -28,7 +28,12 @@ def verify(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", metavar="SPEC", help="Hardware to compile for; needed for --compiler tpu and gpu."),
+        typer.Option(
+            "--mesh",
+            metavar="SPEC",
+            autocompletion=options.complete_spec,
+            help="Hardware to compile for; needed for --compiler tpu and gpu.",
+        ),
     ] = None,
     compiler: Annotated[
         Compiler,

@@ -25,10 +25,10 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def as_text(verdicts: Sequence[Verdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
     """What to show: all demands of a single point; of several, a line each and the demands that failed. quiet: failures only."""
     shown = [verdict for verdict in verdicts if not quiet or verdict.status != PASSED]
-    if len(verdicts) == 1:
+    if len(verdicts) == 1 and not verdicts[0].error:
         return [part for verdict in shown for part in _single(verdict, quiet)]
     blocks = [part for verdict in shown for part in _one_of_many(verdict, verbose)]
-    return blocks if quiet else [*blocks, Text(totals(verdicts), style.TITLE)]
+    return blocks if quiet or len(verdicts) == 1 else [*blocks, Text(totals(verdicts), style.TITLE)]
 
 
 def totals(verdicts: Sequence[Verdict]) -> str:
