@@ -205,3 +205,13 @@ def unrolled() -> Case:
 
 def product() -> Case:
     return case_of(lambda w, x: x @ w, arg(D, F), arg(B, D))
+
+
+def two_layouts() -> Case:
+    """A kibibyte, and the same again made of it."""
+
+    def run(x: Any) -> Any:
+        once = jnp.tanh(x)
+        return once, jnp.tanh(once)
+
+    return case_of(run, arg(16, 16))

@@ -120,12 +120,15 @@ def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
 
 
 def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
-    """Puts a constraint before the anchor and lets the uses, and no others, read from it."""
+    """Puts constraints before the anchor and lets the uses, and no others, read from the last."""
     first = reshard.uses[0]
     value = first.operation.operands[first.operand]
-    anchor = reshard.anchor
-    added = notation.constraint(value, reshard.layout, anchor.location, ir.InsertionPoint(anchor), reshard.open)
-    outcome = added[-1].results[0]
+    anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
+    added: list[Any] = []
+    outcome = value
+    for layout, open in reshard.steps:
+        added += notation.constraint(outcome, layout, anchor.location, where, open)
+        outcome = added[-1].results[0]
     for use in reshard.uses:
         use.operation.operands[use.operand] = outcome
     undo.append(lambda: remove(added, outcome, value))

@@ -35,7 +35,8 @@ def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list
             value = numbers[pin.handle]
             fact("definition", program.producer[value], value, pin.layouts[-1], len(program.users[value]))
     for reshard in marks.reshards:
-        fact("use", reshard.edges[0][0], reshard.value, reshard.layout, len(reshard.edges), reshard.open)
+        for layout, open in reshard.steps:
+            fact("use", reshard.edges[0][0], reshard.value, layout, len(reshard.edges), open)
     return [facts for _, facts in sorted(found, key=lambda item: item[0])]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.reshard import waypoints
 from toast_cli.program.model import CARRY, RESULT
 from toast_cli.program.remade import remade_values
 from toast_cli.xla import ir
@@ -35,6 +36,7 @@ class Reshard:
     """`value` (its number) is brought to `layout` in front of `anchor`; `uses` see the outcome instead of the value.
 
     `edges` are the uses in the program: (op, position). Dimensions in `open` are left to propagation (which must find what `layout` says of them).
+    `through` are layouts on the way, spelled out where XLA would find a worse one (see `plan.reshard`).
     """
 
     value: int
@@ -43,6 +45,12 @@ class Reshard:
     uses: tuple[Use, ...]
     edges: tuple[tuple[int, int], ...]
     open: frozenset[int] = frozenset()
+    through: tuple[Layout, ...] = ()
+
+    @property
+    def steps(self) -> tuple[tuple[Layout, frozenset[int]], ...]:
+        """Each constraint's layout and open dimensions, of which there are none on the way."""
+        return (*((layout, frozenset[int]()) for layout in self.through), (self.layout, self.open))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +210,24 @@ def loops(source: Source) -> list[Any]:
 def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
     """One reshard for all uses that read one value, require one layout and see one another's operations.
 
-    A result of the entry function needs none: the sharding of the result says it.
+    A result of the entry function needs none where one step leads there: the sharding of the result says it.
     """
     groups: dict[tuple[int, Any, Layout], list[tuple[int, int]]] = {}
+    remade = remade_values(source.program)
+
+    def through(value: int, layout: Layout) -> tuple[Layout, ...]:
+        return () if remade[value] else waypoints(lowered.layouts[value], layout, lowered.axis_sizes)
+
     for number, position in sorted(lowered.required):
-        op = source.program.ops[number]
-        if op.name != RESULT:
+        op, layout = source.program.ops[number], lowered.required[number, position]
+        value = op.operands[position]
+        if op.name != RESULT or through(value, layout):
             use = source.use(number, position)
-            key = (op.operands[position], use.operation.operands[use.operand], lowered.required[number, position])
-            groups.setdefault(key, []).append((number, position))
+            groups.setdefault((value, use.operation.operands[use.operand], layout), []).append((number, position))
     for (value, _, layout), edges in groups.items():
         for anchor, shared in by_anchor(source, edges):
             uses = tuple(source.use(*edge) for edge in shared)
-            yield Reshard(value, layout, anchor, uses, tuple(shared))
+            yield Reshard(value, layout, anchor, uses, tuple(shared), through=through(value, layout))
 
 
 def by_anchor(source: Source, edges: list[tuple[int, int]]) -> list[tuple[Any, list[tuple[int, int]]]]:

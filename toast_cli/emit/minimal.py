@@ -171,6 +171,8 @@ def is_needed(reshard: Reshard, source: Source, lowered: LoweredPlan, remade: li
     """Whether some use would not get its layout, or several would each bring the value there for themselves, without it."""
     if remade[reshard.value]:
         return False
+    if reshard.through:
+        return True
     cuts = cut_dimensions(lowered.layouts[reshard.value], reshard.layout)
     if len(reshard.edges) > 1 and cuts is None:
         return True
@@ -222,6 +224,6 @@ def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:
 
     Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.
     """
-    have = lowered.layouts[reshard.value]
+    have = reshard.through[-1] if reshard.through else lowered.layouts[reshard.value]
     same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.layout, strict=True)) if a == b)
     return replace(reshard, open=same)

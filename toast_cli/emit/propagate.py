@@ -55,7 +55,7 @@ class Propagation:
     def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
         """Where everything lies after propagation from these marks."""
         source, lowered = self._source, self._lowered
-        notation = NumberingNotation(source, lowered, sum(len(pin.layouts) for pin in marks.pins))
+        notation = NumberingNotation(source, lowered, marks)
         with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
             copy = source.module.operation.clone()
         return self.propagate(copy, pipeline)
@@ -96,18 +96,27 @@ class Propagation:
 class NumberingNotation(ShardyNotation):
     """Shardy's notation with a number on every reshard."""
 
-    def __init__(self, source: Source, lowered: LoweredPlan, pins: int) -> None:
+    def __init__(self, source: Source, lowered: LoweredPlan, marks: Marks) -> None:
         super().__init__(source.module, lowered.axis_names, lowered.axis_sizes)
-        self._next = -pins
+        self._numbers = constraint_numbers(marks)
 
     def constraint(
         self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
         added = super().constraint(value, layout, location, where, open)
-        if self._next >= 0:
-            added[-1].attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), self._next)
-        self._next += 1
+        number = next(self._numbers)
+        if number >= 0:
+            added[-1].attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
         return added
+
+
+def constraint_numbers(marks: Marks) -> Iterator[int]:
+    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for layouts on the way."""
+    for pin in marks.pins:
+        yield from [-1] * len(pin.layouts)
+    for number, reshard in enumerate(marks.reshards):
+        yield from [-1] * len(reshard.through)
+        yield number
 
 
 @contextmanager

@@ -1,18 +1,27 @@
-"""How an array gets from one layout to another: slices (free), all-to-alls, permutes and all-gathers.
+"""How an array gets from one layout to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest way found.
 
-Enters: two layouts of one array. Leaves: the collectives in order. Slices come first, since they make everything after them
-smaller; all-gathers last.
+XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever writes the program
+says the layouts on the way (`waypoints`), and then the steps are the ones listed here.
+
+Enters: two layouts of one array. Leaves: the collectives in order, and the layouts in between that have to be spelled out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import permutations
 
 from toast_cli.plan.layout import Layout, shards
 
+SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
+# Dimensions split by more axes than this are not put into every possible order.
+MOST_REORDERED = 3
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, order=True)
 class Step:
     """One collective. `fraction` of the whole array is its result on each device (1 = everything)."""
 
@@ -21,37 +30,109 @@ class Step:
     fraction: float
 
 
+Hop = tuple[Step, Layout]  # a step and the layout it leads to
+_Queued = tuple[float, int, Layout, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
+
+
 @lru_cache(maxsize=200_000)
 def reshard_steps(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Step, ...]:
     """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh."""
+    return tuple(step for step, _ in _route(source, target, sizes) if step.kind != SLICE)
+
+
+@lru_cache(maxsize=200_000)
+def waypoints(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Layouts between the two without which XLA would not find its way; none where it takes one step."""
+    hops = _route(source, target, sizes)
+    kinds = [step.kind for step, _ in hops]
+    if (
+        len(set(kinds) - {SLICE}) < 2
+        and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE})
+        and _finer(source, target, kinds)
+    ):
+        return ()
+    return tuple(at for k, (_, at) in enumerate(hops[:-1]) if (kinds[k], kinds[k + 1]) != (SLICE, SLICE))
+
+
+def _finer(source: Layout, target: Layout, kinds: list[str]) -> bool:
+    """Whether steps of one kind are one step, or gathers, which XLA takes in one go."""
+    return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
+
+
+@lru_cache(maxsize=200_000)
+def _route(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Hop, ...]:
+    """Hops from one layout to the other that move the fewest bytes."""
     if source == target:
         return ()
-    removed: dict[int, int] = {}  # axis -> dimension it leaves
-    added: dict[int, int] = {}  # axis -> dimension it comes to
-    for dim, (have, want) in enumerate(zip(source, target, strict=True)):
-        same = 0
-        while same < min(len(have), len(want)) and have[same] == want[same]:
-            same += 1
-        removed.update(dict.fromkeys(have[same:], dim))
-        added.update(dict.fromkeys(want[same:], dim))
-    steps: list[Step] = []
-    count = shards(source, sizes)
-    for axis in added:
-        if axis not in removed:  # a slice
-            count *= sizes[axis]
-    shuffled = {dim for axis, dim in removed.items() if added.get(axis) == dim}  # an axis stays, but at another place
-    reordered = tuple(axis for axis, dim in removed.items() if dim in shuffled)
-    if reordered:
-        steps.append(Step("collective-permute", reordered, 1.0 / count))
-    moved: dict[tuple[int, int], tuple[int, ...]] = {}  # (dimension it leaves, dimension it comes to) -> axes
-    for axis, dim in removed.items():
-        if axis in added and added[axis] != dim:
-            moved[dim, added[axis]] = (*moved.get((dim, added[axis]), ()), axis)
-    steps.extend(Step("all-to-all", axes, 1.0 / count) for axes in moved.values())
-    for dim in range(len(source)):
-        gone = tuple(a for a, d in removed.items() if d == dim and a not in added)
-        for axis in gone:
-            count //= sizes[axis]
+    if all(have[: len(want)] == want for have, want in zip(source, target, strict=True)):
+        return tuple(_gathers(source, target, sizes))
+    queue: list[_Queued] = [(0.0, 0, source, ())]
+    done: set[Layout] = set()
+    while queue:
+        cost, count, at, hops = heappop(queue)
+        if at == target:
+            return hops
+        if at in done:
+            continue
+        done.add(at)
+        for step, to in _hops(at, target, sizes):
+            if to not in done:
+                moved = 0.0 if step.kind == SLICE else step.fraction
+                heappush(queue, (cost + moved, count + 1, to, (*hops, (step, to))))
+    raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
+
+
+def _gathers(source: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
+    """One all-gather a dimension, the last first, as XLA does."""
+    at = source
+    for dim in reversed(range(len(source))):
+        gone = at[dim][len(target[dim]) :]
         if gone:
-            steps.append(Step("all-gather", gone, 1.0 / count))
-    return tuple(steps)
+            at = _replaced(at, dim, target[dim])
+            yield Step(GATHER, gone, 1 / shards(at, sizes)), at
+
+
+def _hops(at: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
+    """What one step can do that may lead to the target."""
+    home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
+    present = {axis for axes in at for axis in axes}
+    local = 1 / shards(at, sizes)
+    for axis, dim in home.items():
+        if axis not in present:
+            to = _replaced(at, dim, (*at[dim], axis))
+            yield Step(SLICE, (axis,), 1 / shards(to, sizes)), to
+    for dim, axes in enumerate(at):
+        if axes == target[dim]:
+            continue
+        for count in range(1, len(axes) + 1):
+            kept, minor = axes[:-count], axes[-count:]
+            to = _replaced(at, dim, kept)
+            if not home.keys() & set(minor):
+                yield Step(GATHER, minor, 1 / shards(to, sizes)), to
+            goals = {home.get(axis, dim) for axis in minor}
+            if len(goals) == 1 and dim not in goals:
+                (goal,) = goals
+                yield Step(EXCHANGE, minor, local), _replaced(to, goal, (*to[goal], *minor))
+        if 1 < len(axes) <= MOST_REORDERED:
+            for order in permutations(axes):
+                if order != axes:
+                    moved = tuple(a for a, b in zip(axes, order, strict=True) if a != b)
+                    yield Step(PERMUTE, moved, local), _replaced(at, dim, order)
+    if _is_cut_further(at, target, sizes):
+        moved = tuple(sorted({a for x, y in zip(at, target, strict=True) for a in _unlike(x, y)}))
+        yield Step(PERMUTE, moved, 1 / shards(target, sizes)), target
+
+
+def _is_cut_further(at: Layout, target: Layout, sizes: tuple[int, ...]) -> bool:
+    """Whether the pieces of `target` are pieces of those of `at`, so that each device can be sent the one it needs."""
+    return all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(at, target, strict=True))
+
+
+def _unlike(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of either after those they begin with alike."""
+    same = next((k for k, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+    return have[same:] + want[same:]
+
+
+def _replaced(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
+    return (*layout[:dim], axes, *layout[dim + 1 :])

@@ -4,13 +4,13 @@ The gradient of a block's input is such a sum, one term per projection that read
 again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its all-reduce reassociation), where both are read by nobody else.
 An addition whose other side is not partial ends the sum.
 
-Enters: a program, and for each op the groups it sums over. Leaves: which ops are terms of one sum.
+Enters: a program, and for each op what it sums over. Leaves: which ops are terms of one sum.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from toast_cli.program.model import Op, Program
 
@@ -19,21 +19,22 @@ ADD = "stablehlo.add"
 _VIEWS = frozenset(
     f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
 )
-NOTHING: frozenset[int] = frozenset()
+Reduced = frozenset[Hashable]
+NOTHING: Reduced = frozenset()
 
 
-def term_counts(program: Program, reduced: Sequence[frozenset[int]]) -> dict[tuple[int, int], int]:
-    """(op, group) -> how many results partial over that group are added up before they are reduced, this op's among them; no entry for 1.
+def term_counts(program: Program, reduced: Sequence[Reduced]) -> dict[tuple[int, Hashable], int]:
+    """(op, sum) -> how many results partial over that sum are added up before they are reduced, this op's among them; no entry for 1.
 
-    `reduced` [ops]: groups each op sums over.
+    `reduced` [ops]: what each op sums over; two terms can be added up where they have one of these in common.
     """
     partial = _partial_over(program, reduced)
-    ends: dict[tuple[int, int], int] = {}  # (value, group) -> the value that ends its sum
+    ends: dict[tuple[int, Hashable], int] = {}  # (value, what it is summed over) -> the value that ends its sum
     for value in reversed(range(len(program.values))):
         onward = _goes_into(program, value)
         for group in partial[value]:
             ends[value, group] = ends.get((onward, group), value)
-    terms: dict[tuple[int, int], list[int]] = defaultdict(list)
+    terms: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
     for number, groups in enumerate(reduced):
         for value in program.ops[number].results[:1]:
             for group in groups:
@@ -50,8 +51,8 @@ def is_view(op: Op, program: Program) -> bool:
     return op.name in _VIEWS
 
 
-def _partial_over(program: Program, reduced: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """[values] groups it is partial over if that of the ops that sum over them is split."""
+def _partial_over(program: Program, reduced: Sequence[Reduced]) -> list[Reduced]:
+    """[values] what it is partial over if that is split in the ops that sum over it."""
     partial = [NOTHING] * len(program.values)
     for number, op in enumerate(program.ops):
         groups = reduced[number]
