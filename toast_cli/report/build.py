@@ -31,12 +31,12 @@ from toast_cli.report.model import (
     SearchFacts,
     Sharding,
 )
-from toast_cli.report.words import decision_text, summary
+from toast_cli.report.words import decision_text, idle_axes, summary
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import figure_value
 from toast_cli.tactics import strategies
 
-_LISTED = 40  # collectives and live values the report names
+_LISTED = 400  # live values the report names: enough to tell what is alike
 
 
 def build_report(
@@ -65,7 +65,7 @@ def build_report(
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, problem),
+        _analysis(source, problem, result.plan),
         SearchFacts(
             algorithm,
             seed,
@@ -188,11 +188,20 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
     return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text, unless)
 
 
-def _analysis(source: Source, problem: Problem) -> AnalysisFacts:
+def _idle(problem: Problem, axis: int) -> str:
+    why = (
+        "no tactic uses it and the search was kept from it"
+        if axis in problem.closed
+        else "nothing pays that is split over it"
+    )
+    return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
+
+
+def _analysis(source: Source, problem: Problem, plan: Plan) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
     opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
-    notes = [*source.notices, *problem.notices]
+    notes = [*(_idle(problem, axis) for axis in idle_axes(problem, plan)), *source.notices, *problem.notices]
     if dimensions.misaligned:
         notes.append(f"{len(dimensions.misaligned)} reshapes cut dimensions at places that do not line up")
     return AnalysisFacts(

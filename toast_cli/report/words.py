@@ -29,7 +29,28 @@ def summary(problem: Problem, plan: Plan) -> str:
     for group, axes in axes_of.items():
         over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
     parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
-    return "; ".join(parts + _at_rest(problem, plan, in_weights))
+    idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
+    return "; ".join([*parts, *(_at_rest(problem, plan, in_weights) or _whole(problem, plan)), *idle])
+
+
+def idle_axes(problem: Problem, plan: Plan) -> list[int]:
+    """Mesh axes (of more than one device) over which nothing is split: no decision is about them and no pin names them."""
+    pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
+    used = {d.axis for d in plan if isinstance(d, Shard)} | {
+        axis for pin in pins for axes in pin for axis in axes or ()
+    }
+    return [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1 and axis not in used]
+
+
+def _whole(problem: Problem, plan: Plan) -> list[str]:
+    """That weights (and state) rest whole on every device, where a plan splits none of them."""
+    whole = []
+    for role in (WEIGHTS, STATE):
+        number = problem.roles.index(role)
+        patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
+        if patterns and not any(any(problem.iterate(p, plan).layouts[0]) for p in patterns):
+            whole.append(role)
+    return [f"{' and '.join(whole)} whole on every device"] if WEIGHTS in whole else []
 
 
 def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
