@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, source_of
+from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, sample, source_of
 from random_programs import cases, plans
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.fusion import materialised
 from toast_cli.hardware import Axis, Mesh
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import make_problem
 
 US = 1e-6
 KIB = 1024.0
@@ -381,3 +382,14 @@ def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
         exact = evaluator.exact_cost(plan)
         assert exact.peak_bytes == evaluator.profile(plan).max()
         assert evaluator.cost(plan).peak_bytes == pytest.approx(exact.peak_bytes)
+
+
+@pytest.mark.parametrize("name", ["scan_tiny", "rnn_tiny", "itx_decode_tiny", "t2b_tiny"])
+def test_nothing_is_over_before_it_began(name: str) -> None:
+    """What reads a loop's result runs after the loop, so that arrays alive at a moment are as large as the profile says."""
+    source, dimensions = sample(name)
+    evaluator = Evaluator(make_problem(source.program, dimensions, round_mesh(data=4)))
+    for intervals in evaluator.items.lives.intervals:
+        assert all(last >= first - 1 for first, last in intervals)
+    _, alive = evaluator.alive_at_peak(())
+    assert sum(array.bytes for array in alive) == pytest.approx(evaluator.exact_cost(()).peak_bytes)

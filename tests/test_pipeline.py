@@ -59,7 +59,7 @@ def test_the_json_report_holds_what_it_promises(name: str) -> None:
         assert all(keys <= set(row) for row in facts[section])
     for baseline in facts["baselines"].values():
         assert {"step_seconds", "peak_bytes", "fits"} <= set(baseline)
-    assert {"unsharded", "data-parallel"} <= set(facts["baselines"])
+    assert {"unsharded", "fsdp", "megatron"} <= set(facts["baselines"])
     assert all(seconds >= 0 for seconds in facts["timings"].values())
 
 

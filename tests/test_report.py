@@ -7,10 +7,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
+from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli.report import format as text
-from toast_cli.report.model import AnalysisFacts, ConstraintFacts, PlanFacts, Report
+from toast_cli.report.model import AnalysisFacts, ConstraintFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 
 
@@ -153,9 +153,9 @@ compared with
   data-parallel    31.2 ms  1.33×  15.2 ms        16.0 ms     21.0 GiB  fits
 
 alive at the peak (model.py:88 (jit(train_step)/loss))
-     bytes        role       type                array            from
-   500 MiB  1.1%  temporary  bf16[8,1024,32000]  dot_general      model.py:88 (jit(train_step)/loss/logits)
-  8.00 MiB  0.0%  argument   f32[32000,512]      params['embed']
+     bytes          role       type                array            from
+   500 MiB  1.1%    temporary  bf16[8,1024,32000]  dot_general      model.py:88 (jit(train_step)/loss/logits)
+  8.00 MiB  0.0%    argument   f32[32000,512]      params['embed']
 
 collectives, 306 a step
   kind            axes                 time    result  caused by
@@ -312,3 +312,21 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
 )
 def test_one_line(report: Report, expected: str) -> None:
     assert one_line(report) == expected
+
+
+def test_what_is_alike_at_the_peak_is_one_row() -> None:
+    layers = [
+        LiveValue(
+            "stablehlo.dot_general", "bf16[8,8]", MIB, f"model.py:47 (jit(step)/layer_{k}/dot_general)", "temporary"
+        )
+        for k in range(18)
+    ]
+    other = LiveValue(
+        "stablehlo.dot_general", "bf16[8,8]", MIB, "model.py:90 (jit(step)/loss/dot_general)", "temporary"
+    )
+    table = shown(make_report(replace(TOO_LARGE, live_at_peak=[*layers, other])), 120)
+    rows = [line.split() for line in table.splitlines() if "stablehlo.dot_general" in line]
+    assert [row[:2] + [word for word in row if word.startswith("×")] for row in rows] == [
+        ["18.0", "MiB", "×18"],
+        ["1.00", "MiB"],
+    ]

@@ -14,6 +14,7 @@ from toast_cli.cost.evaluator import Evaluator
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.report.words import summary
 from toast_cli.search.run import run_search
 from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_wishes, strategies, strategy
 from toast_cli.tactics.files import read_tactics
@@ -369,3 +370,31 @@ def test_tactics_says_what_applies(capsys: pytest.CaptureFixture[str]) -> None:
 def test_tactics_needs_program_and_mesh_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tactics", str(SMALL["moe_tiny"])]) == 2
     assert "give both" in capsys.readouterr().err
+
+
+# strategy -> what the summary must say of weights and of axes left alone, and what it must not
+SAID: list[tuple[str, list[str], list[str]]] = [
+    ("data-parallel", ["weights and state whole on every device"], ["not used", "ZeRO"]),
+    ("data-parallel:data", ["weights and state whole on every device", "model not used"], ["data not used"]),
+    ("fsdp", ["(ZeRO-3)"], ["whole on every device", "not used"]),
+    ("fsdp+megatron", ["(ZeRO-3)"], ["whole on every device", "not used"]),
+    ("megatron:model", ["data not used"], ["whole on every device"]),
+]
+
+
+@pytest.mark.parametrize(("name", "present", "absent"), SAID, ids=[row[0] for row in SAID])
+def test_the_summary_tells_of_whole_weights_and_idle_axes(name: str, present: list[str], absent: list[str]) -> None:
+    of = problem("t2b_tiny")
+    text = summary(of, strategy(of, name))
+    assert all(words in text for words in present), text
+    assert not any(words in text for words in absent), text
+
+
+def test_an_idle_axis_is_remarked_on_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["partition", str(SMALL["t2b_tiny"]), "--mesh", "v4-32", "--strategy", "fsdp:data"]) == 0
+    assert (
+        "mesh axis model (2) is not used: no tactic uses it and the search was kept from it" in capsys.readouterr().out
+    )
+    options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data"]
+    assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
+    assert "mesh axis model (2) is not used: nothing pays that is split over it" in capsys.readouterr().out

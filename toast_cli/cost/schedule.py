@@ -26,7 +26,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
-        known = [ready[v] for v in op.operands if not free[v]]
+        known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
         earliest = max(known, default=0)
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
@@ -49,6 +49,14 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
             ready[value] = times[number]
             finishing[value] = op.name in PRODUCTS and not stored[value]
     return times
+
+
+def _loop_over(program: Program, value: int, reader: int) -> int:
+    """When the outermost loop around a value is over that does not contain its reader; 0 where there is none."""
+    loop, over = program.ops[program.producer[value]].loop, 0
+    while loop >= 0 and not program.loops[loop].first <= reader < program.loops[loop].last:
+        loop, over = program.loops[loop].parent, 2 * program.loops[loop].last
+    return over
 
 
 def _returned(program: Program) -> tuple[set[int], dict[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,12 +22,11 @@ from toast_cli.report.format import (
     format_seconds,
     shorten_location,
 )
-from toast_cli.report.model import BaselineFacts, LiveValue, Report
+from toast_cli.report.model import BaselineFacts, Report
 from toast_cli.report.style import Part
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
-SHORT_LIVE = 10
 SHORT_NOTES = 6
 SHORT_CONSTRAINTS = 6
 # What stands before every line to paste; a report has no room for it.
@@ -38,7 +36,6 @@ BAR_COLUMNS = 70
 LEAST_BAR = 8
 # A column of words narrower than this is left out.
 LEAST_WORDS = 16
-_NUMBER = re.compile(r"\d+")
 
 
 def header(report: Report) -> RenderableType:
@@ -227,45 +224,6 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
     for line in lines:
         rows.add_row(Text("·", style.WARNING), line)
     return style.section("notes", rows)
-
-
-def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
-    """Who is alive where memory peaks: what is alike on one row, most bytes first."""
-    live = report.predicted.live_at_peak
-    if not live:
-        return None
-    peak = report.predicted.peak_bytes or 1
-    folded = [(row.pattern, len(row.members), live[row.members[0]]) for row in fold([_alike(one) for one in live])]
-    folded.sort(key=lambda row: -row[1] * row[2].bytes)
-    shown = folded if verbose else folded[:SHORT_LIVE]
-    rows = [
-        (format_bytes(count * one.bytes), format_percent(count * one.bytes / peak), f"×{format_count(count)}" if count > 1 else "",
-         one.role, one.type, name)
-        for name, count, one in shown
-    ]  # fmt: skip
-    room = style.room(width, rows)
-    drawn = style.table(
-        [
-            ("bytes", "right"),
-            ("", "right"),
-            ("", "right"),
-            ("role", "left"),
-            ("type", "left"),
-            ("array", "fold"),
-            ("from", "fold"),
-        ]
-    )
-    for (_, _, one), cells in zip(shown, rows, strict=True):
-        drawn.add_row(*cells, shorten_location(one.location, room))
-    where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
-    rest = sum(count for _, count, _ in folded[len(shown) :])
-    more = [Text(f"and {format_plural(rest, 'smaller one')}, all with --verbose", style.LABEL)] if rest else []
-    return style.section(f"alive at the peak{where}", drawn, *more)
-
-
-def _alike(one: LiveValue) -> Entry:
-    """Arrays of one row: equal but for numbers in their path, or in the name stack of where they are made."""
-    return Entry(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))
 
 
 def groups(report: Report) -> RenderableType:

@@ -13,6 +13,7 @@ from rich.text import Text
 from toast_cli.report import arrays, sections, style
 from toast_cli.report.format import format_bytes, format_seconds
 from toast_cli.report.goal import broken, goal
+from toast_cli.report.live import live_at_peak
 from toast_cli.report.model import Report
 
 
@@ -52,7 +53,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         sections.prediction(report, width),
         goal(report),
         sections.comparison(report, width) if report.baselines else None,
-        sections.live_at_peak(report, width, verbose) if verbose or not fits else None,
+        live_at_peak(report, width, verbose) if verbose or not fits else None,
         sections.collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,

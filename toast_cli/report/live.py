@@ -1,0 +1,56 @@
+"""Who is alive where memory peaks: facts go in, a section of the terminal report comes out."""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.report.folding import Entry, fold
+from toast_cli.report.format import format_bytes, format_count, format_percent, format_plural, shorten_location
+from toast_cli.report.model import LiveValue, Report
+
+# Rows without --verbose.
+SHORT_LIVE = 10
+_NUMBER = re.compile(r"\d+")
+
+
+def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
+    """Who is alive where memory peaks: what is alike on one row, most bytes first."""
+    live = report.predicted.live_at_peak
+    if not live:
+        return None
+    peak = report.predicted.peak_bytes or 1
+    folded = [(row.pattern, len(row.members), live[row.members[0]]) for row in fold([_alike(one) for one in live])]
+    folded.sort(key=lambda row: -row[1] * row[2].bytes)
+    shown = folded if verbose else folded[:SHORT_LIVE]
+    rows = [
+        (format_bytes(count * one.bytes), format_percent(count * one.bytes / peak), f"×{format_count(count)}" if count > 1 else "",
+         one.role, one.type, name)
+        for name, count, one in shown
+    ]  # fmt: skip
+    room = style.room(width, rows)
+    drawn = style.table(
+        [
+            ("bytes", "right"),
+            ("", "right"),
+            ("", "right"),
+            ("role", "left"),
+            ("type", "left"),
+            ("array", "fold"),
+            ("from", "fold"),
+        ]
+    )
+    for (_, _, one), cells in zip(shown, rows, strict=True):
+        drawn.add_row(*cells, shorten_location(one.location, room))
+    where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
+    rest = sum(count for _, count, _ in folded[len(shown) :])
+    more = [Text(f"and {format_plural(rest, 'smaller one')}, all with --verbose", style.LABEL)] if rest else []
+    return style.section(f"alive at the peak{where}", drawn, *more)
+
+
+def _alike(one: LiveValue) -> Entry:
+    """Arrays of one row: equal but for numbers in their path, or in the name stack of where they are made."""
+    return Entry(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))
