@@ -65,7 +65,8 @@ def main() -> None:
     text = README.read_text(encoding="utf-8")
     for command in COMMANDS:
         text = _replaced(text, f"help: toast {command}".strip(), help_text(command))
-    text = _replaced(text, "first run", first_run())
+    if "help" not in sys.argv[1:]:  # the first run takes some seconds, and changes with every figure
+        text = _replaced(text, "first run", first_run())
     README.write_text(text, encoding="utf-8")
 
 

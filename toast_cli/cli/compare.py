@@ -65,9 +65,9 @@ def compare(
     from toast_cli.report.json_file import write_json
 
     if html is not None:
-        from toast_cli.report import comparison_page
+        from toast_cli.report import comparison_page, pages
 
-        comparison_page.check()
+        pages.check()
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
         found = tabulate(outcome.evaluator, outcome.report, outcome.result.plan, strategy or ())

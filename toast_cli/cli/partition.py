@@ -55,6 +55,10 @@ def partition(
             help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures (extra: html)."),
+    ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.SearchName = Search.mcts,
     budget: options.Budget = None,
@@ -97,7 +101,9 @@ def partition(
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
     plan_target = Target("--save-plan", save_plan) if save_plan is not None else None
-    targets = [target for target in (program_target, report_target, plan_target) if target is not None]
+    page_target = Target("--html", html) if html is not None else None
+    outputs = (program_target, report_target, plan_target, page_target)
+    targets = [target for target in outputs if target is not None]
     check_targets(targets, [program, mesh])
     request = options.make_request(
         program,
@@ -123,6 +129,10 @@ def partition(
     from toast_cli import pipeline
     from toast_cli.report.json_file import to_bytes
 
+    if page_target is not None:
+        from toast_cli.report import pages
+
+        pages.check()
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
         report = outcome.report
@@ -139,6 +149,11 @@ def partition(
         write_target(report_target, to_bytes(report))
     if plan_target is not None:
         write_target(plan_target, outcome.saved_plan())
+    if page_target is not None:
+        from toast_cli.report.page import page
+        from toast_cli.report.pictures import pictures
+
+        write_target(page_target, page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
 
     taken = any(target.is_stdout for target in targets)
     if not (quiet and taken and fits):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
-from toast_cli.cost.model import Alive, CollectiveUse, Cost
+from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, touch
 from toast_cli.cost.timeline import Timeline
@@ -140,6 +140,30 @@ class Evaluator:
         rows = self._evaluate(plan).rows
         found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
         return sorted(found, key=lambda use: -use.seconds)
+
+    def kernels(self, plan: Plan) -> list[KernelUse]:
+        """What every kernel of `plan` does and takes, equal ones together, the longest first."""
+        rows = self._evaluate(plan).rows
+        found = []
+        for bucket in self._buckets:
+            lowered = self._lower(bucket, rows)
+            for work in bucket.work:
+                seconds = self._pricer.work_seconds(work, lowered[work.pattern])
+                if seconds:
+                    size = self._pricer.work_size(work, lowered[work.pattern])
+                    found.append(KernelUse(work.op, work.name, work.runs, *size, seconds))
+        return sorted(found, key=lambda use: -use.seconds)
+
+    def memory_by_role(self, plan: Plan) -> dict[str, Vector]:
+        """[timeline.candidates] bytes alive, by role (see `Alive`)."""
+        found: dict[str, tuple[list[tuple[int, int]], list[float]]] = {}
+        for item, lowered in self._lowered_arrays(plan):
+            for kind, size in self._holdings.held(item, lowered):
+                spans = self._holdings.intervals(item, kind)
+                intervals, sizes = found.setdefault(self._holdings.role(item, kind), ([], []))
+                intervals.extend(spans)
+                sizes.extend([size] * len(spans))
+        return {role: self.timeline.profile(*spans) for role, spans in found.items() if spans[0]}
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""

@@ -56,3 +56,15 @@ class Alive:
     value: int
     bytes: float
     role: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Kernels of one kind, all runs together, on one device: arithmetic, bytes read and written, seconds. op: one of them."""
+
+    op: int
+    name: str
+    runs: float
+    flops: float
+    bytes: float
+    seconds: float

@@ -83,6 +83,18 @@ class Pricer:
         flops *= growth(chip, work.dtype, self._grid(work), cuts)
         return work.runs * kernel_seconds(chip, work.dtype, flops, vector, moved, kernels)
 
+    def work_size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+        """(FLOPs, bytes read and written) of all ops of the item on one device."""
+        sizes = self._sizes
+        flops = work.flops / prod(_count(axes, sizes) for axes in iteration.slot_axes)
+        moved = 0.0
+        for sides, layouts in ((work.operands, iteration.operands), (work.results, iteration.computed)):
+            for (size, through, elementwise), layout in zip(sides, layouts, strict=True):
+                count = shards(layout, sizes)
+                moved += (size if sides is work.operands else max(size, through)) / count
+                flops += elementwise / count
+        return work.runs * flops, work.runs * moved
+
     def _grid(self, work: WorkItem) -> Grid:
         grid = self._grids.get(work.op)
         if grid is None:

@@ -37,6 +37,7 @@ class SearchResult:
 
     evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be better.
     stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none was sought.
+    trail: the evaluation that found each best plan so far, and its cost.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class SearchResult:
     stopped: str
     proven: bool = False
     lower_bound: float = 0.0
+    trail: tuple[tuple[int, Cost], ...] = ()
 
 
 Search = Callable[[Problem, Evaluate, Budget, np.random.Generator, "SearchProgress | None"], SearchResult]
@@ -81,6 +83,7 @@ class Incumbent:
         self.best: Plan = self.fixed
         self.best_cost = self.reference
         self.seen[self.fixed] = self.reference
+        self._trail = [(0, self.reference)]
 
     @property
     def seconds(self) -> float:
@@ -107,6 +110,7 @@ class Incumbent:
             cost = self.seen[plan] = self._evaluate(plan)
             if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
                 self.best, self.best_cost, self.best_found_at = plan, cost, count
+                self._trail.append((count, cost))
             if self._progress and count % 32 == 0:
                 self.report()
         return cost
@@ -164,5 +168,5 @@ class Incumbent:
             self._simplify()
         return SearchResult(
             self.best, self.best_cost, self.fits(self.best_cost), len(self.seen), self.best_found_at, self.seconds, stopped,
-            proven, lower_bound,
+            proven, lower_bound, tuple(self._trail),
         )  # fmt: skip
