@@ -28,7 +28,13 @@ from toast_cli.report.pictures import KernelPoint, Pictures
 from toast_cli.report.tiles import axis_colours, mesh_grid, tile
 
 _GIB = 2.0**30
-_ROLES = {"argument": "#0072b2", "carry": "#56b4e9", "temporary": "#e69f00", "gathered": "#009e73", "partial": "#cc79a7"}
+_ROLES = {
+    "argument": "#0072b2",
+    "carry": "#56b4e9",
+    "temporary": "#e69f00",
+    "gathered": "#009e73",
+    "partial": "#cc79a7",
+}
 _COMPUTE, _COMMUNICATION, _BEST, _LIMIT = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 _ARRAYS = 60
 _LIVE = 20
