@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toast_cli.cost.fusion import is_fusible
+from toast_cli.cost.relaid import relaid_carries
 from toast_cli.cost.schedule import half_steps
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
 
@@ -85,6 +86,7 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)
+    relaid = relaid_carries(program)
 
     def last_read(value: int) -> int:
         """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
@@ -95,7 +97,7 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list
         return max((read_at[use] for use in uses), default=0)
 
     for number, op in enumerate(program.ops):
-        if op.name in _IN_PLACE and op.operands:
+        if op.name in _IN_PLACE and op.operands and number not in relaid:
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
@@ -107,7 +109,7 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list
         if argument.aliased_result >= 0:
             result = program.results[argument.aliased_result].value
             maker = program.producer[result]
-            if last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
+            if maker not in relaid and last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
                 borrowed[result] = True
     return borrowed
 
