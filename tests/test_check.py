@@ -146,6 +146,16 @@ def test_update_stores_nothing_that_breaks_a_limit(pipeline: Pipeline, capsys: p
     assert "note: a.json was not written: the check failed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["my notes", "[]", '{"schema": "toast.plan/1"}'])
+def test_update_overwrites_reports_alone(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    Path("a.json").write_text(content)
+    assert check("--against", "a.json", "--update") == 2
+    assert Path("a.json").read_text() == content and pipeline.requests == []
+    assert "a.json: is no report of toast's and is not overwritten" in capsys.readouterr().err
+    Path("a.json").write_text('{"schema": "toast.report/0"}')
+    assert check("--against", "a.json", "--update") == 0
+
+
 # Project files
 
 

@@ -186,12 +186,15 @@ def judge_point(point: Point, jobs: int = 1, progress: Any = None) -> tuple[Repo
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
     from toast_cli.report import checks
-    from toast_cli.report.json_file import read_report, same_facts, to_bytes
+    from toast_cli.report.json_file import is_report, read_report, same_facts, to_bytes
 
     exists = bool(point.against) and Path(point.against).exists()
     if point.against and not exists and not point.update:
         hint = "--update (or `toast partition --json FILE`) makes it"
         raise InputError("there is no such stored report", where=point.against, hint=hint)
+    if exists and point.update and not is_report(point.against):
+        hint = "give another file, or remove this one"
+        raise InputError("is no report of toast's and is not overwritten", where=point.against, hint=hint)
     stored = read_report(point.against) if exists and not point.update else None
     if stored is not None:
         spec = load_spec(point.request.mesh)

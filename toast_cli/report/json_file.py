@@ -73,13 +73,23 @@ def read_report(path: str) -> StoredReport:
     )
 
 
+def is_report(path: str) -> bool:
+    """Whether the file at `path` holds a report, of whatever version of the schema."""
+    return str(_facts(path).get("schema")).startswith(f"{SCHEMA.partition('/')[0]}/")
+
+
 def same_facts(path: str, report: Report) -> bool:
     """Whether the file at `path` holds this report but for how long things took and where the program was."""
+    return _lasting(_facts(path)) == _lasting(json.loads(to_bytes(report)))
+
+
+def _facts(path: str) -> dict[str, Any]:
+    """The JSON object in the file; empty where there is none."""
     try:
-        stored = json.loads(Path(path).read_bytes())
+        facts = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(stored, dict) and _lasting(stored) == _lasting(json.loads(to_bytes(report)))
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
