@@ -134,6 +134,39 @@ ROWS = {
             ("all-reduce", ("data",), 64),
         ],
     ),
+    "sums in different types stay two": (
+        [
+            reduced("x", "p", DATA, kind="bf16[8,4]{1,0}"),
+            "%xf = f32[8,4]{1,0} convert(%x)",
+            reduced("y", "q", DATA),
+            "%s = f32[8,4]{1,0} add(%xf, %y)",
+        ],
+        [("all-reduce", ("data",), 64), ("all-reduce", ("data",), 128)],
+    ),
+    "what was widened before it is gathered": (
+        [
+            "%n = bf16[8,4]{1,0} convert(%p)",
+            "%w = f32[8,4]{1,0} convert(%n)",
+            f"%x = f32[32,4]{{1,0}} all-gather(%w), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
+        ],
+        [("all-gather", ("data",), 256)],
+    ),
+    "what is narrowed after it is gathered": (
+        [
+            f"%x = f32[32,4]{{1,0}} all-gather(%p), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
+            "%t = f32[4,32]{1,0} transpose(%x), dimensions={1,0}",
+            "%n = bf16[4,32]{1,0} convert(%t)",
+        ],
+        [("all-gather", ("data",), 256)],
+    ),
+    "what is narrowed for some readers only": (
+        [
+            f"%x = f32[32,4]{{1,0}} all-gather(%p), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
+            "%n = bf16[32,4]{1,0} convert(%x)",
+            "%m = f32[32,4]{1,0} negate(%x)",
+        ],
+        [("all-gather", ("data",), 512)],
+    ),
     "sums over different axes stay two": (
         [reduced("x", "p", DATA), reduced("y", "q", MODEL), "%s = f32[8,4]{1,0} add(%x, %y)"],
         [("all-reduce", ("data",), 128), ("all-reduce", ("model",), 128)],

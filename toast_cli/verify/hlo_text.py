@@ -138,3 +138,9 @@ def array_bytes(kind: str) -> tuple[int, ...]:
         elements = prod(int(d) for d in dims.split(",") if d)
         sizes.append((elements * BITS.get(dtype, 32) + 7) // 8)
     return tuple(sizes)
+
+
+def element_bits(kind: str) -> int:
+    """Bits of one element of an array type, or of the first array of a tuple; 0 where there is none."""
+    found = _ARRAY.search(kind)
+    return BITS.get(found[1], 32) if found else 0

@@ -16,6 +16,7 @@ import numpy as np
 
 from toast_cli.verify.collectives import KINDS, Collective, name_and_place, result_sizes
 from toast_cli.verify.graph import Graph, Node, graphs
+from toast_cli.verify.hlo_text import element_bits
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
 from toast_cli.verify.stack_frames import places
 
@@ -39,7 +40,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to a sum on its way: an all-reduce (over `axes`, by the operation `how`) or the slice each device keeps (`how` says which)."""
+    """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in) or the slice each device keeps (`how` says which)."""
 
     name: str
     axes: tuple[str, ...]
@@ -72,8 +73,28 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
             axes = permuted_axes(node.rest, mesh.names, mesh.sizes)
         else:
             axes = group_axes(node, mesh)
+        narrowing = narrowed(graph, node)
         for size in result_sizes(kind, node.opcode, node.sizes):
-            yield kind, axes, size, node
+            yield kind, axes, round(size * narrowing), node
+
+
+def narrowed(graph: Graph, node: Node) -> float:
+    """The part of its bytes that moves when what was widened just before, or is narrowed right after, moves in the narrow type.
+
+    Moving changes no number, so XLA:TPU and XLA:GPU put conversions on the side where fewer bytes move.
+    """
+    whole = element_bits(node.kind)
+    bits = [whole]
+    source = graph.nodes.get(node.operands[0]) if node.operands else None
+    while source and source.opcode in _PASSED and len(graph.users[source.name]) == 1:
+        source = graph.nodes.get(source.operands[0])
+        bits.append(element_bits(source.kind) if source else whole)
+    readers, after = graph.users.get(node.name, []), []
+    while len(readers) == 1 and readers[0].opcode in _PASSED - {"convert"}:
+        readers = graph.users.get(readers[0].name, [])
+    if readers and all(reader.opcode == "convert" for reader in readers):
+        after = [max(element_bits(reader.kind) for reader in readers)]
+    return min([*bits, *after]) / whole if whole else 1.0
 
 
 def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
@@ -103,7 +124,7 @@ def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
     for node in graph.nodes.values():
         before = [chains.get(operand, ()) if len(graph.users[operand]) == 1 else () for operand in node.operands]
         if node.opcode == "all-reduce":
-            step = Step(node.name, group_axes(node, mesh), (combiner(graph, node),))
+            step = Step(node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0]))
             if before[0] and (folded := further(step, before[0][-1], mesh)):
                 absorbed.add(before[0][-1].name)
                 chains[node.name] = (*before[0][:-1], folded)
@@ -138,7 +159,7 @@ def common_end(one: Chain, other: Chain) -> int:
     """How many of the last steps of two chains are alike; only sums can be taken together."""
     count = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
-        if not a.like(b) or (a.axes and a.how != ("add",)):
+        if not a.like(b) or (a.axes and a.how[0] != "add"):
             break
         count += 1
     return count
