@@ -145,10 +145,11 @@ def _chip_table(spec: Spec) -> RenderableType:
         "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
         "attained": f"matrix {chip.attained.matrix:.0%}, vector {chip.attained.vector:.0%}, memory {chip.attained.memory:.0%}, "
         f"{format_seconds(chip.attained.kernel_seconds)} a kernel",
+        "temporary_growth": f"× {chip.temporary_growth:g}",
     }
     words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}
     words |= {"memory_bytes": "memory", "reserved_bytes": "reserved", "memory_bytes_per_second": "memory bandwidth"}
-    words |= {"attained": "of which kernels get"}
+    words |= {"attained": "of which kernels get", "temporary_growth": "temporaries"}
     drawn = table([("", "left"), ("", "fold"), ("source", "fold")])
     for figure, value in figures.items():
         drawn.add_row(words[figure], value, chip.sources.get(figure, ""))

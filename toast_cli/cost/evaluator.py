@@ -19,6 +19,7 @@ from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, touch
+from toast_cli.cost.temporaries import temporary_growth
 from toast_cli.cost.timeline import Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
@@ -82,6 +83,7 @@ class Evaluator:
         self.items: Items = make_items(problem)
         self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
+        self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
         self._pricer = Pricer(problem, self.items)
         self._holdings = Holdings(problem, self.items, self._pricer)
         self._rows = Rows(problem)
@@ -106,7 +108,7 @@ class Evaluator:
         self.evaluations += 1
         state = self._evaluate(plan)
         compute, communication, arguments = state.parts.sum(axis=1).tolist()
-        peak = float(state.alive.max(initial=0.0))
+        peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
         return Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows))
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
@@ -114,10 +116,14 @@ class Evaluator:
         cost = self.cost(plan)
         profile = self.profile(plan)
         place = int(profile.argmax()) if len(profile) else 0
-        peak = float(profile[place]) if len(profile) else 0.0
+        peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
+
+    def _grown(self, alive: float, arguments: float) -> float:
+        """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""
+        return alive if self._growth == 1.0 else arguments + self._growth * (alive - arguments)
 
     def unlearn(self) -> None:
         """Looks at the moments of the beginning again, and at no others."""

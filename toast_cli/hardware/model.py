@@ -39,6 +39,7 @@ class Chip:
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
         attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
+        temporary_growth: temporaries as its compiler lays them out over those that the model counts.
         sources: figure name -> where it was published.
     """
 
@@ -53,6 +54,7 @@ class Chip:
     sources: dict[str, str]
     attained: Attained = Attained()
     clock_hertz: float = 0.0
+    temporary_growth: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

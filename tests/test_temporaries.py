@@ -1,0 +1,62 @@
+"""Temporaries as GPUs' compilers lay them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.temporaries import temporary_growth
+from toast_cli.dimensions import analyse
+from toast_cli.frontend import load
+from toast_cli.hardware import find_preset, load_spec
+from toast_cli.plan.problem import make_problem
+
+CHAIN = """
+func.func @main(%x: tensor<64x64x{t}>, %w: tensor<64x64x{t}>) -> tensor<64x64x{t}> {{
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x64x{t}>, tensor<64x64x{t}>) -> tensor<64x64x{t}>
+  %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<64x64x{t}>, tensor<64x64x{t}>) -> tensor<64x64x{t}>
+  %2 = stablehlo.dot_general %1, %0, contracting_dims = [1] x [0] : (tensor<64x64x{t}>, tensor<64x64x{t}>) -> tensor<64x64x{t}>
+  return %2 : tensor<64x64x{t}>
+}}
+"""
+
+
+def evaluator_of(spec: str, dtype: str, folder: Path) -> Evaluator:
+    path = folder / "p.mlir"
+    path.write_text(CHAIN.format(t=dtype))
+    program = load(str(path)).program
+    return Evaluator(make_problem(program, analyse(program), load_spec(spec).mesh()))
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "widened"),
+    [
+        ("v4", "bf16", 1.0),
+        ("H100", "bf16", 1.0),
+        ("V100", "f16", 1.0),
+        ("V100", "f32", 1.0),
+        ("V100", "bf16", 2.0),
+        ("P100", "bf16", 2.0),
+    ],
+)
+def test_what_a_chip_cannot_compute_in_is_widened(chip: str, dtype: str, widened: float, tmp_path: Path) -> None:
+    evaluator, preset = evaluator_of("h100-8", dtype, tmp_path), find_preset(chip).chip
+    growth = temporary_growth(evaluator.problem.program, evaluator.items.stored, preset)
+    assert growth == pytest.approx(preset.temporary_growth * widened)
+
+
+def test_tpus_are_what_the_model_is_made_for() -> None:
+    assert find_preset("v4").chip.temporary_growth == 1.0 < find_preset("H100").chip.temporary_growth
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "factor"), [("v4-32", "bf16", 1.0), ("h100-8", "f32", 1.3), ("v100-8", "bf16", 2.6)]
+)
+def test_only_temporaries_grow(spec: str, dtype: str, factor: float, tmp_path: Path) -> None:
+    evaluator = evaluator_of(spec, dtype, tmp_path)
+    counted = evaluator.profile(()).max()
+    for cost in (evaluator.cost(()), evaluator.exact_cost(())):
+        assert cost.peak_bytes == pytest.approx(cost.argument_bytes + factor * (counted - cost.argument_bytes))
+        assert counted > cost.argument_bytes
