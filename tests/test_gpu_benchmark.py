@@ -58,4 +58,4 @@ def test_predictions_hold_for_gpus(tmp_path: Path) -> None:
     for row in rows:
         assert row["argument_mib"] == pytest.approx(row["compiled_argument_mib"], rel=0.01)
         assert row["agreeing"] > 0.9
-    assert sorted(abs(row["error"]) for row in rows)[len(rows) // 2] < 0.15
+    assert sorted(abs(row["error"]) for row in rows)[len(rows) // 2] < 0.25
