@@ -31,6 +31,7 @@ from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
 from toast_cli.search.shapes import search_shapes
+from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
 from toast_cli.tactics import Wishes, parse_wishes, strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
@@ -181,16 +182,21 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
-    return search_shapes(
+    apart = request.search == "mcts" and request.strategy is None  # whether layers may be decided apart in the end
+    iterations, seconds = request.iterations, request.budget_seconds
+    evaluator, result = search_shapes(
         evaluator_of,
         suiting(meshes, problem_on) if wishes.wishes and len(meshes) > 1 else meshes,
         request.search,
         request.seed,
-        request.iterations,
-        request.budget_seconds,
+        iterations if iterations is None or not apart else max(1, round(iterations * (1.0 - UNMIRROR_SHARE))),
+        seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
         request.jobs,
         report,
     )
+    if not apart or result.stopped == "interrupted":
+        return evaluator, result
+    return unmirrored(evaluator, result, rest_of_budget(result, iterations, seconds))
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:

@@ -1,0 +1,87 @@
+"""One layer decided otherwise than the others: problems taken apart, and the search's use of it."""
+
+from __future__ import annotations
+
+import jax
+from programs import Case, arg, evaluator_of, mesh_of, round_mesh, sample, source_of
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.dimensions import analyse
+from toast_cli.plan.decisions import Shard
+from toast_cli.plan.mirrors import mirrored_groups, taken_apart, unmirror
+from toast_cli.plan.problem import make_problem
+from toast_cli.search.model import Budget
+from toast_cli.search.run import run_search
+from toast_cli.search.unmirror import unmirrored
+
+LAYERS = 6
+MESH = round_mesh(data=4)
+
+
+def layers(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+    for p in params:
+        x = x + jax.nn.relu(x @ p["up"]) @ p["down"]
+    return x
+
+
+SOURCE = source_of(layers, [{"down": arg(1024, 256), "up": arg(256, 1024)} for _ in range(LAYERS)], arg(4096, 256))
+
+
+def test_a_plan_means_the_same_for_a_problem_taken_apart() -> None:
+    for source, mesh in (
+        (SOURCE, MESH),
+        (sample("t2b_tiny")[0], mesh_of("v4-32")),
+        (sample("moe_tiny")[0], mesh_of("v4-32")),
+    ):
+        problem = make_problem(source.program, analyse(source.program), mesh)
+        wide, parts = unmirror(problem, mirrored_groups(problem))
+        assert parts
+        plain, apart = Evaluator(problem), Evaluator(wide)
+        shards = [d for d in problem.choices if isinstance(d, Shard)]
+        for plan in ((), tuple(shards[:3]), tuple(reversed(shards[-5:])), tuple(shards[::3])):
+            expected = plain.exact_cost(plan)
+            found = apart.exact_cost(taken_apart(plan, parts))
+            assert abs(found.step_seconds - expected.step_seconds) <= 1e-9 * expected.step_seconds
+            assert abs(found.peak_bytes - expected.peak_bytes) <= 1e-6 * expected.peak_bytes
+
+
+def test_groups_taken_apart_are_named_and_complete() -> None:
+    problem = evaluator_of(SOURCE, MESH).problem
+    (ff,) = mirrored_groups(problem)
+    wide, parts = unmirror(problem, [ff])
+    groups = wide.dimensions.groups
+    first, last = parts[ff]
+    assert groups[first].name == f"{groups[ff].name}:first"
+    assert groups[last].name == f"{groups[ff].name}:last"
+    assert len(groups[ff].classes) == LAYERS - 2
+    assert sorted(c for g in (ff, first, last) for c in groups[g].classes) == sorted(
+        problem.dimensions.groups[ff].classes
+    )
+    assert all(member.startswith("params[0]") for member in groups[first].members)
+
+
+def test_where_one_layer_is_enough_the_others_stay_whole() -> None:
+    """Of six layers all but one fit whole: to split one costs a fraction of what it costs to split them all."""
+    whole = evaluator_of(SOURCE, MESH)
+    batch = Case(SOURCE, whole).shard("x.0", "data")
+    limit = whole.exact_cost((batch,)).peak_bytes - 2**20
+    tight = round_mesh(int(limit), data=4)
+    problem = make_problem(SOURCE.program, analyse(SOURCE.program), tight)
+    mirrored = run_search(Evaluator(problem), "mcts")
+    evaluator, found = unmirrored(Evaluator(problem), mirrored, Budget(300))
+    assert mirrored.fits and found.fits
+    assert found.cost.communication_seconds < 0.5 * mirrored.cost.communication_seconds
+    assert found.cost == evaluator.exact_cost(found.plan)
+    names = {evaluator.problem.dimensions.groups[d.group].name for d in found.plan if isinstance(d, Shard)}
+    assert any(":" in name for name in names)
+    assert found.evaluations <= mirrored.evaluations + 301
+
+
+def test_where_nothing_is_gained_the_plan_stays_mirrored() -> None:
+    evaluator = evaluator_of(SOURCE, MESH)
+    result = run_search(evaluator, "mcts")
+    same, found = unmirrored(evaluator, result, Budget(300))
+    assert same is evaluator
+    assert found.plan == result.plan
+    none, unchanged = unmirrored(evaluator, result, Budget(3))
+    assert (none, unchanged) == (evaluator, result)

@@ -1,0 +1,110 @@
+"""A move of the search that leaves the mirrored problem: one layer decided otherwise than the others, where that pays.
+
+Enters: the best plan in which every layer is decided alike. All groups are taken apart at once (see `plan.mirrors`), and edits of what
+the first, the last and the other layers do are tried on that plan. Groups whose parts end up alike are put together again. Leaves: the better
+plan with the problem it belongs to, or what came in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.mirrors import Parts, mirrored_groups, taken_apart, unmirror
+from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult
+from toast_cli.search.moves import Edit, exchanges, results, small_edits
+from toast_cli.search.objective import PRICE, Objective
+from toast_cli.search.run import Confirmed
+
+UNMIRROR_SHARE = 0.1  # of the user's budget;
+EVALUATIONS = 300  # where there is none
+LEAST_EVALUATIONS = 10  # with fewer nothing is tried
+LEAST_GAIN = 2.0 * PRICE  # of one edit, in units of reward: that much more has to be said about the plan
+
+
+def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tuple[Evaluator, SearchResult]:
+    """`result` or something better; its evaluations and seconds come on top of those of `result`."""
+    start = time.monotonic()
+    problem = evaluator.problem
+    apart = [g for g in mirrored_groups(problem) if any(isinstance(d, Shard) and d.group == g for d in problem.choices)]
+    if not apart or (budget.evaluations is not None and budget.evaluations < LEAST_EVALUATIONS):
+        return evaluator, result
+    wide, parts = unmirror(problem, apart)
+    start_plan = wide.canonical(taken_apart(result.plan, parts))
+    plan, looked = _edit(Evaluator(wide, [start_plan]), start_plan, parts, budget)
+    spent = replace(result, evaluations=result.evaluations + looked, seconds=result.seconds + time.monotonic() - start)
+    needed = [g for g in apart if _differ(plan, g, parts[g])]
+    if not needed:
+        return evaluator, spent
+    narrow, kept = unmirror(problem, needed)
+    names = {old: new for g in needed for old, new in zip(parts[g], kept[g], strict=True)}
+    gone = {part for g in apart if g not in needed for part in parts[g]}
+    found = narrow.canonical(
+        tuple(
+            d if isinstance(d, Replicate) else d._replace(group=names.get(d.group, d.group))
+            for d in plan
+            if isinstance(d, Replicate) or d.group not in gone
+        )
+    )
+    final = Evaluator(narrow, [found])
+    cost = final.exact_cost(found)
+    spent = replace(spent, evaluations=spent.evaluations + 1)
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    if objective.rank(found, cost) >= objective.rank(result.plan, result.cost):
+        return evaluator, replace(spent, seconds=result.seconds + time.monotonic() - start)
+    better = replace(
+        spent, plan=found, cost=cost, fits=objective.met(cost), best_found_at=spent.evaluations,
+        seconds=result.seconds + time.monotonic() - start,
+    )  # fmt: skip
+    return final, better
+
+
+def rest_of_budget(result: SearchResult, iterations: int | None, seconds: float | None) -> Budget:
+    """What is left of the user's budget after a search."""
+    if iterations is None and seconds is None:
+        return Budget(EVALUATIONS)
+    return Budget(
+        None if iterations is None else iterations - result.evaluations - 1,  # one for what comes out
+        None if seconds is None else seconds - result.seconds,
+    )
+
+
+def _edit(evaluator: Evaluator, plan: Plan, parts: Parts, budget: Budget) -> tuple[Plan, int]:
+    """The best plan that edits of the groups taken apart lead to, and how many plans were looked at."""
+    problem = evaluator.problem
+    incumbent = Incumbent(problem, Confirmed(evaluator), budget)
+    family = {*parts, *(part for split in parts.values() for part in split)}
+
+    def worth(of: Plan) -> float:
+        return incumbent.reward(of, incumbent.look(of)) + PRICE * len(of)  # what counts is settled in the end
+
+    try:
+        now, improved = worth(plan), True
+        while improved:
+            improved = False
+            for edit in [*small_edits(problem, plan), *exchanges(problem, plan)]:
+                if not _about(edit, family):
+                    continue
+                tried = [(worth(to), to) for to in results(problem, plan, edit)]
+                best, to = max(tried, key=lambda t: t[0], default=(now, plan))
+                if best > now + LEAST_GAIN:
+                    plan, now, improved = to, best, True
+    except OutOfBudget:
+        pass
+    return plan, len(incumbent.seen)
+
+
+def _about(edit: Edit, family: set[int]) -> bool:
+    """Whether an edit is about groups taken apart and nothing else."""
+    return all(isinstance(d, Shard) and d.group in family for d in (*edit.out, *edit.into))
+
+
+def _differ(plan: Plan, group: int, parts: tuple[int, ...]) -> bool:
+    """Whether parts of a group are decided otherwise than the rest of it."""
+
+    def about(number: int) -> list[tuple[int, tuple[int, ...], int]]:
+        return [d[1:] for d in plan if isinstance(d, Shard) and d.group == number]
+
+    return any(about(part) != about(group) for part in parts)
