@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-COMMANDS = ("", "partition", "check", "sweep", "verify", "compare", "explain", "tactics", "mesh")
+COMMANDS = ("", "partition", "check", "sweep", "verify", "compare", "explain", "inspect", "diff", "tactics", "mesh")
 FIRST_RUN = ("partition", "sample_models/t2b_train.mlirbc.zst", "--mesh", "v4-32", "-o", "sharded.mlir")
 
 

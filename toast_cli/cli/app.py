@@ -11,8 +11,10 @@ import typer
 
 from toast_cli.cli.check import check
 from toast_cli.cli.compare import compare
+from toast_cli.cli.diff import diff
 from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded
 from toast_cli.cli.explain import explain
+from toast_cli.cli.inspect import inspect
 from toast_cli.cli.mesh import mesh_app
 from toast_cli.cli.partition import partition
 from toast_cli.cli.sweep import sweep
@@ -33,6 +35,8 @@ app.command(short_help="Tabulate programs x meshes x shapes, worked on in parall
 app.command(short_help="Check with XLA that a written program does what its report says.")(verify)
 app.command(short_help="Tabulate expert strategies beside what the search finds.")(compare)
 app.command(short_help="Explain a plan: what decisions are worth, what causes what.")(explain)
+app.command(short_help="Show what a program is made of.")(inspect)
+app.command(short_help="Show what changed between two reports.")(diff)
 app.command(short_help="List tactics; with a program, which apply to it.")(tactics)
 app.add_typer(mesh_app, name="mesh", short_help="List, show or validate mesh specifications.")
 

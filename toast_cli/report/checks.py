@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from toast_cli.errors import UsageError
 from toast_cli.report.format import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report.goal import bound_text
 from toast_cli.report.json_file import StoredReport
-from toast_cli.report.model import Report
+from toast_cli.report.model import Report, Sharding
 from toast_cli.report.terminal import one_line
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
@@ -110,17 +111,31 @@ def plan_drift(report: Report, stored: StoredReport) -> list[str]:
 
     Empty when it does not.
     """
-    before, now = list(stored.decisions), [decision.text for decision in report.plan.decisions]
+    return drift_lines(
+        stored.decisions,
+        [decision.text for decision in report.plan.decisions],
+        stored.arguments,
+        [(argument.name, argument.sharding) for argument in report.arguments],
+    )
+
+
+def drift_lines(
+    before: Sequence[str],
+    now: Sequence[str],
+    rested: Sequence[tuple[str, Sharding]],
+    rests: Sequence[tuple[str, Sharding]],
+) -> list[str]:
+    """The same of decisions in words, and of arguments' names and shardings."""
+    before, now = list(before), list(now)
     gone, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
     lines = [f"- {text}" for text in before if text in gone] + [f"+ {text}" for text in now if text in new]
     kept_before, kept_now = [t for t in before if t not in gone], [t for t in now if t not in new]
     moved = [text for text, old in zip(kept_now, kept_before, strict=False) if text != old]
     lines += [f"~ {text}: now decision {now.index(text) + 1}, was {before.index(text) + 1}" for text in moved[:1]]
-    old = dict(stored.arguments)
-    changed = [a for a in report.arguments if a.name in old and old[a.name] != a.sharding]
-    for argument in changed[:_NAMED]:
-        was, lies = format_sharding(old[argument.name]), format_sharding(argument.sharding)
-        lines.append(f"  {argument.name} {argument.type}: {was} → {lies}")
+    old = dict(rested)
+    changed = [(name, sharding) for name, sharding in rests if name in old and old[name] != sharding]
+    for name, sharding in changed[:_NAMED]:
+        lines.append(f"  {name}: {format_sharding(old[name])} → {format_sharding(sharding)}")
     if len(changed) > _NAMED:
         lines.append(f"  and {len(changed) - _NAMED} more arguments are split otherwise")
     return lines

@@ -1,0 +1,102 @@
+"""`toast inspect` says what a program is made of; `toast diff` what changed between two reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from toast_cli.cli import main
+from toast_cli.report.difference import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = str(ROOT / "sample_models/mlp_tiny.mlir")
+
+
+def looped(w: Any, x: Any) -> Any:
+    def layer(h: Any, one: Any) -> Any:
+        return jnp.tanh(h @ one), None
+
+    h = jax.lax.scan(layer, x, w)[0]
+    return h @ h.T  # a covariance: the batch twice in one array
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "looped.mlir"
+    shapes = jax.ShapeDtypeStruct((6, 16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    path.write_text(jax.jit(looped).lower(*shapes).as_text(debug_info=True))
+    return path
+
+
+def test_inspect_finds_ops_loops_dimensions_conflicts_and_arrays(program: Path, tmp_path: Path) -> None:
+    target = tmp_path / "facts.json"
+    assert main(["inspect", str(program), "--json", str(target)]) == 0
+    facts = json.loads(target.read_text())
+    assert facts["schema"] == "toast.inspection/1"
+    assert (facts["name"], facts["format"], facts["arguments"]) == ("looped", "stablehlo", 2)
+    assert facts["argument_bytes"] == 4 * (6 * 16 * 16 + 8 * 16)
+    kinds = {kind["name"]: kind for kind in facts["op_kinds"]}
+    assert kinds["stablehlo.dot_general"]["count"] == 2
+    # Six products of [8, 16] and [16, 16] in the loop, one of [8, 16] and [16, 8].
+    assert kinds["stablehlo.dot_general"]["flops"] == 2 * (6 * 8 * 16 * 16 + 8 * 16 * 8)
+    assert [(loop["trips"], loop["trips_known"], loop["depth"]) for loop in facts["loops"]] == [(6, True, 0)]
+    assert {one["size"] for one in facts["classes"]} >= {6, 8, 16}
+    # The weights are square, so their two dimensions are one class by way of the loop; and the covariance.
+    assert sorted((one["sides"], one["values"]) for one in facts["conflicts"]) == [(2, 1), (2, 3)]
+    assert all(one["locations"][0].startswith("test_inspect_and_diff.py:") for one in facts["conflicts"])
+    assert (facts["tensors"][0]["name"], facts["tensors"][0]["type"]) == ("w", "f32[6,16,16]")
+
+
+def test_inspect_is_readable(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(program)]) == 0
+    shown = capsys.readouterr().out
+    for line in ("program  looped (stablehlo)", "stablehlo.dot_general", "conflicts: a dimension", "f32[6,16,16]"):
+        assert line in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_inspect_refuses_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path / "nothing.mlir")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def report(path: Path, *options: str) -> str:
+    assert main(["partition", SAMPLE, "--mesh", "h100-8", "--quiet", "--json", str(path), *options]) == 0
+    return str(path)
+
+
+def test_diff_of_a_report_with_itself_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = report(tmp_path / "a.json"), report(tmp_path / "b.json")
+    assert main(["diff", one, two]) == 0
+    assert "the same decisions and shardings" in capsys.readouterr().out
+
+
+def test_diff_lists_figures_decisions_and_shardings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = report(tmp_path / "a.json", "--mesh-shape", "data=8")
+    two = report(tmp_path / "b.json", "--mesh-shape", "data=8", "--strategy", "fsdp")
+    capsys.readouterr()
+    assert main(["diff", one, two, "--json", str(tmp_path / "diff.json")]) == 1
+    shown = capsys.readouterr().out
+    assert "+ split" in shown
+    assert "→" in shown
+    facts = json.loads((tmp_path / "diff.json").read_text())
+    assert not facts["same"]
+    assert [figure["name"] for figure in facts["figures"]] == ["step time", "communication", "peak memory"]
+
+
+def test_diff_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", SAMPLE, SAMPLE]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [(2.0, 2.0, ""), (2.0, 3.0, "+50.0%"), (4.0, 3.0, "-25.0%"), (0.0, 1.0, "new"), (0.0, 0.0, "")],
+)
+def test_change_in_words(before: float, now: float, change: str) -> None:
+    assert Figure("step time", before, now).change == change

@@ -1,0 +1,86 @@
+"""Two stored reports side by side. Enters: two `StoredReport`s. Leaves: what changed from the first to the second, and how that is shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.report import style
+from toast_cli.report.checks import drift_lines
+from toast_cli.report.format import format_bytes, format_percent, format_seconds
+from toast_cli.report.json_file import StoredReport
+
+SCHEMA = "toast.difference/1"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A predicted figure in both; seconds or bytes."""
+
+    name: str
+    before: float
+    now: float
+
+    @property
+    def change(self) -> str:
+        """`+3.1%`; empty where nothing changed."""
+        if self.before == self.now:
+            return ""
+        if not self.before:
+            return "new"
+        share = self.now / self.before - 1
+        return f"{'+' if share > 0 else '-'}{format_percent(abs(share))}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """heads: what the reports are of, where that differs (program, mesh). drift: see `drift_lines`."""
+
+    before: str
+    now: str
+    heads: list[str]
+    figures: list[Figure]
+    drift: list[str]
+
+    @property
+    def same(self) -> bool:
+        return not self.heads and not self.drift and all(figure.before == figure.now for figure in self.figures)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "same": self.same, **asdict(self)}
+
+
+def difference(before: StoredReport, now: StoredReport) -> Difference:
+    """What changed."""
+    heads = []
+    if before.program_name != now.program_name:
+        heads.append(f"programs: {before.program_name}, then {now.program_name}")
+    meshes = [f"{one.mesh_name} ({one.devices} {one.chip})" for one in (before, now)]
+    if meshes[0] != meshes[1]:
+        heads.append(f"meshes: {meshes[0]}, then {meshes[1]}")
+    figures = [
+        Figure("step time", before.step_seconds, now.step_seconds),
+        Figure("communication", before.communication_seconds, now.communication_seconds),
+        Figure("peak memory", before.peak_bytes, now.peak_bytes),
+    ]
+    return Difference(
+        before.path,
+        now.path,
+        heads,
+        figures,
+        drift_lines(before.decisions, now.decisions, before.arguments, now.arguments),
+    )
+
+
+def blocks(found: Difference) -> list[RenderableType]:
+    """For the terminal."""
+    rows = style.table([("", "left"), (found.before, "right"), (found.now, "right"), ("", "right")])
+    for one in found.figures:
+        shown = format_bytes if one.name == "peak memory" else format_seconds
+        rows.add_row(one.name, shown(one.before), shown(one.now), one.change)
+    lines = [Text(line) for line in found.drift] or [Text("the same decisions and shardings", style.LABEL)]
+    heads = [Text(head) for head in found.heads]
+    return [*heads, rows, Text(), style.section("plan", *lines)]

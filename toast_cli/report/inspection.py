@@ -1,0 +1,260 @@
+"""What a program is made of, before anybody decides anything. Enters: a `Source` and its `Dimensions`. Leaves: facts, and how they are shown."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.dimensions import Dimensions
+from toast_cli.frontend.source import Source
+from toast_cli.program.model import ARGUMENT, Op, Program
+from toast_cli.report import style
+from toast_cli.report.folding import Entry, fold
+from toast_cli.report.format import format_bytes, format_count, format_flops, format_percent, format_plural
+
+SCHEMA = "toast.inspection/1"
+_SHORT = 12
+_PLACES = 3  # of a conflict that are named
+
+
+@dataclass(frozen=True)
+class OpKind:
+    """Ops of one name. flops: of one run of the program, loops counted. whole: nobody knows how to split them."""
+
+    name: str
+    count: int
+    flops: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class LoopFacts:
+    location: str
+    trips: int
+    trips_known: bool
+    ops: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """Dimensions that are split alike. size: elements along the largest. members: all argument dimensions known to have it."""
+
+    name: str
+    role: str
+    size: int
+    classes: int
+    members: list[str]
+
+
+@dataclass(frozen=True)
+class ConflictFacts:
+    """A class that occurs twice in an array: `sides` ways to settle it, the same in all `components` that look alike."""
+
+    name: str
+    components: int
+    values: int
+    sides: int
+    locations: list[str]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    type: str
+    bytes: int
+    count: int
+    name: str
+    location: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A program's anatomy; bytes are of whole arrays."""
+
+    path: str
+    format: str
+    name: str
+    ops: int
+    values: int
+    arguments: int
+    argument_bytes: int
+    donated_bytes: int
+    results: int
+    flops: float
+    op_kinds: list[OpKind]
+    loops: list[LoopFacts]
+    classes: list[ClassFacts]
+    conflicts: list[ConflictFacts]
+    misaligned: int
+    tensors: list[TensorFacts]
+    notices: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def inspect_program(source: Source, dimensions: Dimensions) -> Inspection:
+    """The facts."""
+    program = source.program
+    sizes = {a.value: program.values[a.value].bytes for a in program.arguments}
+    return Inspection(
+        source.path, source.format, program.name, program.source_op_count, len(program.values), len(program.arguments),
+        sum(sizes[a.value] for a in program.arguments), sum(sizes[a.value] for a in program.arguments if a.donated),
+        len(program.results), program.flops, _op_kinds(program), _loops(source),
+        [ClassFacts(g.name, g.role, g.size, len(g.classes), list(g.members)) for g in dimensions.groups],
+        _conflicts(source, dimensions), len(dimensions.misaligned), _tensors(source), list(source.notices),
+    )  # fmt: skip
+
+
+def _op_kinds(program: Program) -> list[OpKind]:
+    ops: dict[str, list[Op]] = defaultdict(list)
+    for op in program.ops:
+        if not op.name.startswith("toast."):
+            ops[f"{op.name} @{op.detail}" if op.name == "stablehlo.custom_call" and op.detail else op.name].append(op)
+    kinds = [
+        OpKind(name, len(found), sum(op.flops * op.trips for op in found), all(op.opaque for op in found))
+        for name, found in ops.items()
+    ]
+    return sorted(kinds, key=lambda kind: (-kind.flops, -kind.count, kind.name))
+
+
+def _loops(source: Source) -> list[LoopFacts]:
+    loops = source.program.loops
+
+    def depth(number: int) -> int:
+        return 0 if loops[number].parent < 0 else 1 + depth(loops[number].parent)
+
+    return [
+        LoopFacts(source.location(loop.first), loop.trips, loop.trips_known, loop.last - loop.first, depth(number))
+        for number, loop in enumerate(loops)
+    ]
+
+
+def _conflicts(source: Source, dimensions: Dimensions) -> list[ConflictFacts]:
+    places: dict[int, Counter[str]] = defaultdict(Counter)
+    for number, strands in dimensions.strands.items():
+        for resolution in {strand.resolution for strand in strands if strand is not None}:
+            places[resolution][_line(source, number)] += 1
+    return [
+        ConflictFacts(
+            dimensions.groups[found.group].name, found.components, found.values, found.sides,
+            [place for place, _ in places[number].most_common()],
+        )
+        for number, found in enumerate(dimensions.resolutions)
+    ]  # fmt: skip
+
+
+def _line(source: Source, op: int) -> str:
+    """`model.py:75`; the op's name where the program holds no locations."""
+    return source.location(op).split(" (")[0] or _plain(source.program.ops[op].name)
+
+
+def _plain(name: str) -> str:
+    """An op's name without its dialect; ours are `argument`, `carry`, `join`, `result`."""
+    return name.removeprefix("stablehlo.").removeprefix("toast.")
+
+
+def _tensors(source: Source) -> list[TensorFacts]:
+    """Arrays by type and maker's place, the ones with the most bytes together first."""
+    program = source.program
+    paths = {a.value: a.path for a in program.arguments}
+    found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for number, op in enumerate(program.ops):
+        location = "" if op.name == ARGUMENT else _line(source, number)
+        for value in op.results:
+            name = paths.get(value, "") or _plain(op.name)
+            found[str(program.values[value]), name, location].append(value)
+    tensors = [
+        TensorFacts(type_, program.values[values[0]].bytes, len(values), name, location)
+        for (type_, name, location), values in found.items()
+    ]
+    return sorted(tensors, key=lambda tensor: (-tensor.bytes, -tensor.count, tensor.name))[:200]
+
+
+def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
+    """For the terminal; lists are cut off without `verbose`."""
+    limit = None if verbose else _SHORT
+    head = style.table([("", "left"), ("", "fold")])
+    donated = f", {format_bytes(found.donated_bytes)} of them donated" if found.donated_bytes else ""
+    head.add_row(
+        Text("program", style.LABEL),
+        f"{found.name} ({found.format}): {format_plural(found.ops, 'op')}, {format_plural(found.arguments, 'argument')} of "
+        f"{format_bytes(found.argument_bytes)}{donated}, {format_flops(found.flops)} a run",
+    )
+    for notice in found.notices:
+        head.add_row(Text("note", style.LABEL), notice)
+    sections = [
+        _op_table(found, limit), _loop_table(found, limit), _class_table(found, limit), _conflict_table(found), _tensor_table(found, limit),
+    ]  # fmt: skip
+    return [head, *(block for one in sections if one is not None for block in (Text(), one))]
+
+
+def _op_table(found: Inspection, limit: int | None) -> RenderableType:
+    rows = style.table([("", "left"), ("count", "right"), ("arithmetic", "right"), ("", "right"), ("", "fold")])
+    for kind in found.op_kinds[:limit]:
+        share = format_percent(kind.flops / found.flops) if found.flops and kind.flops else ""
+        flops = format_flops(kind.flops) if kind.flops else ""
+        rows.add_row(
+            kind.name, format_count(kind.count), flops, share, "computed whole on every device" if kind.whole else ""
+        )
+    return style.section("ops", rows, *_more(len(found.op_kinds), limit, "kind"))
+
+
+def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
+    if not found.loops:
+        return None
+    rows = style.table([("runs", "right"), ("ops", "right"), ("at", "fold")])
+    for loop in found.loops[:limit]:
+        trips = f"{loop.trips:,}" if loop.trips_known else "unknown, taken as 1"
+        rows.add_row(trips, format_count(loop.ops), f"{'  ' * loop.depth}{loop.location}")
+    return style.section("loops", rows, *_more(len(found.loops), limit, "loop"))
+
+
+def _class_table(found: Inspection, limit: int | None) -> RenderableType:
+    rows = style.table([("", "left"), ("size", "right"), ("classes", "right"), ("array.dimension", "fold")])
+    for one in found.classes[:limit]:
+        patterns = [row.pattern for row in fold([Entry(member, ()) for member in one.members])]
+        rows.add_row(one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns))
+    return style.section(
+        "dimensions, those that are split alike together", rows, *_more(len(found.classes), limit, "group")
+    )
+
+
+def _conflict_table(found: Inspection) -> RenderableType | None:
+    if not found.conflicts:
+        return None
+    rows = style.table([("", "left"), ("sides", "right"), ("alike", "right"), ("arrays", "right"), ("at", "fold")])
+    for one in found.conflicts:
+        more = f" and {len(one.locations) - _PLACES} more places" if len(one.locations) > _PLACES else ""
+        rows.add_row(
+            one.name,
+            str(one.sides),
+            f"{one.components:,}",
+            f"{one.values:,}",
+            ", ".join(one.locations[:_PLACES]) + more,
+        )
+    notes = (
+        [Text(f"{format_plural(found.misaligned, 'reshape')} cut dimensions where they do not line up", style.LABEL)]
+        if found.misaligned
+        else []
+    )
+    return style.section("conflicts: a dimension that one array has twice", rows, *notes)
+
+
+def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
+    rows = style.table([("", "right"), ("", "left"), ("", "right"), ("", "left"), ("made at", "fold")])
+    for one in found.tensors[:limit]:
+        rows.add_row(
+            format_bytes(one.bytes), one.type, f"×{one.count:,}" if one.count > 1 else "", one.name, one.location
+        )
+    return style.section("largest arrays, unsharded", rows, *_more(len(found.tensors), limit, "kind"))
+
+
+def _more(count: int, limit: int | None, noun: str) -> Sequence[RenderableType]:
+    hidden = count - limit if limit is not None else 0
+    return [Text(f"and {format_plural(hidden, f'more {noun}')}, all with --verbose", style.LABEL)] if hidden > 0 else []
