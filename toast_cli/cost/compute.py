@@ -1,9 +1,9 @@
 """Time of one kernel on one device: a roofline with what the matrix unit does with the *local* shape.
 
-A kernel has up to four demands: products on the matrix unit, elementwise arithmetic, bytes from and to memory, and the passage of
-arrays through the vector unit. Elementwise arithmetic hides behind memory traffic; products hide behind it only in part, since a
-window's first transfer and last product have nothing beside them: t = sqrt(product^2 + memory^2), at the ridge 1.4 times either
-(a smooth roofline: Williams, Waterman, Patterson, "Roofline", 2009, for the two limits). Every kernel takes a fixed time besides.
+A kernel has three demands: products on the matrix unit, elementwise arithmetic on the vector unit, and bytes from and to memory with
+the passage of arrays through the vector unit. The largest decides (Williams, Waterman, Patterson, "Roofline", 2009), and every kernel
+takes a fixed time besides. Alone, a kernel takes about sqrt(product^2 + memory^2), since its first transfer and its last product have
+nothing beside them; in a program the compiler loads the next kernel's operands meanwhile, and the plain roofline is nearer.
 
 A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a TPU", 2017).
 A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of K x M: what the local
@@ -12,7 +12,7 @@ shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of 
 
 from __future__ import annotations
 
-from math import ceil, hypot
+from math import ceil
 
 from toast_cli.hardware import Chip, matrix_rate
 
@@ -32,7 +32,7 @@ def kernel_seconds(
     product = matrix_flops / (matrix_rate(chip, dtype) * attained.matrix) if matrix_flops else 0.0
     memory = memory_bytes / (chip.memory_bytes_per_second * attained.memory)
     vector = vector_flops / (chip.vector_flops * attained.vector)
-    return hypot(product, max(memory, vector)) + kernels * attained.kernel_seconds
+    return max(product, memory, vector) + kernels * attained.kernel_seconds
 
 
 def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:
