@@ -1,0 +1,151 @@
+"""The time model beside XLA:TPU's cycles: single ops (`data/ops.csv`) and whole programs under plans (`data/programs.jsonl`).
+
+Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the chip's clock, loops
+counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute. Ranks are compared among the plans
+of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks import calibrate_ops
+from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
+from benchmarks.common import Row, show, write_json
+from benchmarks.corpus import fingerprint, load_case, restore
+from benchmarks.op_cases import cases
+from toast_cli.cost.evaluator import Evaluator
+
+START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- time: end -->"
+LEAST_RANKED = 3  # plans of one program and slice whose order says anything
+CHIPS = ["v4", "v5e", "v5p", "v6e"]
+
+PROGRAMS = {
+    "program": "{program}", "slice": "{slice}", "plan": "{plan}", "set": "{set}", "compiled ms": "{compiled:.2f}",
+    "predicted ms": "{predicted:.2f}", "error %": "{error:+.0f}",
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    points = [point for point in read_points(options.table) if point.get("cycles")] if options.table.exists() else []
+    programs = predict(points, options.folder)
+    ops = calibrate_ops.summary(calibrate_ops.predict(cases(), CHIPS)) if not options.no_ops else []
+    show("compute of one device, whole programs", PROGRAMS, programs)
+    print("\n".join(told(programs)))
+    show("single ops", calibrate_ops.COLUMNS, ops)
+    write_json(options.json, {"programs": programs, "ops": ops})
+    if options.write:
+        write_page(options.write / "cost-time.md", programs, ops)
+    return 0
+
+
+def predict(points: list[Point], folder: Path = FOLDER) -> list[Row]:
+    """One row for each point whose plan still means what was compiled; milliseconds, error in percent."""
+    rows: list[Row] = []
+    grouped: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in points:
+        grouped[point["program"], point["slice"]].append(point)
+    for (program, slice_name), members in sorted(grouped.items()):
+        problem = load_case(program, slice_name, folder).problem
+        evaluator = Evaluator(problem)
+        for point in members:
+            plan = restore(point["decisions"])
+            if fingerprint(problem, plan) != point["fingerprint"]:
+                continue
+            compiled = 1e3 * point["cycles"] / problem.mesh.chip.clock_hertz
+            predicted = 1e3 * evaluator.cost(plan).compute_seconds
+            rows.append(
+                {"program": program, "slice": slice_name, "plan": point["plan"], "set": point["split"], "compiled": compiled,
+                 "predicted": predicted, "error": 100 * (predicted / compiled - 1)}
+            )  # fmt: skip
+    return rows
+
+
+def told(rows: list[Row]) -> list[str]:
+    """The errors of each set in a line, and how well ranks agree."""
+    lines = []
+    for name in ("fit", "test"):
+        sizes = sorted(abs(row["error"]) for row in rows if row["set"] == name)
+        if sizes:
+            ninth = sizes[int(0.9 * (len(sizes) - 1))]
+            lines.append(
+                f"{name}: {len(sizes)} points, median error {median(sizes):.0f} %, 90th percentile {ninth:.0f} %."
+            )
+    found = ranks(rows)
+    if found:
+        lines.append(f"Spearman, {len(found)} programs on a slice: median {median(found):.2f}, worst {min(found):.2f}.")
+    return lines
+
+
+def ranks(rows: list[Row]) -> list[float]:
+    """Spearman's correlation of compiled and predicted, for each program and slice with enough plans."""
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row["program"], row["slice"]].append(row)
+    return [
+        spearman([r["compiled"] for r in members], [r["predicted"] for r in members])
+        for members in grouped.values()
+        if len(members) >= LEAST_RANKED
+    ]
+
+
+def spearman(one: list[float], other: list[float]) -> float:
+    """Correlation of ranks; equal values share the mean of theirs."""
+    first, second = (_ranked(np.array(values)) for values in (one, other))
+    if first.std() == 0 or second.std() == 0:
+        return 1.0
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranked(values: np.ndarray) -> np.ndarray:
+    order = values.argsort().argsort().astype(float)
+    for value in set(values.tolist()):
+        same = values == value
+        order[same] = order[same].mean()
+    return order
+
+
+def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
+    """Puts the tables between the markers of the page."""
+    lines = [
+        *told(programs),
+        "",
+        *_markdown(PROGRAMS, programs),
+        "",
+        "Single ops:",
+        "",
+        *_markdown(calibrate_ops.COLUMNS, ops),
+    ]
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    after = rest.partition(END)[2]
+    page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+
+
+def _markdown(columns: dict[str, str], rows: list[Row]) -> list[str]:
+    body = ["| " + " | ".join(form.format_map(row) for form in columns.values()) + " |" for row in rows]
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *body]
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE", help="compiled programs")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
+    parser.add_argument("--no-ops", action="store_true", help="whole programs only")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables into the documentation: docs")
+    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
