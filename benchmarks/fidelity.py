@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         jobs = [(name, options.mesh, False) for name in choose(options.programs, tiny=True) if is_tiny(name)]
     jobs += [(name, options.tpu_mesh, True) for name in options.tpu]
     for name, mesh, tpu in jobs:
-        for row in measure(name, mesh, options.plans, tpu=tpu):
+        for row in measure(name, mesh, options.plans, tpu=tpu, run=not options.no_numbers):
             rows.append(row)
             note(" ".join(form.format_map(row) for form in COLUMNS.values()))
     show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
@@ -60,18 +60,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if any(row["verdict"] == "wrong" for row in rows) else 0
 
 
-def measure(name: str, mesh: str, wanted: list[str], *, tpu: bool) -> Iterator[Row]:
+def measure(name: str, mesh: str, wanted: list[str], *, tpu: bool, run: bool) -> Iterator[Row]:
     """Rows of one program: the search's plan and every expert's that splits something."""
     path = choose([name])[name]
     outcome = partition(Request(str(path), mesh, iterations=400))
     plans = {"search": outcome.result.plan, **strategies(outcome.problem)}
     for label, plan in plans.items():
         if plan and (not wanted or label in wanted):
-            yield {"program": name, "plan": label, "mesh": mesh} | compare(outcome, plan, mesh if tpu else None)
+            yield {"program": name, "plan": label, "mesh": mesh} | compare(
+                outcome, plan, mesh if tpu else None, run=run
+            )
 
 
-def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
-    """The figures of one row; `spec` is the TPU slice to compile for, None for virtual CPU devices."""
+def compare(outcome: Outcome, plan: Plan, spec: str | None, *, run: bool) -> Row:
+    """The figures of one row; `spec` is the TPU slice to compile for, None for virtual CPU devices, where `run` compares numbers."""
     problem, mesh = outcome.problem, outcome.problem.mesh
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     written = chosen.emit("stablehlo")
@@ -90,7 +92,7 @@ def compare(outcome: Outcome, plan: Plan, spec: str | None) -> Row:
         found = compiled if isinstance(compiled, Failure) else collectives_in(compiled.hlo_text, names, mesh.sizes)
     else:
         found = collectives_after_partitioning(written, "stablehlo", sizes, timeout_seconds=MOST_SECONDS)
-        row["numbers"] = numbers(outcome, written)
+        row["numbers"] = numbers(outcome, written) if run else "not run"
     if isinstance(found, Failure):
         return row | {"agreeing": found.reason[:40], "verdict": "wrong"}
     row["compiled_count"] = sum(c.count for c in found)
@@ -156,6 +158,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
     parser.add_argument("--tpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:TPU ahead of time")
     parser.add_argument("--tpu-mesh", default="v4-32", metavar="SPEC", help="mesh of those")
+    parser.add_argument("--no-numbers", action="store_true", help="do not run the programs")
     parser.add_argument("--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json")
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
