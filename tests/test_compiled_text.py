@@ -131,6 +131,34 @@ def test_the_compilers_trip_count_goes_first() -> None:
     assert [c.count for c in collectives_in(text, *MESH) if c.name] == [3.0]
 
 
+WINDOWED = """HloModule jit_f, num_partitions=8
+
+%wide.windowed_dot_general_body_KIND.clone.sunk (t: (bf16[4,8], u32[])) -> (bf16[4,8], u32[]) {
+  %start = (bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}
+  %done = bf16[4,8]{1,0} collective-permute-done(%start), metadata={op_name="jit(f)/dot"}
+  %start.1 = (bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[], u32[]) collective-permute-start(%b), channel_id=4, source_target_pairs={{2,0},{4,2},{6,4},{0,6},{3,1},{5,3},{7,5},{1,7}}
+  ROOT %t2 = (bf16[4,8], u32[]) tuple(%done, %i)
+}
+
+%cond (t: (bf16[4,8], u32[])) -> pred[] {
+  %limit = u32[] constant(4)
+  ROOT %c = pred[] compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {
+  %w = (bf16[4,8]{1,0}, u32[]) while(%init), condition=%cond, body=%wide.windowed_dot_general_body_KIND.clone.sunk
+  %w.1 = (bf16[4,8]{1,0}, u32[]) while(%init), condition=%cond, body=%wide.windowed_dot_general_body_KIND.clone.sunk
+}
+"""
+
+
+@pytest.mark.parametrize(("kind", "name", "size"), [("ag", "all-gather", 256), ("rs", "reduce-scatter", 64)])
+def test_windowed_products(kind: str, name: str, size: int) -> None:
+    """A ring over data=4 that passes 64 bytes around, both ways at once, is one gather to 256 bytes or one scatter to 64."""
+    found = collectives_in(WINDOWED.replace("KIND", kind), *MESH)
+    assert found == [Collective(name, ("data",), size, 2.0)]
+
+
 # ---------------------------------------------------------------- inputs and numbers
 
 READERS = """

@@ -1,8 +1,9 @@
 """The collectives of a compiled module.
 
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined collectives
-count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, and repeats an asynchronous
-collective in each computation that overlaps with it, with one channel.
+count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an asynchronous collective in
+each computation that overlaps with it, with one channel, and turns a gather before a product or a scatter after one into a loop
+(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
 OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion"))
 
+# The loop's counter is unsigned, so `run_counts` counts its body once each time the loop is entered.
+_WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
+_WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -46,6 +50,16 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
         channel = _CHANNEL.search(instruction.attributes)
         name, location = name_and_place(instruction.attributes, frames)
+        windowed = _WINDOWED.search(instruction.computation) if kind == "collective-permute" else None
+        if windowed:
+            size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
+            devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
+            kind = _WINDOWED_KINDS[windowed[1]]
+            whole = size * devices_around if kind == "all-gather" else size
+            found.setdefault(
+                (kind, instruction.computation), [Collective(kind, axes, whole, instruction.runs, name, location)]
+            )
+            continue
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
         if key not in found or (name and not found[key][0].name):
             sizes = result_sizes(kind, instruction.opcode, instruction.sizes)
