@@ -56,6 +56,7 @@ def explain(
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,
+    plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: options.Jobs = 1,
@@ -64,7 +65,7 @@ def explain(
 ) -> int:
     """Explain the plan for PROGRAM on a mesh: what each decision is worth, or one thing about it at length.
 
-    The plan is the one `toast partition` finds with the same options, or that of --report.
+    The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """
     options.refuse_both(quiet, verbose)
     asked = [decision is not None, argument is not None, line is not None, collective is not None, peak]
@@ -87,7 +88,7 @@ def explain(
     request = options.make_request(
         program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations, seed=seed,
         memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
-        subject_to=subject_to, tactics=tactic, strategy=strategy,
+        subject_to=subject_to, tactics=tactic, strategy=strategy, plan=plan,
     )  # fmt: skip
 
     from toast_cli import pipeline
@@ -99,8 +100,8 @@ def explain(
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
-        plan = outcome.result.plan if report is None else stored_plan(report, outcome.problem)
-        study = Study(outcome.source, outcome.evaluator, plan)
+        chosen = outcome.result.plan if report is None else stored_plan(report, outcome.problem)
+        study = Study(outcome.source, outcome.evaluator, chosen)
         found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
     for target in targets:
         write_target(target, write_json(found.to_json()))

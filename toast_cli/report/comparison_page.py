@@ -6,6 +6,7 @@ Enters: a `Comparison`. Leaves: bytes. Drawn as all `pages` are.
 from __future__ import annotations
 
 from html import escape
+from math import log10
 from typing import Any
 
 from toast_cli.report import pages
@@ -13,7 +14,8 @@ from toast_cli.report.comparison import Comparison, Contender
 from toast_cli.report.format import format_bytes, format_seconds
 
 _GIB = 2.0**30
-_COLOURS = {"search": "#d6336c", "strategy": "#1c7ed6", "unsharded": "#868e96"}
+_COLOURS = {"strategy": "#1c7ed6", "unsharded": "#868e96", "search": "#d6336c"}
+_NAMES = {"strategy": "strategies", "unsharded": "unsharded", "search": "the search"}
 
 
 def page(found: Comparison) -> bytes:
@@ -30,28 +32,62 @@ def _plot(found: Comparison) -> str:
     import plotly.graph_objects as go
 
     figure: Any = go.Figure()
-    front = sorted((one for one in found.contenders if one.front), key=lambda one: one.peak_bytes)
+    rows = found.contenders
+    limit = found.limit_bytes / _GIB
+    memory, time = (
+        _range([*(one.peak_bytes / _GIB for one in rows), limit]),
+        _range([1e3 * one.step_seconds for one in rows]),
+    )
+    front = sorted((one for one in rows if one.front), key=lambda one: one.peak_bytes)
     figure.add_trace(
         go.Scatter(
-            x=[one.peak_bytes / _GIB for one in front], y=[1e3 * one.step_seconds for one in front], mode="lines",
+            x=[*(one.peak_bytes / _GIB for one in front), memory[1]],
+            y=[*(1e3 * one.step_seconds for one in front), 1e3 * front[-1].step_seconds], mode="lines",
             line={"shape": "hv", "dash": "dot", "color": "#2f9e44"}, name="Pareto front", hoverinfo="skip",
         )
     )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(
+            x=[limit, limit],
+            y=list(time),
+            mode="lines",
+            line={"dash": "dash", "color": "#e8590c"},
+            name="limit",
+            hoverinfo="skip",
+        )
+    )
+    named = {one.name for one in rows if one.front or one.best or one.kind != "strategy"}
     for kind, colour in _COLOURS.items():
-        ones = [one for one in found.contenders if one.kind == kind]
+        ones = [one for one in rows if one.kind == kind]
         figure.add_trace(
             go.Scatter(
                 x=[one.peak_bytes / _GIB for one in ones], y=[1e3 * one.step_seconds for one in ones], mode="markers+text",
-                text=[one.name for one in ones], textposition="top center", name=kind, textfont={"size": 11},
+                text=[one.name if one.name in named else "" for one in ones], textposition="bottom center", name=_NAMES[kind],
                 marker={"size": 11, "color": colour, "symbol": ["circle" if one.fits else "x" for one in ones]},
                 hovertext=[_hover(one) for one in ones], hoverinfo="text",
             )
         )  # fmt: skip
-    pages.memory_limit(figure, found.limit_bytes / _GIB, "#d6336c")
-    figure.update_layout(xaxis_title="peak memory, GiB a device", yaxis_title="step time, ms")
-    for axis in (figure.update_xaxes, figure.update_yaxes):
-        axis(type="log", dtick="D2")
-    return pages.plot(figure, "plot", 520, first=True)
+    figure.update_xaxes(title="peak memory, GiB a device", **_log(memory))
+    figure.update_yaxes(title="step time, ms", **_log(time))
+    return pages.plot(figure, "plot", 480, first=True)
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    """All of them, and some room around."""
+    low, high = max(min(values), 1e-9), max(values)
+    room = max(high / low, 2.0) ** 0.08
+    return low / room, high * room
+
+
+def _log(span: tuple[float, float]) -> dict[str, Any]:
+    """A logarithmic axis marked at 1, 2, 5, 10, …; more closely where that leaves fewer than three marks."""
+    marks = [m * 10.0**e for e in range(-9, 10) for m in (1, 2, 5) if span[0] <= m * 10.0**e <= span[1]]
+    if len(marks) < 3:
+        marks = [m / 2 * 10.0**e for e in range(-9, 10) for m in range(2, 20) if span[0] <= m / 2 * 10.0**e <= span[1]]
+    return {
+        "type": "log", "range": [log10(span[0]), log10(span[1])], "tickvals": marks,
+        "ticktext": [f"{mark:g}" for mark in marks], "minor": {"ticks": ""},
+    }  # fmt: skip
 
 
 def _hover(one: Contender) -> str:

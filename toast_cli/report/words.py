@@ -75,7 +75,7 @@ def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
             found[split].append(problem.mesh.names[axis])
     stage = {
         (WEIGHTS, STATE): "weights and state rest split over {} (ZeRO-3)",
-        (STATE,): "state rests split over {} (ZeRO-1)",
+        (STATE,): "state rests split over {} (ZeRO-2)",
     }
     return [stage.get(split, "weights rest split over {}").format(" x ".join(names)) for split, names in found.items()]
 
