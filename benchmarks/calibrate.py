@@ -45,7 +45,9 @@ FOLDER = Path("build/calibration")
 Point = dict[str, Any]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_USED = re.compile(r"Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?) hbm")
+_USED = re.compile(
+    r"(?:Used|for HLO temporaries) \(?([\d.]+)([KMG]?)\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMG]?)\b"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,9 +19,11 @@ import numpy as np
 from benchmarks.calibrate import FOLDER, TABLE, Point, peak_bytes, read_points
 from benchmarks.common import Row, show, write_json
 from benchmarks.corpus import fingerprint, load_case, restore
+from benchmarks.plot import scatter
 from toast_cli.cost.evaluator import Evaluator
 
 GIB = 2.0**30
+START, END = "<!-- memory: written by benchmarks/calibration.py -->", "<!-- memory: end -->"
 POINTS = {
     "program": "{program}", "split": "{split}", "slice": "{slice}", "plan": "{plan}", "arguments": "{argument_gib:.3f}",
     "predicted GiB": "{predicted_gib:.3f}", "compiled GiB": "{compiled_gib:.3f}", "error": "{error:+.1%}", "astray": "{astray}",
@@ -41,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     show("errors", ERRORS, error_table(rows))
     print(f"{stale} stale points left out")
     write_json(options.json, rows)
+    if options.write:
+        write_page(options.write, rows, stale)
     return 0
 
 
@@ -75,6 +79,33 @@ def row_of(point: Point, predicted: float, arguments: float, limit: float) -> Ro
     }  # fmt: skip
 
 
+def verdicts(rows: list[Row]) -> tuple[int, int]:
+    """Of how many points the verdict "fits" is the compiler's, and how many it calls fitting though they are over 5 % too large."""
+    agreed = sum(row["fits"] == row["compiled_fits"] for row in rows)
+    return agreed, sum(row["fits"] and row["compiled_gib"] > 1.05 * row["limit_gib"] for row in rows)
+
+
+def write_page(folder: Path, rows: list[Row], stale: int) -> None:
+    """Puts the tables between the markers of `cost-model.md` in `folder`, and the plot beside it."""
+    agreed, wrong = verdicts(rows)
+    heads = list(ERRORS)
+    table = ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * (len(heads) - 1)]
+    table += ["| " + " | ".join(form.format_map(row) for form in ERRORS.values()) + " |" for row in error_table(rows)]
+    told = (
+        f"{len(rows)} points ({stale} stale ones left out). The verdict whether it fits is the compiler's on {agreed} of {len(rows)}; "
+        f"{wrong} are called fitting though they are over 5 % too large."
+    )
+    page = folder / "cost-model.md"
+    before, _, rest = page.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(before + START + "\n" + "\n".join([told, "", *table]) + "\n" + END + after)
+    points = [
+        (r["compiled_gib"], r["predicted_gib"], f"{r['program']} {r['slice']} {r['plan']}", r["split"] == "test")
+        for r in rows
+    ]
+    (folder / "memory.svg").write_text(scatter("peak memory of one device", "GiB", points))
+
+
 def error_table(rows: list[Row]) -> list[Row]:
     """Errors over all rows of each split, then by program."""
     found = [errors(split, [r for r in rows if r["split"] == split]) for split in ("fit", "test")]
@@ -100,6 +131,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", choices=("fit", "test"))
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="write table and plot into the documentation: docs"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

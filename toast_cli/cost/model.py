@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Nine of ten predicted peaks of the test programs are nearer than this fraction to what XLA:TPU assigns (docs/cost-model.md).
+PEAK_ERROR = 0.34
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -75,16 +75,12 @@ class Timeline:
 
 
 def _peak_candidates(lives: Lives) -> list[int]:
-    births = {first for intervals in lives.intervals for first, _ in intervals} | {
-        lives.times[op] for op, _ in lives.read_at
-    }
-    deaths = (
-        {last for intervals in lives.intervals for _, last in intervals}
-        | set(lives.read_at.values())
-        | set(lives.deaths)
-        | set(lives.program_deaths)
-        | {lives.end}
-    )
+    # Copies, and partial results before and while they are reduced, come and go between the arrays themselves.
+    lasts = {last for intervals in lives.intervals for _, last in intervals}
+    births = {first for intervals in lives.intervals for first, _ in intervals} | {last + 1 for last in lasts}
+    births.update(lives.times)
+    deaths = lasts | {lives.end}
+    deaths.update(lives.times, lives.read_at.values(), lives.deaths, lives.program_deaths)
     found: list[int] = []
     born = False
     for moment in sorted(births | deaths):

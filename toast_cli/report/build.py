@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.model import Cost
+from toast_cli.cost.model import PEAK_ERROR, Cost
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
+from toast_cli.report.format import format_percent
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -65,7 +66,7 @@ def build_report(
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, problem, result.plan),
+        _analysis(source, problem, result.plan, result.cost),
         SearchFacts(
             algorithm,
             seed,
@@ -197,11 +198,27 @@ def _idle(problem: Problem, axis: int) -> str:
     return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
 
 
-def _analysis(source: Source, problem: Problem, plan: Plan) -> AnalysisFacts:
+def _tight(problem: Problem, cost: Cost) -> list[str]:
+    """A remark where the plan fits, but by less than predictions are off now and then."""
+    limit = problem.mesh.limit_bytes
+    if not limit * (1 - PEAK_ERROR) < cost.peak_bytes <= limit:
+        return []
+    return [
+        f"the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one prediction in ten is off by more than "
+        f"{format_percent(PEAK_ERROR)}: it may not fit; `toast verify --compiler {problem.mesh.chip.platform}` tells"
+    ]
+
+
+def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
     opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
-    notes = [*(_idle(problem, axis) for axis in idle_axes(problem, plan)), *source.notices, *problem.notices]
+    notes = [
+        *_tight(problem, cost),
+        *(_idle(problem, axis) for axis in idle_axes(problem, plan)),
+        *source.notices,
+        *problem.notices,
+    ]
     if dimensions.misaligned:
         notes.append(f"{len(dimensions.misaligned)} reshapes cut dimensions at places that do not line up")
     return AnalysisFacts(

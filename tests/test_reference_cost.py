@@ -1,0 +1,47 @@
+"""The evaluator, which remembers and works out differences, against a plain one that walks over everything for each plan."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import cases, plans
+
+from toast_cli.cost.held import Holdings
+from toast_cli.cost.items import make_items
+from toast_cli.cost.pricing import Pricer
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
+
+
+def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]:
+    """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at, nothing remembered."""
+    items = make_items(problem)
+    pricer = Pricer(problem, items)
+    holdings = Holdings(problem, items, pricer)
+    lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
+    compute = communication = arguments = 0.0
+    for work in items.work:
+        compute += pricer.work_seconds(work, lowered[work.pattern])
+        communication += sum(use.seconds for use in pricer.work_collectives(work, lowered[work.pattern]))
+    alive = [0.0] * (items.lives.end + 2)
+    for item in items.arrays:
+        communication += sum(use.seconds for use in pricer.array_collectives(item, lowered))
+        for kind, size in holdings.held(item, lowered):
+            for value in item.values:
+                for first, last in holdings.of_value(item, kind, value):
+                    for step in range(first, last + 1):
+                        alive[step] += size
+            if holdings.role(item, kind) == "argument":
+                arguments += size * len(item.values)
+    return compute, communication, max(alive), arguments
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    for plan in data.draw(st.lists(plans(case.problem), min_size=1, max_size=4)):
+        cost = case.evaluator.exact_cost(plan)
+        found = (cost.compute_seconds, cost.communication_seconds, cost.peak_bytes, cost.argument_bytes)
+        assert found == pytest.approx(reference(case.problem, plan), rel=1e-9, abs=1e-12)
