@@ -16,7 +16,7 @@ from toast_cli.cli.check_points import Point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.progress import counted, progress_line
-from toast_cli.cli.values import CheckFormat, Search, one_of, whole_number
+from toast_cli.cli.values import CheckFormat, Search, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 
@@ -103,7 +103,7 @@ def check(
         typer.Option(
             "--search",
             parser=one_of(Search, "--search"),
-            metavar="<mcts|greedy|exact>",
+            metavar=metavar(Search),
             help="How to look for a plan (default: mcts).",
         ),
     ] = None,
