@@ -77,6 +77,12 @@ def test_what_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> 
         list(cluster.run_on_cluster([Point(Request("m", "v4-32"))], f"{engine}://host:1", None))
 
 
+class RayBackend(ThreadingBackend):
+    """As Ray's own it can only give all results at once."""
+
+    supports_return_generator = False
+
+
 class Ray(ModuleType):
     """Stands for Ray, which is too heavy to test with: registers threads of this process as joblib's backend `ray`."""
 
@@ -85,7 +91,7 @@ class Ray(ModuleType):
         self.calls: list[Any] = []
         self.util = ModuleType("ray.util")
         self.joblib = ModuleType("ray.util.joblib")
-        self.joblib.register_ray = lambda: joblib.register_parallel_backend("ray", ThreadingBackend)
+        self.joblib.register_ray = lambda: joblib.register_parallel_backend("ray", RayBackend)
 
     def init(self, **options: Any) -> None:
         self.calls.append(options["address"])
@@ -100,9 +106,11 @@ def test_the_way_to_ray(monkeypatch: pytest.MonkeyPatch, address: str, given: st
     for name, module in (("ray", ray), ("ray.util", ray.util), ("ray.util.joblib", ray.joblib)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cluster, "run_shipped", what_arrived)
-    points = [Point(Request(str(SAMPLE), "v4-32")), Point(Request("none.mlir", "v4-32"))]
-    done = dict(cluster.run_on_cluster(points, f"ray://{address}", 2))
-    assert done == {0: Failure(f"{SAMPLE.stat().st_size} bytes, no file"), 1: Failure("no file, no file")}
+    points = [Point(Request(str(SAMPLE), "v4-32")), *(Point(Request("none.mlir", "v4-32")) for _ in range(3))]
+    running = cluster.run_on_cluster(points, f"ray://{address}", 2)
+    first = dict([next(running), next(running)])
+    assert first == {0: Failure(f"{SAMPLE.stat().st_size} bytes, no file"), 1: Failure("no file, no file")}
+    assert dict(running) == {2: Failure("no file, no file"), 3: Failure("no file, no file")}
     assert ray.calls == [given, "shutdown"]
 
 

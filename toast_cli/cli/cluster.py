@@ -57,8 +57,17 @@ def run_on_cluster(points: Sequence[Point], address: str, jobs: int | None) -> I
     except ImportError:
         raise _missing(engine) from None
     with _connected(engine, place) as options, joblib.parallel_config(backend=engine, **options):
-        work = (joblib.delayed(run_shipped)(shipped) for shipped in map(_ship, range(len(points)), points))
-        yield from joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)(work)
+        backend, _ = joblib.parallel.get_active_backend()
+        workers = jobs or -1
+        if getattr(backend, "supports_return_generator", False):
+            rounds = [range(len(points))]
+            parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
+        else:  # Ray's, which gives everything at the end: as many points at a time as there is room for
+            room = max(1, joblib.effective_n_jobs(workers))
+            rounds = [range(start, min(start + room, len(points))) for start in range(0, len(points), room)]
+            parallel = joblib.Parallel(n_jobs=workers, batch_size=1)
+        for numbers in rounds:
+            yield from parallel(joblib.delayed(run_shipped)(_ship(number, points[number])) for number in numbers)
 
 
 def run_shipped(shipped: Shipped) -> tuple[int, Row | Failure]:
