@@ -160,6 +160,7 @@ def row_of(point: Point, evaluator: Evaluator, plan: Plan) -> Row:
     compiled = {(kind, tuple(sorted(axes))): size for kind, axes, size, _ in point["collectives"]}
     return {
         "program": point["program"], "spec": point["spec"], "plan": point["plan"], "seconds": point["seconds"],
+        "split": PROGRAMS[point["program"]].split,
         "argument_mib": cost.argument_bytes / MIB, "compiled_argument_mib": point["argument_bytes"] / MIB,
         "peak_mib": cost.peak_bytes / MIB, "compiled_peak_mib": peak_bytes(point) / MIB,
         "error": cost.peak_bytes / peak_bytes(point) - 1, "traffic_mib": sum(promised.values()) / MIB,
@@ -174,16 +175,16 @@ def agreeing(promised: dict[Any, float], compiled: dict[Any, float]) -> float:
 
 
 def errors(rows: list[Row]) -> list[Row]:
-    """Over all rows, and by machine."""
-    names = ["all", *dict.fromkeys(row["spec"] for row in rows)]
-    return [error_row(name, [row for row in rows if name in ("all", row["spec"])]) for name in names if rows]
+    """Over all rows, by machine, and by what the programs are for: `fit` those that constants come from, `test` the others."""
+    names = ["all", *dict.fromkeys(row["spec"] for row in rows), *dict.fromkeys(row["split"] for row in rows)]
+    return [error_row(name, [row for row in rows if name in ("all", row["spec"], row["split"])]) for name in names]
 
 
 def error_row(name: str, rows: list[Row]) -> Row:
-    signed = np.array([row["error"] for row in rows])
+    signed = np.array([row["error"] for row in rows] or [0.0])
     return {
         "name": name, "points": len(rows), "median": float(np.median(abs(signed))), "p90": float(np.percentile(abs(signed), 90)),
-        "bias": float(np.median(signed)), "agreeing": float(np.median([row["agreeing"] for row in rows])),
+        "bias": float(np.median(signed)), "agreeing": float(np.median([row["agreeing"] for row in rows] or [1.0])),
     }  # fmt: skip
 
 
