@@ -38,7 +38,7 @@ PRUNING_WORK = 30_000
 # Operations whose operands follow from the layout of the result, dimension by dimension.
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
 # Operations that XLA reduce-scatters by itself when their result lies where the reduction's axis was.
-SCATTERING = frozenset({"stablehlo.dot_general", "stablehlo.reduce"})
+PRODUCT, REDUCE = "stablehlo.dot_general", "stablehlo.reduce"
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    return finer and not idle and op.name in SCATTERING and spread == 1
+    return finer and (op.name == REDUCE or (op.name == PRODUCT and not idle and spread == 1))
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

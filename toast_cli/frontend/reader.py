@@ -13,7 +13,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.flops import op_flops
-from toast_cli.frontend.rules import ShardyRules, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Rule, Value
 
@@ -100,7 +100,7 @@ class Reader:
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
-        if "sdy.sharding_rule" in attributes:
+        if "sdy.sharding_rule" in attributes and name not in WHOLE:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
         else:
             shapes, result_shapes = self._shapes(operands), self._shapes(results)

@@ -65,10 +65,13 @@ SOURCES = frozenset(
     {"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_iota", "stablehlo.create_token", "sdy.constant"}
 )
 
-# Device numbers, tokens and sizes: nothing in them could be split, and what they read stays whole.
+# Device numbers, tokens and sizes: nothing in them could be split, and what they read stays whole. XLA's partitioner also gathers what
+# goes into a Fourier transform, batch and all (fft_handler.cc), whatever Shardy's rule for it says.
 WHOLE = frozenset(
-    {"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size"}
-)
+    {
+        "stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size", "stablehlo.fft",
+    }
+)  # fmt: skip
 
 
 @cache
