@@ -147,7 +147,7 @@ def test_neighbours_of_a_split_stencil_are_exchanged() -> None:
 
     case = case_of(blur, arg(4, 64, 8, 8), arg(3, 3, 8, 8))
     plan = (case.shard("x.1", "data"),)
-    assert case.collectives(plan) == [("collective-permute", ("data",), 4 * 64 * 8 * 8 * 4 / 4 * 2 / 16, 1.0)]
+    assert case.collectives(plan) == [("collective-permute", ("data",), 4 * 64 * 8 * 8 * 4 / 4 / 16, 2.0)]
 
 
 def test_terms_of_a_sum_are_reduced_together() -> None:

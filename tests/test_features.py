@@ -13,6 +13,8 @@ from typing import Any
 import feature_programs
 import pytest
 from feature_programs import (
+    CHANNELS,
+    COLUMNS,
     EDGES,
     NODES,
     STEPS,
@@ -136,6 +138,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     "edge sharding": ("messages", "senders.0=data", [(ALL_REDUCE, DATA, F32 * NODES * D, 1)]),
     # Both nodes of every edge are looked up in a split table; the sums stay where the nodes are.
     "node sharding": ("messages", "nodes.0=data", [(ALL_REDUCE, DATA, F32 * EDGES * D, 2)]),
+    # A row from the neighbour above, one from below.
+    "halo": ("convolution", "image.1=data", [(PERMUTE, DATA, F32 * B * COLUMNS * CHANNELS, 2)]),
     "scan, batch": ("scanned", "x.0=data", []),
     # Gathered in each step.
     "scan, fsdp": ("scanned", "x.0=data ws.1=data", [(ALL_GATHER, DATA, F32 * D * D, STEPS)]),

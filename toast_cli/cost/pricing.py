@@ -25,8 +25,8 @@ from toast_cli.program.model import ARGUMENT
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
-# Rows of neighbours a split stencil needs from both sides together (a 3-wide window), and the ops whose neighbours are that near.
-HALO_ROWS = 2.0
+# Rows of neighbours a split stencil needs from each side (a 3-wide window), and the ops whose neighbours are that near.
+HALO_ROWS = 1.0
 STENCILS = frozenset(
     {"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"}
 )
@@ -127,11 +127,13 @@ class Pricer:
         form = self._problem.patterns[work.pattern].form
         for slot, axes in enumerate(iteration.slot_axes):
             if axes and form.kinds[slot] is SlotKind.PERMUTATION:
-                rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
-                part = min(1.0, HALO_ROWS / rows) if work.name in STENCILS else 1.0
-                size = self.local(work.whole_bytes[0], iteration.computed[0]) * part
+                size, runs = self.local(work.whole_bytes[0], iteration.computed[0]), work.runs
+                if work.name in STENCILS:
+                    rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
+                    read = self._problem.program.values[self._problem.program.ops[work.op].operands[0]].bytes
+                    size, runs = self.local(read, iteration.operands[0]) * min(1.0, HALO_ROWS / rows), 2 * work.runs
                 seconds = self._seconds_of("collective-permute", size, axes)
-                yield _use("collective-permute", axes, size, work.runs, seconds, work.op, results[0])
+                yield _use("collective-permute", axes, size, runs, seconds, work.op, results[0])
 
     def _reduction(
         self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float, runs: float, value: int
