@@ -132,7 +132,10 @@ def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int
             if not known:
                 found[value] = ends
             elif len(known) < MOST_READERS and known is not ends:
-                found[value] = known | ends
+                few = (
+                    ends if len(ends) <= MOST_READERS else sorted(ends)[:MOST_READERS]
+                )  # chains would gather more and more
+                found[value] = known.union(few)
     return found
 
 
