@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
-from programs import Case, sample
+from programs import Case, arg, case_of, round_mesh, sample
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
@@ -126,3 +129,113 @@ def test_a_long_sequence_takes_a_side_of_the_attention_conflict() -> None:
     assert groups[seq].name == "seq"
     assert groups[seq].size == 32768
     assert any(isinstance(d, Shard) and d.group == seq for d in result.plan)
+
+
+def kinds(case: Case, plan: Plan) -> dict[str, float]:
+    """Collective -> seconds."""
+    found: dict[str, float] = {}
+    for use in case.evaluator.collectives(plan):
+        found[use.kind] = found.get(use.kind, 0.0) + use.seconds
+    return found
+
+
+def on(case: Case, plan: Plan, axis: str) -> set[str]:
+    """Names of the groups that a plan splits over one axis."""
+    problem = case.problem
+    number = problem.mesh.names.index(axis)
+    return {problem.dimensions.groups[d.group].name for d in plan if isinstance(d, Shard) and d.axis == number}
+
+
+def weight_groups(case: Case) -> set[str]:
+    return {case.problem.dimensions.groups[g].name for g in case.problem.weight_bytes}
+
+
+@pytest.mark.parametrize("name", ["t2b_train", "t7b_train"])
+def test_transformers_train_with_batch_tensor_and_optimizer_sharding_together(name: str) -> None:
+    case, result = found(name)
+    split = sharded(case, result.plan)
+    assert "batch" in split
+    # Some product is computed with its weight's own dimension split: tensor parallelism, beside what is only stored split.
+    tensor = {
+        case.problem.dimensions.groups[g].name
+        for number, op in enumerate(case.program.ops)
+        if op.name == "stablehlo.dot_general"
+        for pattern in [case.problem.op_pattern[number]]
+        for g, axes in zip(
+            case.problem.patterns[pattern].groups, case.problem.iterate(pattern, result.plan).slot_axes, strict=True
+        )
+        if axes
+    }
+    assert tensor & weight_groups(case)
+    assert share_at_rest(case, result.plan, WEIGHTS) <= 1 / 8
+    assert share_at_rest(case, result.plan, STATE) <= 1 / 8
+
+
+def test_experts_go_to_different_devices_and_tokens_travel_to_them() -> None:
+    case, result = found("moe_train")
+    assert "experts" in sharded(case, result.plan)
+    assert kinds(case, result.plan).get("all-to-all", 0.0) > 0.0
+    assert share_at_rest(case, result.plan, WEIGHTS) <= 1 / 8
+
+
+def test_decoding_splits_the_cache() -> None:
+    """Each device reads its part of the keys and values that are kept, by heads or by sequences."""
+    case, result = found("itx_decode")
+    assert share_at_rest(case, result.plan, STATE) <= 1 / 8
+
+
+def convolutions(images: int) -> Case:
+    """Three convolutions of 256 channels over 128 x 128 pixels, trained by plain gradient descent."""
+
+    def step(params: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            y = x
+            for w in params:
+                y = jax.nn.relu(
+                    jax.lax.conv_general_dilated(y, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                )
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    weights = [arg(3, 3, 256, 256) for _ in range(3)]
+    return case_of(step, weights, arg(images, 128, 128, 256), donate=(0,), mesh="v4-32")
+
+
+def test_few_images_are_split_along_channels_or_space() -> None:
+    few, many = convolutions(2), convolutions(256)
+    for case, enough in ((few, False), (many, True)):
+        result = run_search(case.evaluator, "mcts")
+        groups = {d.group for d in result.plan if isinstance(d, Shard)}
+        images = case.group("x.0")
+        ways = len(case.problem.mesh.sizes)
+        assert (sum(d.group == images for d in result.plan if isinstance(d, Shard)) == ways) == enough
+        assert enough or groups - {images}
+        assert result.cost.step_seconds < case.evaluator.cost(()).step_seconds / (14 if enough else 4)
+
+
+def momentum_step(params: list[Any], mu: list[Any], x: jax.Array) -> tuple[list[Any], list[Any]]:
+    def loss(params: list[Any]) -> jax.Array:
+        y = x
+        for w in params:
+            y = y + jax.nn.relu(y @ w["up"]) @ w["down"]
+        return jnp.sum(y**2)
+
+    gradients = jax.grad(loss)(params)
+    mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, gradients)
+    return jax.tree.map(lambda w, m: w - 0.1 * m, params, mu), mu
+
+
+def test_little_memory_splits_weights_at_rest() -> None:
+    weights = [{"down": arg(4096, 1024), "up": arg(1024, 4096)} for _ in range(4)]
+    shapes = (weights, weights, arg(2**13, 1024))
+    roomy = case_of(momentum_step, *shapes, donate=(0, 1), mesh=round_mesh(data=16))
+    batch = (roomy.shard("x.0", "data"),)
+    plain = roomy.evaluator.exact_cost(batch)
+    limit = int(plain.peak_bytes - 0.7 * plain.argument_bytes)
+    tight = case_of(momentum_step, *shapes, donate=(0, 1), mesh=round_mesh(limit, data=16))
+    result = run_search(tight.evaluator, "mcts")
+    assert result.fits
+    assert share_at_rest(tight, result.plan, WEIGHTS) <= 1 / 8
+    assert share_at_rest(tight, result.plan, STATE) <= 1 / 8
+    assert share_at_rest(roomy, batch, WEIGHTS) == 1.0
