@@ -14,6 +14,7 @@ from programs import SAMPLES
 
 from toast_cli import pipeline
 from toast_cli.cli.app import run
+from toast_cli.cost.evaluator import Evaluator
 from toast_cli.errors import InputError, UsageError
 from toast_cli.explain import Explanation, Study
 from toast_cli.explain.arrays import explain_argument
@@ -23,6 +24,7 @@ from toast_cli.explain.peak import explain_peak
 from toast_cli.explain.traffic import explain_collective, explain_line
 from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
+from toast_cli.plan.mirrors import unmirror
 from toast_cli.report.explain_text import explanation_blocks
 from toast_cli.report.json_file import to_bytes
 from toast_cli.report.stored_plan import stored_plan, stored_shape
@@ -207,8 +209,23 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
     outcome = pipeline.partition(Request(program, MESH, strategy=strategy))
     path = tmp_path / "report.json"
     path.write_bytes(to_bytes(outcome.report))
-    assert stored_plan(str(path), outcome.problem) == outcome.result.plan
+    assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
     assert stored_shape(str(path)) == "data=8,model=2"
+
+
+def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:
+    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"))
+    names = [group.name for group in outcome.problem.dimensions.groups]
+    apart, _ = unmirror(outcome.problem, [names.index("ff")])
+    first = [group.name for group in apart.dimensions.groups].index("ff:first")
+    plan = apart.canonical((*outcome.result.plan, Shard(first, 1)))
+    facts = json.loads(to_bytes(outcome.report))
+    facts["plan"]["decisions"].append({"kind": "shard", "target": "ff:first", "axis": "model", "sides": {}, "text": ""})
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(facts))
+    problem, found = stored_plan(str(path), outcome.problem)
+    assert found == plan
+    assert Evaluator(problem).exact_cost(found) == Evaluator(apart).exact_cost(plan)
 
 
 def test_the_plan_of_another_program_is_refused(tmp_path: Path) -> None:

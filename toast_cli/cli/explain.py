@@ -92,6 +92,7 @@ def explain(
     )  # fmt: skip
 
     from toast_cli import pipeline
+    from toast_cli.cost.evaluator import Evaluator
     from toast_cli.explain import Study
     from toast_cli.report import style
     from toast_cli.report.explain_text import explanation_blocks, one_line
@@ -100,8 +101,11 @@ def explain(
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
-        chosen = outcome.result.plan if report is None else stored_plan(report, outcome.problem)
-        study = Study(outcome.source, outcome.evaluator, chosen)
+        evaluator, chosen = outcome.evaluator, outcome.result.plan
+        if report is not None:
+            problem, chosen = stored_plan(report, outcome.problem)
+            evaluator = evaluator if problem is outcome.problem else Evaluator(problem, [chosen])
+        study = Study(outcome.source, evaluator, chosen)
         found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
     for target in targets:
         write_target(target, write_json(found.to_json()))

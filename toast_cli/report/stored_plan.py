@@ -9,6 +9,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
 
@@ -22,13 +23,24 @@ def stored_shape(path: str) -> str:
     return ",".join(f"{axis}={size}" for axis, size in axes.items())
 
 
-def stored_plan(path: str, problem: Problem) -> Plan:
-    """The decisions of a stored report, for the program it was made of. Raises InputError where they do not belong to it."""
+def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
+    """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where the plan decides them
+    apart. Raises InputError where they do not belong to the program."""
     read_report(path)
-    facts = json.loads(Path(path).read_bytes())
+    decisions = json.loads(Path(path).read_bytes())["plan"]["decisions"]
+    problem = _taken_apart(problem, decisions)
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
-    plan = [_decision(decision, names, problem, path) for decision in facts["plan"]["decisions"]]
-    return problem.canonical(tuple(plan))
+    plan = [_decision(decision, names, problem, path) for decision in decisions]
+    return problem, problem.canonical(tuple(plan))
+
+
+def _taken_apart(problem: Problem, decisions: Any) -> Problem:
+    """The problem with the groups apart of whose first or last class alone a decision speaks (`ff:first`)."""
+    names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
+    targets = [d["target"] for d in decisions if isinstance(d, dict) and isinstance(d.get("target"), str)]
+    whole = {target.rpartition(":")[0] for target in targets if target not in names and ":" in target}
+    apart = sorted(names[name] for name in whole if name in names)
+    return unmirror(problem, apart)[0] if apart else problem
 
 
 def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) -> Decision:
