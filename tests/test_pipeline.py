@@ -22,7 +22,7 @@ def path_of(name: str) -> str:
 
 
 def request(name: str, **wishes: object) -> Request:
-    return replace(Request(path_of(name), "v4-32", iterations=80), **wishes)  # type: ignore[arg-type]
+    return replace(Request(path_of(name), "v4-32", iterations=200), **wishes)  # type: ignore[arg-type]
 
 
 @cache
