@@ -138,7 +138,8 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives and KiB are those of",
         "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of what each device sends that is the same in",
         "kind and axes. Rows of XLA:CPU are read right after partitioning, where types are still the program's and every backend is alike;",
-        "rows of XLA:TPU are read from the final program. *Numbers* are those of the unpartitioned program, looked at as `toast verify` does.", "",
+        "rows of XLA:TPU are read from the final program. *Numbers* are those of the unpartitioned program, looked at as `toast verify`",
+        "does; not run with `--no-numbers`, nor for TPUs.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
