@@ -189,7 +189,7 @@ def test_plan_drift(before: tuple[str, ...], lines: list[str]) -> None:
 def test_plan_drift_of_arguments() -> None:
     before = tuple((name, [[] for _ in sharding]) for name, sharding in stored().arguments)
     lines = plan_drift(make_report(), stored(arguments=before))
-    assert lines[0] == "  params['embed'] f32[32000,512]: replicated → (data+model, None)"
+    assert lines[0] == "  params['embed']: replicated → (data+model, None)"
     assert len(lines) == 4 and lines[3] == "  and 7 more arguments are split otherwise"
 
 
