@@ -1,7 +1,8 @@
 """The programs, slices and plans that the cost model is compared with XLA:TPU on.
 
 Programs are the sample models in middling sizes: few layers, arrays large enough that device memory decides. Every program belongs to one
-`split`: rules and constants of the model come from the programs of `fit`; errors are reported on those of `test`.
+`split`: the model's rules were made looking at compiled programs of `fit`; nobody has looked into what became of those of `test`, and
+they are what judges.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ def _decoder(name: str, **sizes: int) -> Callable[[], Sample]:
 
 # What the tables call it -> the program.
 PROGRAMS: dict[str, Case] = {
-    "mlp": Case("fit", lambda: mlp.training("mlp", "", mlp.Config(batch=8192, sizes=(2048, 8192, 8192, 8192, 1024)))),
-    "block": Case("fit", lambda: block.training("block", "", block.Config(2, 4096, 32, 128, 16384, 1024, 4))),
+    "mlp": Case("test", lambda: mlp.training("mlp", "", mlp.Config(batch=8192, sizes=(2048, 8192, 8192, 8192, 1024)))),
+    "block": Case("test", lambda: block.training("block", "", block.Config(2, 4096, 32, 128, 16384, 1024, 4))),
     "t2b_1": Case("fit", _decoder(
         "t2b_1", layers=1, model=2048, heads=8, kv_heads=1, head=256, ff=16384, vocab=64000, batch=16, seq=1024)),
     "t2b_2": Case("fit", _decoder(
         "t2b_2", layers=2, model=2048, heads=8, kv_heads=1, head=256, ff=8192, vocab=32000, batch=16, seq=1024)),
-    "scan": Case("fit", lambda: scan.training("scan", "", scan.Config(8, 2048, 16, 128, 5632, 32000, 32, 1024))),
-    "gns": Case("fit", lambda: gns.training("gns", "", gns.Config(16384, 131072, 30, 4, 3, 512, 512, 2))),
-    "ssm": Case("fit", lambda: ssm.training("ssm", "", ssm.Config(2, 2048, 2048, 32000, 16, 1024))),
-    "resnet": Case("fit", lambda: resnet50.training(
+    "scan": Case("test", lambda: scan.training("scan", "", scan.Config(8, 2048, 16, 128, 5632, 32000, 32, 1024))),
+    "gns": Case("test", lambda: gns.training("gns", "", gns.Config(16384, 131072, 30, 4, 3, 512, 512, 2))),
+    "ssm": Case("test", lambda: ssm.training("ssm", "", ssm.Config(2, 2048, 2048, 32000, 16, 1024))),
+    "resnet": Case("test", lambda: resnet50.training(
         "resnet", "", resnet50.Config(batch=256, image=224, stem=64, stages=(1, 1, 1, 1), classes=1000))),
     "itx_decode": Case("fit", lambda: itx.decode_sample("itx_decode", "", itx.Config(
         layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=64, cache=2048, prompt=1024, new_tokens=64))),
-    "t7b": Case("test", _decoder(
+    "t7b": Case("fit", _decoder(
         "t7b", layers=1, model=4096, heads=32, kv_heads=32, head=128, ff=11008, vocab=32000, batch=8, seq=1024)),
     "vit": Case("test", lambda: vit.training("vit", "", vit.Config(2, 1024, 16, 64, 4096, 1000, 256, 224, 16))),
     "moe": Case("test", lambda: moe.training("moe", "", moe.Config(
         layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=32, capacity=96, vocab=32000, batch=32, seq=1024))),
-    "long": Case("test", _decoder(
+    "long": Case("fit", _decoder(
         "long", layers=2, model=1024, heads=4, kv_heads=4, head=256, ff=4096, vocab=32000, batch=1, seq=8192, remat=True)),
     "rnn": Case("test", lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 256, 64))),
     "unet": Case("test", lambda: unet.training("unet", "", unet.Config(
         batch=32, image=64, colours=3, base=128, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=32, time=512))),
-    "itx_prefill": Case("test", lambda: itx.prefill_sample("itx_prefill", "", itx.Config(
+    "itx_prefill": Case("fit", lambda: itx.prefill_sample("itx_prefill", "", itx.Config(
         layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=16, cache=2048, prompt=1024, new_tokens=64))),
 }  # fmt: skip
 
