@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from math import prod
 
 import pytest
@@ -104,3 +105,12 @@ def test_an_axis_that_stays_in_place_does_not_move(source: Layout, target: Layou
     for have, want in zip(source, target, strict=True):
         if have == want[: len(have)]:
             assert not moved.intersection(have)
+
+
+def test_four_axes_on_one_dimension_find_a_way_to_every_layout_of_fewer() -> None:
+    sizes = (2, 2, 2, 2)
+    for kept in range(5):
+        for target in permutations(range(4), kept):
+            for there in (((0, 1, 2, 3), ()), ((3, 0, 2, 1), ()), ((2,), (0, 1, 3))):
+                reshard_steps(there, (target, ()), sizes)
+                reshard_steps(there, ((), target), sizes)

@@ -17,7 +17,7 @@ from itertools import permutations
 from toast_cli.plan.layout import Layout, shards
 
 SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
-# Dimensions split by more axes than this are not put into every possible order.
+# Dimensions split by more axes than this are not put into every possible order: what is not wanted is gathered with what is.
 MOST_REORDERED = 3
 
 
@@ -107,7 +107,7 @@ def _hops(at: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
         for count in range(1, len(axes) + 1):
             kept, minor = axes[:-count], axes[-count:]
             to = _replaced(at, dim, kept)
-            if not home.keys() & set(minor):
+            if len(axes) > MOST_REORDERED or not home.keys() & set(minor):
                 yield Step(GATHER, minor, 1 / shards(to, sizes)), to
             goals = {home.get(axis, dim) for axis in minor}
             if len(goals) == 1 and dim not in goals:
