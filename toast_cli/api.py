@@ -45,7 +45,7 @@ class Plan:
     """A chosen plan, what it should cost, and its shardings in JAX's words.
 
     Attributes:
-        report: all facts, as in `toast partition --report`.
+        report: all facts, as in `toast partition --json`.
     """
 
     def __init__(self, outcome: Outcome, signature: Signature | None = None) -> None:

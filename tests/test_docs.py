@@ -1,0 +1,126 @@
+"""The documentation against what it speaks of: links lead somewhere, commands and options exist, code is code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from toast_cli.cli.app import app
+from toast_cli.cli.exits import _PARSER_ERROR as PARSER_ERROR
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?\)")
+TOAST: Any = typer.main.get_command(app)
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in one of these languages ("" for none), in order."""
+    return [text for _, language, text in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(re.sub(r"`[^`]*`", "", prose(page)) + prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target} does not exist"
+        assert ROOT in there.parents, f"{target} lies outside the repository"
+        if anchor:
+            assert anchor in anchors(there), f"{target}: that page has {sorted(anchors(there))}"
+
+
+def commands(script: str) -> Iterator[list[str]]:
+    """The arguments of every toast command in a shell script."""
+    for line in script.replace("\\\n", " ").splitlines():
+        if not re.search(r"(^|[|&;(] *|\$ )toast ", line):
+            continue
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+        while "toast" in words:
+            words = words[words.index("toast") + 1 :]
+            end = next((k for k, word in enumerate(words) if re.fullmatch(r"[|&;<>()]+", word)), len(words))
+            yield words[:end]
+
+
+def command_named(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that these words name, and the words that are left for it."""
+    command, rest = TOAST, list(words)
+    while rest and rest[0] in getattr(command, "commands", ()):
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+def parse(arguments: list[str]) -> None:
+    """What the command line's parser says; nothing is run. Raises PARSER_ERROR."""
+    command, rest = command_named(arguments)
+    with command.make_context("toast", list(rest)) as context:
+        if rest and not rest[0].startswith("-") and hasattr(command, "commands"):
+            command.resolve_command(context, rest)
+
+
+def check_options(words: list[str]) -> None:
+    """For a command that leaves something out: it is there, and has the options named."""
+    command, rest = command_named(words)
+    assert not hasattr(command, "commands") or not rest or not rest[0].isalpha(), f"no such command: toast {words}"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for option in (word.split("=")[0] for word in rest if word.startswith("--")):
+        assert option in known | {"--help"}, f"toast {words} has no {option}"
+
+
+@pages
+def test_commands_parse(page: Path) -> None:
+    for script in blocks(page, "sh", ""):
+        for arguments in commands(script):
+            check_options(arguments) if "…" in arguments else parse(arguments)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "toast partiton x",
+        "toast check x --max-mem 3",
+        "x || toast sweep --no-such 3 # y",
+        "toast mesh shwo",
+        "toast compare",
+    ],
+)
+def test_a_command_that_is_not_there_is_noticed(script: str) -> None:
+    (arguments,) = commands(script)
+    with pytest.raises(PARSER_ERROR):
+        parse(arguments)
+
+
+@pages
+def test_commands_in_the_prose_exist(page: Path) -> None:
+    for span in re.findall(r"`toast ([^`]+)`", prose(page)):
+        check_options(span.split())
+
+
+@pages
+def test_python_is_python(page: Path) -> None:
+    for code in blocks(page, "python"):
+        ast.parse(code)
