@@ -330,3 +330,13 @@ def test_what_is_alike_at_the_peak_is_one_row() -> None:
         ["18.0", "MiB", "×18"],
         ["1.00", "MiB"],
     ]
+
+
+def test_collectives_that_look_alike_are_one_row() -> None:
+    report = make_report()
+    twin = replace(report.collectives[0], count=56, seconds=0.0019)
+    rows = shown(replace(report, collectives=[*report.collectives, twin]), 100).splitlines()
+    gathers = [row for row in rows if row.strip().startswith("all-gather  ")]
+    assert len(gathers) == 1
+    assert "×200" in gathers[0]
+    assert "4.00 ms" in gathers[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from toast_cli.report.format import (
     format_seconds,
     shorten_location,
 )
-from toast_cli.report.model import BaselineFacts, Report
+from toast_cli.report.model import BaselineFacts, CollectiveFacts, Report
 from toast_cli.report.style import Part
 
 # What a report shows without --verbose.
@@ -162,7 +162,7 @@ def comparison(report: Report, width: int) -> RenderableType:
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     """The ones that take longest, and what in the source causes them."""
-    ordered = sorted(report.collectives, key=lambda one: one.seconds, reverse=True)
+    ordered = _together(report.collectives)
     if not ordered:
         return style.section("collectives", Text("none: the devices never talk to each other"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
@@ -193,6 +193,18 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     return style.section(
         f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn
     )
+
+
+def _together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
+    """Those that differ in nothing a reader sees as one, the ones that take longest first."""
+    alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
+    for one in collectives:
+        alike[one.kind, *one.axes, one.bytes, one.location.split(" (")[0]].append(one)
+    merged = [
+        replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
+        for ones in alike.values()
+    ]
+    return sorted(merged, key=lambda one: -one.seconds)
 
 
 def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
