@@ -8,7 +8,8 @@ inputs are shaken by one rounding error. Leaves: one `ResultError` for each resu
 * *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only what depends on `g` counts.
 
 What is allowed comes from the narrowest floating-point type that the program computes in and from the shaking, which tells how much
-rounding errors grow on the way. A look of which rounding may be half is not taken.
+rounding errors grow on the way. A look of which rounding may be half is not taken, unless the
+numbers are equal as they are.
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Ru
     for (what, a), (_, trembling), (_, b) in zip(
         looks(expected, index), looks(shaken, index), looks(found, index), strict=True
     ):
-        floor = (
-            0.0 if what == "value" else _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
-        )
-        allowed = max(tolerance_of(element, narrowest), _SHAKEN * relative_error(a, trembling)) + floor
-        if allowed < _SWAMPED:
-            taken.append((what, relative_error(a, b), allowed))
+        rounded = _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
+        floor = 0.0 if what == "value" else rounded
+        least, error = tolerance_of(element, narrowest) + floor, relative_error(a, b)
+        allowed = max(least, _SHAKEN * relative_error(a, trembling) + floor)
+        if least < _SWAMPED and (allowed < _SWAMPED or error <= least):
+            taken.append((what, error, allowed))
     if not taken:
         return ResultError(index, kind, "value", 0.0, float("inf"), ())
     what, error, allowed = max(taken, key=lambda look: excess(look[1], look[2]))
