@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,3 +127,31 @@ def test_commands_in_the_prose_exist(page: Path) -> None:
 def test_python_is_python(page: Path) -> None:
     for code in blocks(page, "python"):
         ast.parse(code)
+
+
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    """Its files are written as the page shows them, then its commands run in order, on virtual CPU devices."""
+    page = ROOT / "docs" / "tutorial.md"
+    for code in blocks(page, "python"):
+        name = re.match(r"# (\w+\.py)\n", code)
+        assert name is not None, "which file is this?"
+        (tmp_path / name[1]).write_text(code)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, arguments in (("python", ""), ("toast", "-m toast_cli")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = os.pathsep.join((str(programs), os.environ["PATH"]))
+    ran = subprocess.run(
+        ["sh", "-ec", "\n".join(blocks(page, "sh"))],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "100"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for said in ("everything replicated", "step 2: loss", "verdict of XLA (cpu): agreed"):
+        assert said in ran.stdout
+    shown = blocks(page, "")[-1].splitlines()
+    assert [line for line in shown if line not in ran.stdout] == [], "the decisions that the page shows"
