@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import os
 import re
 import shlex
@@ -12,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 
-from toast_cli.cli.app import app
+from toast_cli.cli.app import app, run
 from toast_cli.cli.exits import _PARSER_ERROR as PARSER_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,3 +158,42 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         assert said in ran.stdout
     shown = blocks(page, "")[-1].splitlines()
     assert [line for line in shown if line not in ran.stdout] == [], "the decisions that the page shows"
+
+
+@pytest.fixture(scope="module")
+def make_schema() -> Iterator[Any]:
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield importlib.import_module("make_schema")
+    sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_reports_schema_is_up_to_date(make_schema: Any) -> None:
+    assert make_schema.TARGET.read_text(encoding="utf-8") == make_schema.text(), "run docs/make_schema.py"
+
+
+def test_reports_are_as_the_schema_says(tmp_path: Path) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / "report.schema.json").read_bytes())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    target = tmp_path / "report.json"
+    program = str(ROOT / "sample_models" / "mlp_tiny.mlir")
+    limits = ("--subject-to", "peak_memory<=1GiB", "--strategy", "fsdp")
+    code = run(["partition", program, "--mesh", "v4-32", "--quiet", "--json", str(target), *limits])
+    assert code == 0
+    report = json.loads(target.read_bytes())
+    validator.validate(report)
+    assert report["plan"]["decisions"] and report["goal"]["bounds"] and report["arguments"]
+    for place, wrong in (("schema", "toast.report/2"), ("plan", []), ("arguments", [{"index": "first"}])):
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate({**report, place: wrong})
+    del report["predicted"]["peak_bytes"]
+    with pytest.raises(jsonschema.ValidationError, match="peak_bytes"):
+        validator.validate(report)
+
+
+def test_the_schema_has_the_fields_that_the_page_describes() -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / "report.schema.json").read_bytes())
+    page = (ROOT / "docs" / "json-report.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"`(\w+)`", page.split("# The JSON of a check")[0]))
+    kinds = [schema, *schema["$defs"].values()]
+    assert {name for kind in kinds for name in kind["properties"]} - described == set()
