@@ -10,13 +10,14 @@ DEMO_MESH ?= v4-32
 # No accelerator is needed, and none of this machine's is to be claimed.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help demo test packages pages lint types format format-check check readme clean
+.PHONY: help demo test packages pages docs lint types format format-check check readme clean
 
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
 	@echo "make test     run the tests"
 	@echo "make packages build wheel and sdist, install and run them with the oldest and newest jax supported"
 	@echo "make pages    look at the HTML pages in headless Chromium"
+	@echo "make docs     build the documentation as a site in build/docs"
 	@echo "make check    format-check, lint, types, test"
 	@echo "make format   format the code"
 	@echo "make readme   bring the README's help texts and first run up to date"
@@ -41,6 +42,10 @@ packages: $(READY)
 
 pages: $(READY)
 	.ci/pages $(BIN)/python
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
 	$(BIN)/ruff check .

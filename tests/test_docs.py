@@ -11,12 +11,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import typer
+import yaml
 
 from toast_cli.cli.app import app, run
 from toast_cli.cli.exits import _PARSER_ERROR as PARSER_ERROR
@@ -197,3 +199,40 @@ def test_the_schema_has_the_fields_that_the_page_describes() -> None:
     described = set(re.findall(r"`(\w+)`", page.split("# The JSON of a check")[0]))
     kinds = [schema, *schema["$defs"].values()]
     assert {name for kind in kinds for name in kind["properties"]} - described == set()
+
+
+@pytest.fixture(scope="module")
+def site_hooks() -> Iterator[Any]:
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield importlib.import_module("site_hooks")
+    sys.path.remove(str(ROOT / "docs"))
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+    def listed(part: Any) -> Iterator[str]:
+        if isinstance(part, str):
+            yield part
+        else:
+            for entry in part.values() if isinstance(part, dict) else part:
+                yield from listed(entry)
+
+    found = sorted(listed(nav))
+    written = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert found == sorted([*written, "cli.md"]), "list new pages in mkdocs.yml"
+
+
+def test_the_site_has_every_commands_help(site_hooks: Any) -> None:
+    page = site_hooks.cli_page()
+    for words in ("toast", "toast partition", "toast check", "toast mesh", "toast mesh show"):
+        assert f"\n## {words}\n" in page
+    assert "--max-step-time" in page and "Usage: toast mesh show [OPTIONS]" in page
+
+
+@pages
+def test_lists_are_lists_on_the_site_too(page: Path) -> None:
+    """GitHub lets a list follow a line of text; the site's Markdown wants an empty line between."""
+    for before, line in pairwise(prose(page).splitlines()):
+        if re.match(r"([-*]|\d+\.) ", line):
+            assert not before or re.match(r"([-*]|\d+\.) |  ", before), f"an empty line is missing before {line!r}"
