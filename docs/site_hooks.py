@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
 
-WIDTH = 100
+WIDTH = 80  # what a page has room for
 
 
 def cli_page() -> str:

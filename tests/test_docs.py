@@ -230,6 +230,46 @@ def test_the_site_has_every_commands_help(site_hooks: Any) -> None:
     assert "--max-step-time" in page and "Usage: toast mesh show [OPTIONS]" in page
 
 
+def test_contributing_lists_every_folder() -> None:
+    listed = set(re.findall(r"`(\w+)/`", prose(ROOT / "CONTRIBUTING.md").split("House rules")[0]))
+    there = {path.parent.name for path in (ROOT / "toast_cli").glob("*/__init__.py")}
+    assert there - listed == set()
+
+
+# What the pages below take as given.
+GIVEN = """
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", 16)
+
+def train_step(params, opt_state, batch):
+    def loss(p):
+        return jnp.mean((jnp.tanh(batch @ p["up"]) @ p["down"]) ** 2)
+    value, gradients = jax.value_and_grad(loss)(params)
+    opt_state = jax.tree.map(lambda m, g: 0.9 * m + g, opt_state, gradients)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, opt_state), opt_state, value
+
+params = {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}
+opt_state = jax.tree.map(jnp.zeros_like, params)
+batch = jnp.ones((32, 64))
+"""
+
+
+def test_python_on_the_pages_runs(tmp_path: Path) -> None:
+    """The README's and python.md's, in order, with a training step of the kind that they speak of, on 16 virtual CPU devices."""
+    code = [code for page in (ROOT / "README.md", ROOT / "docs" / "python.md") for code in blocks(page, "python")]
+    assert len(code) == 3
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n".join([GIVEN, *code, "assert fast.plan and plan.fits and jnp.isfinite(loss)"])],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / "model.mlir").stat().st_size > 0
+
+
 @pages
 def test_lists_are_lists_on_the_site_too(page: Path) -> None:
     """GitHub lets a list follow a line of text; the site's Markdown wants an empty line between."""
