@@ -230,6 +230,25 @@ def test_the_site_has_every_commands_help(site_hooks: Any) -> None:
     assert "--max-step-time" in page and "Usage: toast mesh show [OPTIONS]" in page
 
 
+def quick_commands() -> list[tuple[str, ...]]:
+    """Of all pages, the commands that only look, at the ready specifications or at a small sample model."""
+    found = {tuple(words) for page in PAGES for script in blocks(page, "sh", "") for words in commands(script)}
+    looking = [words for words in found if words[:1] in {("mesh",), ("tactics",), ("inspect",)} and "…" not in words]
+    return sorted(
+        w for w in looking if all("." not in word or ("_tiny" in word and (ROOT / word).exists()) for word in w)
+    )
+
+
+def test_there_are_quick_commands() -> None:
+    assert len(quick_commands()) >= 4
+
+
+@pytest.mark.parametrize("words", quick_commands(), ids=" ".join)
+def test_quick_commands_run(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run(list(words)) == 0
+
+
 def test_contributing_lists_every_folder() -> None:
     listed = set(re.findall(r"`(\w+)/`", prose(ROOT / "CONTRIBUTING.md").split("House rules")[0]))
     there = {path.parent.name for path in (ROOT / "toast_cli").glob("*/__init__.py")}
