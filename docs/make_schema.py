@@ -1,4 +1,4 @@
-"""Writes docs/schema/report.schema.json, the JSON Schema of "toast.report/1", from the dataclasses that reports are made of.
+"""Writes the JSON Schemas in docs/schema: of "toast.report/1", from the dataclasses that reports are made of, and of mesh specifications.
 
 python docs/make_schema.py
 """
@@ -16,29 +16,75 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from toast_cli.report.model import SCHEMA, Report
 
-TARGET = Path(__file__).parent / "schema" / "report.schema.json"
+FOLDER = Path(__file__).parent / "schema"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PLAIN = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 
 
-def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12). Fields may be added within one version of the layout, so unknown ones are allowed."""
+def report() -> dict[str, Any]:
+    """JSON Schema of a report (draft 2020-12). Fields may be added within one version of the layout, so unknown ones are allowed."""
     kinds: dict[str, Any] = {}
-    report = _of_class(Report, kinds)
-    report["properties"]["schema"] = {"const": SCHEMA}
-    report["required"].insert(0, "schema")
+    whole = _of_class(Report, kinds)
+    whole["properties"]["schema"] = {"const": SCHEMA}
+    whole["required"].insert(0, "schema")
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": DIALECT,
         "$id": "urn:toast:report:1",
         "title": SCHEMA,
         "description": "What `toast partition --json` writes; docs/json-report.md says what each field means.",
-        **report,
+        **whole,
         "$defs": dict(sorted(kinds.items())),
     }
 
 
-def text() -> str:
-    """The file's content."""
-    return json.dumps(schema(), indent=2) + "\n"
+def mesh_spec() -> dict[str, Any]:
+    """JSON Schema of a mesh specification: which keys there are and of what kind; for editors. docs/mesh-spec.md describes them.
+
+    Whether figures fit together (axes and devices, a torus for this chip) is for `toast mesh validate`.
+    """
+    text, count = {"type": "string"}, {"type": "integer", "minimum": 1}
+    quantity = {"type": ["string", "number"]}
+    figures = {"bandwidth": quantity, "latency": quantity}
+    chip = {
+        **dict.fromkeys(("preset", "name"), text),
+        "platform": {"enum": ["tpu", "gpu"]},
+        "matrix_flops": _section(dict.fromkeys(("f64", "f32", "bf16", "f16", "f8", "i8"), quantity)),
+        "matrix_tile": {"type": "array", "items": count, "minItems": 2, "maxItems": 2},
+        **dict.fromkeys(("vector_flops", "memory", "reserved", "memory_bandwidth"), quantity),
+    }
+    network = {"hosts": count, "slices": count, **figures, "per": {"enum": ["device", "chip", "host"]}}
+    topology = {
+        "core": _section(figures),
+        "torus": _one_or_more(count),
+        "wraparound": _one_or_more({"type": "boolean"}),
+        "link": _section(figures),
+        "switch": {"anyOf": [count, _section({"size": count, **figures}, "size")]},
+        "network": {"anyOf": [count, _section(network)]},
+    }
+    axis = {"anyOf": [count, _section({"size": count, "over": _one_or_more(text)})]}
+    keys = {
+        "name": text,
+        "description": text,
+        "chip": {"anyOf": [text, _section(chip)]},
+        "topology": _section(topology),
+        "axes": {"type": "object", "additionalProperties": axis, "minProperties": 1},
+        "memory_fraction": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    }
+    return {"$schema": DIALECT, "$id": "urn:toast:mesh-spec", "title": "Mesh specification", **_section(keys, "chip")}
+
+
+def contents() -> dict[Path, str]:
+    """What each file holds."""
+    made = {"report.schema.json": report(), "mesh-spec.schema.json": mesh_spec()}
+    return {FOLDER / name: json.dumps(schema, indent=2) + "\n" for name, schema in made.items()}
+
+
+def _section(keys: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": keys, "required": list(required), "additionalProperties": False}
+
+
+def _one_or_more(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
 def _of_class(kind: type, kinds: dict[str, Any]) -> dict[str, Any]:
@@ -72,5 +118,6 @@ def _of(kind: Any, kinds: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(text(), encoding="utf-8")
+    FOLDER.mkdir(exist_ok=True)
+    for path, content in contents().items():
+        path.write_text(content, encoding="utf-8")

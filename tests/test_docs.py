@@ -22,6 +22,8 @@ import yaml
 
 from toast_cli.cli.app import app, run
 from toast_cli.cli.exits import _PARSER_ERROR as PARSER_ERROR
+from toast_cli.errors import SpecError
+from toast_cli.hardware import parse_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -169,8 +171,55 @@ def make_schema() -> Iterator[Any]:
     sys.path.remove(str(ROOT / "docs"))
 
 
-def test_the_reports_schema_is_up_to_date(make_schema: Any) -> None:
-    assert make_schema.TARGET.read_text(encoding="utf-8") == make_schema.text(), "run docs/make_schema.py"
+def test_schemas_are_up_to_date(make_schema: Any) -> None:
+    for path, content in make_schema.contents().items():
+        assert path.read_text(encoding="utf-8") == content, "run docs/make_schema.py"
+
+
+def mesh_validator() -> Any:
+    return jsonschema.Draft202012Validator(
+        json.loads((ROOT / "docs" / "schema" / "mesh-spec.schema.json").read_bytes())
+    )
+
+
+def mesh_specs() -> list[str]:
+    ready = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "toast_cli/hardware/specs").glob("*.yaml"))]
+    shown = [text for page in PAGES for text in blocks(page, "yaml") if re.search("^chip:", text, re.MULTILINE)]
+    return [*ready, *shown]
+
+
+@pytest.mark.parametrize("text", mesh_specs())
+def test_specifications_are_read_and_as_the_schema_says(text: str) -> None:
+    assert parse_spec(text, "page.yaml").devices
+    mesh_validator().validate(yaml.safe_load(text))
+
+
+# One unknown key in every section; the reader's hint names the keys that there are.
+UNKNOWN = [
+    ("chip: v4\nx_y: 1\n", ()),
+    ("chip: {preset: v4, x_y: 1}\n", ("chip",)),
+    ("chip: {preset: v4, matrix_flops: {x_y: 1}}\n", ("chip", "matrix_flops")),
+    ("chip: v4\ntopology: {torus: [2], x_y: 1}\n", ("topology",)),
+    ("chip: v3\ntopology: {torus: [2], core: {x_y: 1}}\n", ("topology", "core")),
+    ("chip: v4\ntopology: {torus: [2], link: {x_y: 1}}\n", ("topology", "link")),
+    ("chip: H100\ntopology: {switch: {size: 8, x_y: 1}}\n", ("topology", "switch")),
+    ("chip: H100\ntopology: {switch: 8, network: {hosts: 2, x_y: 1}}\n", ("topology", "network")),
+    ("chip: v4\ntopology: {torus: [2]}\naxes: {data: {size: 2, x_y: 1}}\n", ("axes", "data")),
+]
+
+
+@pytest.mark.parametrize(("text", "section"), UNKNOWN, ids=[".".join(section) for _, section in UNKNOWN])
+def test_the_schema_and_the_reader_know_the_same_keys(text: str, section: tuple[str, ...]) -> None:
+    validator = mesh_validator()
+    part = validator.schema
+    for key in section:
+        part = part.get("properties", {}).get(key) or part["additionalProperties"]
+        part = next((option for option in part.get("anyOf", ()) if option["type"] == "object"), part)
+    with pytest.raises(SpecError, match="x_y") as caught:
+        parse_spec(text, "page.yaml")
+    assert set(caught.value.hint.split("allowed: ")[1].split(", ")) == set(part["properties"])
+    assert not validator.is_valid(yaml.safe_load(text))
+    assert validator.is_valid(yaml.safe_load(re.sub(r"(, |\n|)x_y: 1", "", text)))
 
 
 def test_reports_are_as_the_schema_says(tmp_path: Path) -> None:
