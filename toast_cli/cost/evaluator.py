@@ -161,14 +161,15 @@ class Evaluator:
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by_role(self, plan: Plan) -> dict[str, Vector]:
-        """[timeline.candidates] bytes alive, by role (see `Alive`)."""
+        """[timeline.candidates] bytes alive, by role (see `Alive`), as the chip's compiler lays them out."""
         found: dict[str, tuple[list[tuple[int, int]], list[float]]] = {}
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._holdings.held(item, lowered):
                 spans = self._holdings.intervals(item, kind)
-                intervals, sizes = found.setdefault(self._holdings.role(item, kind), ([], []))
+                role = self._holdings.role(item, kind)
+                intervals, sizes = found.setdefault(role, ([], []))
                 intervals.extend(spans)
-                sizes.extend([size] * len(spans))
+                sizes.extend([size if role == "argument" else self._growth * size] * len(spans))
         return {role: self.timeline.profile(*spans) for role, spans in found.items() if spans[0]}
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
