@@ -25,7 +25,8 @@ from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 
 ROOTS = 2
-EVALUATIONS = 3000  # of all roots, unless the user says otherwise;
+EVALUATIONS = 3000  # of all roots, unless the user says otherwise; of a small program three times as many,
+SMALL_OPS = 2000  # as they take no more time
 EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
 
@@ -49,7 +50,8 @@ def run_search(
     """
     start = time.monotonic()
     if iterations is None and seconds is None:
-        iterations, seconds = (None, EXACT_SECONDS) if name == "exact" else (EVALUATIONS, None)
+        evaluations = EVALUATIONS * (3 if len(evaluator.problem.program.ops) < SMALL_OPS else 1)
+        iterations, seconds = (None, EXACT_SECONDS) if name == "exact" else (evaluations, None)
     total = iterations
     roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
