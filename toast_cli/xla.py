@@ -7,7 +7,6 @@ at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -137,17 +136,8 @@ def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: A
 
     Locations of the clones keep the call's name in front (`call/op`). The call itself stays as it is.
     """
-    inlined: Any = _jax_mlir_ext.inlined_func_call
     with ir.InsertionPoint(call), call.location:
-        if "block:" not in inlined.__doc__:
-            return list(inlined(function.operation, list(arguments)))
-        # Up to 0.10.0 the clones go to the end of a block, whatever the insertion point.
-        block = call.operation.block
-        last = block.operations[len(block.operations) - 1]
-        results = list(inlined(function.operation, list(arguments), block, call.location))
-        for operation in list(itertools.takewhile(lambda found: found != last, reversed(list(block.operations))))[::-1]:
-            operation.move_before(call)
-        return results
+        return list(_jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
