@@ -15,10 +15,9 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Rule, Value
+from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Value
 
 Shape = tuple[int, ...]
-NO_RULE = Rule((), (), ())
 
 
 class Reader:

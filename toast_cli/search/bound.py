@@ -68,11 +68,6 @@ class LowerBound:
             for number, cluster in enumerate(self._clusters)
         ]
 
-    @property
-    def given_up(self) -> int:
-        """How many clusters have more completions than were looked at."""
-        return sum(self._given_up)
-
     def _gather(self) -> tuple[list[Cluster], Cluster]:
         """Clusters, and among them one of all buckets that see too many groups; small ones that share most are joined."""
         parts = self._evaluator.parts

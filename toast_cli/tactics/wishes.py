@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from toast_cli.errors import UsageError
-from toast_cli.hardware.yamltree import nearest
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.files import find_in_file
@@ -161,7 +160,3 @@ def _decide(wish: Wish, look: Look) -> list[Decision]:
         return list(wish.tactic.decide(look))
     except DoesNotApply as why:
         raise UsageError(f"{wish.tactic.name} does not apply: {why}", where=wish.option, hint=_HINT) from None
-
-
-def unknown_strategy(name: str, known: Sequence[str]) -> UsageError:
-    return UsageError(f"unknown strategy {name!r}", where="--strategy", hint=nearest(name, known))
