@@ -207,6 +207,27 @@ def product() -> Case:
     return case_of(lambda w, x: x @ w, arg(D, F), arg(B, D))
 
 
+def added_products() -> Case:
+    """Three products added up, each a sum over another dimension."""
+
+    def run(x: Any, y: Any, z: Any, u: Any, v: Any, w: Any) -> Any:
+        return x @ u + y @ v + z @ w
+
+    return case_of(run, arg(B, H * K), arg(B, K), arg(B, F), arg(H * K, D), arg(K, D), arg(F, D))
+
+
+def multi_query() -> Case:
+    """Gradient of attention in which all heads share keys and values."""
+
+    def loss(x: Any, p: Any) -> Any:
+        q = jnp.einsum("bsd,dhk->bshk", x, p["q"])
+        k, v = x @ p["k"], x @ p["v"]
+        scores = jax.nn.softmax(jnp.einsum("bshk,btk->bhst", q, k) / K**0.5, axis=-1)
+        return jnp.sum(jnp.einsum("bhst,btk->bshk", scores, v) ** 2)
+
+    return case_of(jax.grad(loss), arg(B, S, D), {"q": arg(D, H, K), "k": arg(D, K), "v": arg(D, K)})
+
+
 def two_layouts() -> Case:
     """A kibibyte, and the same again made of it."""
 

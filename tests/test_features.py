@@ -164,6 +164,41 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "x.1=data x.1=model x.0=data x.0=model",
         [(REDUCE_SCATTER, DATA, F32 * B * F / 4, 1), (REDUCE_SCATTER, MODEL, F32 * B * F / 8, 1)],
     ),
+    # Terms of a sum that are partial over one axis are reduced together, whichever dimensions it splits,
+    "a sum over one axis": (
+        "added_products",
+        "x.1=data y.1=data z.1=data",
+        [(ALL_REDUCE, DATA, F32 * B * D, 1)],
+    ),
+    # also to be scattered;
+    "a sum over one axis, scattered": (
+        "added_products",
+        "x.1=data y.1=data z.1=data u.1=data",
+        [(REDUCE_SCATTER, DATA, F32 * B * D / 4, 1)],
+    ),
+    # one of other axes ends the sum,
+    "a sum over two axes": (
+        "added_products",
+        "x.1=data y.1=data z.1=model",
+        [(ALL_REDUCE, DATA, F32 * B * D, 1), (ALL_REDUCE, MODEL, F32 * B * D, 1)],
+    ),
+    # and so the third is alone.
+    "a sum with another in between": (
+        "added_products",
+        "x.1=data y.1=model z.1=data",
+        [(ALL_REDUCE, DATA, F32 * B * D, 2), (ALL_REDUCE, MODEL, F32 * B * D, 1)],
+    ),
+    # Queries split over heads, keys and values over their width: those are gathered for each head, their gradients are sums over heads and
+    # each device keeps its part of them. All three terms of the input's gradient are partial.
+    "multi-query attention": (
+        "multi_query",
+        "p['q'].1=model p['k'].1=model p['v'].1=model",
+        [
+            (ALL_GATHER, MODEL, F32 * B * S * K, 2),
+            (REDUCE_SCATTER, MODEL, F32 * B * S * K / 2, 2),
+            (ALL_REDUCE, MODEL, F32 * B * S * D, 1),
+        ],
+    ),
     # Heads are the major part of the weights' columns; the result is a sum over heads.
     "heads in a merged dimension": ("merged_heads", "p['q'].1=data", [(ALL_REDUCE, DATA, F32 * B * S * D, 1)]),
     # And a head's elements the minor part, over which the scores are a sum.

@@ -24,6 +24,8 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
     for work in items.work:
         compute += pricer.work_seconds(work, lowered[work.pattern])
         communication += sum(use.seconds for use in pricer.work_collectives(work, lowered[work.pattern]))
+    for added in items.sums:
+        communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))
     alive = [0.0] * (items.lives.end + 2)
     for item in items.arrays:
         communication += sum(use.seconds for use in pricer.array_collectives(item, lowered))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.cost.merging import SumItem
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, touch
@@ -58,6 +59,7 @@ class _Bucket:
     views: list[int]
     patterns: set[int] = field(default_factory=set)
     work: list[WorkItem] = field(default_factory=list)
+    sums: list[SumItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
     memo: dict[tuple[int, ...], _Share] = field(default_factory=dict)
     axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
@@ -283,10 +285,12 @@ class Evaluator:
 
         for work in self.items.work:
             bucket([work.pattern]).work.append(work)
+        for found in self.items.sums:
+            bucket([term.pattern for term in found.terms]).sums.append(found)
         for array in self.items.arrays:
             bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
-        for found in buckets.values():
-            found.views = sorted({self._rows.place[p][0] for p in found.patterns})
+        for each in buckets.values():
+            each.views = sorted({self._rows.place[p][0] for p in each.patterns})
         self._bucket_touches = tuple(buckets)
         return list(buckets.values())
 
@@ -306,6 +310,8 @@ class Evaluator:
             seconds = self._work_share(work, lowered[work.pattern])
             compute += seconds[0]
             communication += seconds[1]
+        for added in bucket.sums:
+            communication += sum(use.seconds for use in self._pricer.sum_collectives(added, lowered))
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
             communication += share.communication
@@ -333,6 +339,8 @@ class Evaluator:
         lowered = self._lower(bucket, rows)
         for work in bucket.work:
             yield from self._pricer.work_collectives(work, lowered[work.pattern])
+        for added in bucket.sums:
+            yield from self._pricer.sum_collectives(added, lowered)
         for array in bucket.arrays:
             yield from self._pricer.array_collectives(array, lowered)
 

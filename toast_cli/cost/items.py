@@ -14,7 +14,7 @@ from toast_cli.cost.fusion import PRODUCTS, materialised
 from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
-from toast_cli.cost.merging import reduction_shares
+from toast_cli.cost.merging import SumItem, sum_items
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
@@ -37,8 +37,7 @@ class WorkItem:
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. reduction_shares: [slots] part of the reductions over each that each op pays, see `merging`; ()
-    for all of them. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -50,7 +49,7 @@ class WorkItem:
     kernels: int
     unfinished: float
     whole_bytes: tuple[int, ...]
-    reduction_shares: tuple[float, ...]
+    summed: bool
     late: bool
     in_loop: bool
     runs: float
@@ -87,6 +86,7 @@ class ArrayItem:
 @dataclass(frozen=True)
 class Items:
     work: tuple[WorkItem, ...]
+    sums: tuple[SumItem, ...]
     arrays: tuple[ArrayItem, ...]
     lives: Lives
     stored: list[bool]
@@ -95,17 +95,19 @@ class Items:
 def make_items(problem: Problem) -> Items:
     program = problem.program
     stored = materialised(program, problem.free)
+    late = late_values(program)
+    sums, terms = sum_items(problem, late)
     return Items(
-        work_items(problem, stored), _arrays(problem, stored), find_lives(program, stored, problem.free), stored
-    )
+        work_items(problem, stored, late, terms), sums, _arrays(problem, stored, late),
+        find_lives(program, stored, problem.free), stored,
+    )  # fmt: skip
 
 
-def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel, or may have to communicate."""
+def work_items(problem: Problem, stored: list[bool], late: list[bool], terms: frozenset[int]) -> tuple[WorkItem, ...]:
+    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial."""
     program = problem.program
     sizes = [value.bytes for value in program.values]
-    shares = reduction_shares(problem)
-    done, late = kernels(program, stored, problem.free), late_values(program)
+    done = kernels(program, stored, problem.free)
     runs: dict[Any, float] = defaultdict(float)
     example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
@@ -120,7 +122,7 @@ def work_items(problem: Problem, stored: list[bool]) -> tuple[WorkItem, ...]:
             program.values[op.operands[0]].dtype if op.operands else "",
             *_work(problem.mesh.chip, op, kernel),
             tuple(sizes[v] for v in op.results),
-            shares[number],
+            number in terms,
             all(late[v] for v in op.results),
             op.loop >= 0,
         )
@@ -147,14 +149,14 @@ def _write_bytes(attained: Attained, side: KernelSide) -> float:
     return side.bytes * (attained.narrow_write if narrow else 1.0)
 
 
-def _arrays(problem: Problem, stored: list[bool]) -> tuple[ArrayItem, ...]:
+def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[ArrayItem, ...]:
     program = problem.program
     producer = program.producer
     place = [0] * len(program.values)
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    early, late = early_values(program, problem.free), late_values(program)
+    early = early_values(program, problem.free)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]

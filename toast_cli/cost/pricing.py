@@ -14,6 +14,7 @@ from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
+from toast_cli.cost.merging import SumItem, together
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.dimensions.model import SlotKind
@@ -38,6 +39,16 @@ class Copy:
 
     layout: Layout
     places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the program."""
+
+    op: int
+    runs: float
+    late: bool
+    in_loop: bool
 
 
 class Pricer:
@@ -103,20 +114,13 @@ class Pricer:
         return grid
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of partial results, reshards to where results are pinned, halo exchanges of split
+        """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned, halo exchanges of split
         neighbourhoods."""
         results = self._problem.program.ops[work.op].results
-        if iteration.reduced or any(iteration.scattered):
+        if not work.summed and (iteration.reduced or any(iteration.scattered)):
+            how = _Reduced(work.op, work.runs, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
-                size = self.local(whole, iteration.computed[k])
-                scattered = _in_order(iteration, k)
-                for axes in _scatters(work, iteration, scattered):
-                    size /= prod(self._sizes[axis] for axis in axes)
-                    runs = work.runs * _share(work, iteration, axes)
-                    yield self._reduction(work, "reduce-scatter", axes, size, runs, results[k])
-                if iteration.reduced:
-                    runs = work.runs * _share(work, iteration, iteration.reduced)
-                    yield self._reduction(work, "all-reduce", iteration.reduced, size, runs, results[k])
+                yield from self._reductions(iteration, k, whole, how, apart=work.name in PRODUCTS)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
             for step in reshard_steps(source, target, self._sizes):
                 size = work.whole_bytes[k] * step.fraction
@@ -135,12 +139,32 @@ class Pricer:
                 seconds = self._seconds_of("collective-permute", size, axes)
                 yield _use("collective-permute", axes, size, runs, seconds, work.op, results[0])
 
-    def _reduction(
-        self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float, runs: float, value: int
-    ) -> CollectiveUse:
+    def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """All-reduces and reduce-scatters of the partial results that are added up in sums."""
+        for place, count in together(self._problem, item, lowered):
+            term = item.terms[place]
+            how = _Reduced(item.ops[place], item.runs, item.late, item.in_loop)
+            apart = term.product and count == 1
+            yield from self._reductions(lowered[term.pattern], 0, term.bytes, how, apart=apart)
+
+    def _reductions(
+        self, iteration: Iteration, k: int, whole: int, how: _Reduced, *, apart: bool
+    ) -> Iterator[CollectiveUse]:
+        """What makes partial result k, of `whole` bytes on all devices, complete; apart: scattered one axis after the other, as a
+        product's is (see `LoweredPlan.path`), not over all at once."""
+        size = self.local(whole, iteration.computed[k])
+        scattered = _in_order(iteration, k)
+        for axes in [(axis,) for axis in scattered] if apart else [tuple(scattered)] if scattered else []:
+            size /= _count(axes, self._sizes)
+            yield self._reduction("reduce-scatter", axes, size, k, how)
+        if iteration.reduced:
+            yield self._reduction("all-reduce", iteration.reduced, size, k, how)
+
+    def _reduction(self, kind: str, axes: tuple[int, ...], size: float, k: int, how: _Reduced) -> CollectiveUse:
         """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
-        seconds = self._seconds_of(kind, size, axes, combined=work.late and not work.in_loop)
-        return _use(kind, axes, size, runs, seconds, work.op, value, waited_for=not work.late)
+        seconds = self._seconds_of(kind, size, axes, combined=how.late and not how.in_loop)
+        value = self._problem.program.ops[how.op].results[k]
+        return _use(kind, axes, size, how.runs, seconds, how.op, value, waited_for=not how.late)
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
@@ -221,16 +245,3 @@ def _in_order(iteration: Iteration, k: int) -> list[int]:
     """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
     over = iteration.scattered[k]
     return [axis for axes in iteration.reduced_to[k] for axis in axes if axis in over] if over else []
-
-
-def _scatters(work: WorkItem, iteration: Iteration, scattered: list[int]) -> list[tuple[int, ...]]:
-    """The axes of each reduce-scatter: a product's go one axis after the other (see `LoweredPlan.path`), all of others at once."""
-    if work.name in PRODUCTS and _share(work, iteration, tuple(scattered)) == 1.0:
-        return [(axis,) for axis in scattered]
-    return [tuple(scattered)] if scattered else []
-
-
-def _share(work: WorkItem, iteration: Iteration, axes: tuple[int, ...]) -> float:
-    """Part of a reduction over `axes` that each op of the item pays."""
-    shares = zip(work.reduction_shares, iteration.slot_axes, strict=False)  # no shares: every op pays for itself
-    return max((share for share, spent in shares if not set(axes).isdisjoint(spent)), default=1.0)

@@ -9,15 +9,25 @@ from toast_cli.plan.layout import Layout
 from toast_cli.plan.sums import ADD, is_view
 from toast_cli.program.model import Op, Program
 
-# The layout in which a value is computed, partial, and the one it is scattered to.
-Scatter = tuple[Layout, Layout]
+# The layout in which a value is computed, partial, the one it is scattered to, and axes it is all-reduced over besides.
+Scatter = tuple[Layout, Layout, tuple[int, ...]]
 
 
 def accumulated(
-    program: Program, layouts: list[Layout], computed: dict[int, Layout], required: dict[tuple[int, int], Layout]
+    program: Program,
+    layouts: list[Layout],
+    computed: dict[int, Layout],
+    reduced: dict[int, tuple[int, ...]],
+    required: dict[tuple[int, int], Layout],
 ) -> tuple[list[Layout], dict[int, Layout], frozenset[int]]:
-    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one, and these sums."""
-    partial: dict[int, Scatter] = {value: (at, layouts[value]) for value, at in computed.items()}
+    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one, and these sums.
+
+    Args:
+        reduced: what values in `computed` are all-reduced over, where they are.
+    """
+    partial: dict[int, Scatter] = {
+        value: (at, layouts[value], reduced.get(value, ())) for value, at in computed.items()
+    }
     sums: list[int] = []
     for number, op in enumerate(program.ops):
         found = _handed_on(program, number, op, partial, layouts, required)
@@ -56,8 +66,9 @@ def _handed_on(
         return None
     if op.name == ADD:
         return partial[read[0]] if partial[read[0]] == partial[read[1]] else None
-    at = _seen_through(op, partial[read[0]][0])
-    return None if at is None else (at, layouts[op.results[0]])
+    computed_in, _, reduced = partial[read[0]]
+    at = _seen_through(op, computed_in)
+    return None if at is None else (at, layouts[op.results[0]], reduced)
 
 
 def _seen_through(op: Op, operand: Layout) -> Layout | None:

@@ -17,17 +17,19 @@ def lower(problem: Problem, plan: Plan) -> LoweredPlan:
     iterations: list[Iteration] = [problem.iterate(p, plan) for p in range(len(problem.patterns))]
     layouts: list[Layout] = [replicated(len(v.shape)) for v in program.values]
     computed: dict[int, Layout] = {}
+    reduced: dict[int, tuple[int, ...]] = {}
     for number, op in enumerate(program.ops):
         iteration = iterations[problem.op_pattern[number]]
         for k, value in enumerate(op.results):
             layouts[value] = iteration.layouts[k]
             if iteration.computed[k] != iteration.layouts[k]:
                 computed[value] = iteration.computed[k]
+                reduced[value] = iteration.reduced
     required: dict[tuple[int, int], Layout] = {}
     for number, op in enumerate(program.ops):
         iteration = iterations[problem.op_pattern[number]]
         for k, value in enumerate(op.operands):
             if iteration.operands[k] != layouts[value]:
                 required[number, k] = iteration.operands[k]
-    layouts, computed, sums = accumulated(program, layouts, computed, required)
+    layouts, computed, sums = accumulated(program, layouts, computed, reduced, required)
     return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, sums)

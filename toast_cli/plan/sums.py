@@ -1,73 +1,89 @@
 """Partial results that are added up: they stay partial to the end of the sum and are reduced once.
 
 The gradient of a block's input is such a sum, one term per projection that read it; so is the gradient of a weight that is used again and
-again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its all-reduce reassociation), where both are read by nobody else.
-An addition whose other side is not partial ends the sum.
+again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its all-reduce reassociation) where both go over the same devices
+and are read by nobody else. An addition whose other side is not partial, or over other mesh axes, ends the sum. Which axes terms are
+partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
 
-Enters: a program, and for each op what it sums over. Leaves: which ops are terms of one sum.
+Enters: a program, and which of its ops can be terms. Leaves: its sums, and for one of them what a plan leaves of it to be reduced.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 from toast_cli.program.model import Op, Program
 
 ADD = "stablehlo.add"
 # What changes the form of a term and nothing about what is added up. Not a conversion: it rounds.
-_VIEWS = frozenset(
-    f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
-)
-Reduced = frozenset[Hashable]
-NOTHING: Reduced = frozenset()
+_VIEWS = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "slice"))
+PLUS = -1  # a step that adds up what the two steps before it left
 
 
-def term_counts(program: Program, reduced: Sequence[Reduced]) -> dict[tuple[int, Hashable], int]:
-    """(op, sum) -> how many results partial over that sum are added up before they are reduced, this op's among them; no entry for 1.
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """terms: op numbers, in the order they are read. steps: the sum in reverse Polish notation, places in `terms` and `PLUS`."""
 
-    `reduced` [ops]: what each op sums over; two terms can be added up where they have one of these in common.
+    terms: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
+    """Every sum of two or more results of such ops, as long as can be.
+
+    Args:
+        can_be_term: [ops] whether an op adds up over something that may be split, and leaves what it finds as it is.
     """
-    partial = _partial_over(program, reduced)
-    ends: dict[tuple[int, Hashable], int] = {}  # (value, what it is summed over) -> the value that ends its sum
-    for value in reversed(range(len(program.values))):
-        onward = _goes_into(program, value)
-        for group in partial[value]:
-            ends[value, group] = ends.get((onward, group), value)
-    terms: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
-    for number, groups in enumerate(reduced):
-        for value in program.ops[number].results[:1]:
-            for group in groups:
-                terms[ends[value, group], group].append(number)
-    return {
-        (number, group): len(members) for (_, group), members in terms.items() if len(members) > 1 for number in members
-    }
+    written: dict[int, list[int]] = {}  # value -> the sum it is, in reverse Polish notation, of op numbers
+    for number, op in enumerate(program.ops):
+        if len(op.results) != 1:
+            continue
+        if can_be_term[number]:
+            written[op.results[0]] = [number]
+        elif op.operands and all(v in written and len(program.users[v]) == 1 for v in _read(op)):
+            if op.name == ADD:
+                fewer, more = sorted((written.pop(v) for v in op.operands), key=len)
+                more += fewer  # so that long sums take no quadratic time
+                more.append(PLUS)
+                written[op.results[0]] = more
+            elif is_view(op, program):
+                written[op.results[0]] = written.pop(op.operands[0])
+    return [_as_sum(steps) for steps in written.values() if len(steps) > 1]
+
+
+def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
+    """Pairs of a term and how many are reduced with it, itself included; the first term stands for all.
+
+    Args:
+        steps: of a `Sum`. keys: [terms] what each is partial over and how it lies; None where it is not partial.
+    """
+    waiting: list[tuple[Hashable, int, int]] = []  # (key, first term, how many)
+    for step in steps:
+        if step != PLUS:
+            waiting.append((keys[step], step, 1))
+            continue
+        right, left = waiting.pop(), waiting.pop()
+        if left[0] == right[0]:
+            waiting.append((left[0], left[1], left[2] + right[2]))
+            continue
+        yield from (found[1:] for found in (left, right) if found[0] is not None)
+        waiting.append((None, left[1], 0))
+    yield from (found[1:] for found in waiting if found[0] is not None)
 
 
 def is_view(op: Op, program: Program) -> bool:
     """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more."""
-    if op.name == "stablehlo.reduce" and len(op.results) == 1:
-        return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
-    return op.name in _VIEWS
+    if op.name not in _VIEWS and (op.name != "stablehlo.reduce" or len(op.results) > 1):
+        return False
+    return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 
 
-def _partial_over(program: Program, reduced: Sequence[Reduced]) -> list[Reduced]:
-    """[values] what it is partial over if that is split in the ops that sum over it."""
-    partial = [NOTHING] * len(program.values)
-    for number, op in enumerate(program.ops):
-        groups = reduced[number]
-        if not groups and op.results and op.operands and all(len(program.users[v]) == 1 for v in op.operands[:2]):
-            if op.name == ADD:
-                groups = partial[op.operands[0]] & partial[op.operands[1]]
-            elif is_view(op, program):
-                groups = partial[op.operands[0]]
-        for value in op.results:
-            partial[value] = groups
-    return partial
+def _read(op: Op) -> tuple[int, ...]:
+    return op.operands if op.name == ADD else op.operands[:1]
 
 
-def _goes_into(program: Program, value: int) -> int:
-    """The result of the one op that reads the value; -1 where there are more, or none."""
-    uses = program.users[value]
-    results = program.ops[uses[0][0]].results if len(uses) == 1 else ()
-    return results[0] if results else -1
+def _as_sum(steps: list[int]) -> Sum:
+    terms = tuple(step for step in steps if step != PLUS)
+    places = iter(range(len(terms)))
+    return Sum(terms, tuple(PLUS if step == PLUS else next(places) for step in steps))

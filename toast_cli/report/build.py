@@ -137,7 +137,7 @@ def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
 
 
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """Whole collectives: of one that the terms of a sum share, the terms named first have it."""
+    """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the others'."""
     names = evaluator.problem.mesh.names
     owed: dict[tuple[str, tuple[int, ...], int], tuple[float, float]] = {}  # runs and seconds not yet listed
     facts = []
