@@ -60,10 +60,13 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     problem = make_problem(program, dimensions, load_spec(spec).mesh(parse_shape(shape) if shape else None))
     expert, expert_ms = best_expert(problem)
     start = time.monotonic()
+    starts = tuple(strategies(problem).values())
     results = []
     for seed in range(options.seeds):
         evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
-        results.append(run_search(evaluator, options.search, seed, options.iterations, None, options.jobs))
+        results.append(
+            run_search(evaluator, options.search, seed, options.iterations, None, options.jobs, starts=starts)
+        )
     seconds = time.monotonic() - start
     times = [1e3 * r.cost.step_seconds if r.fits else float("inf") for r in results]
     best, worst = min(times), max(times)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,11 @@ from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import analyse
 from toast_cli.hardware import Mesh
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import interruptible
+from toast_cli.search.moves import suited
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
 
@@ -70,6 +72,28 @@ def test_iterations_are_all_plans_that_are_evaluated(name: str, iterations: int)
     assert len(counted.plans) <= iterations
     if iterations <= 50 and name == "mcts":
         assert result.evaluations == iterations
+
+
+@pytest.mark.parametrize("iterations", [40, 3000])
+def test_a_search_is_never_worse_than_a_plan_it_was_given_to_start_from(iterations: int) -> None:
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    known = run_search(evaluator, "exact")
+    assert known.proven
+    short = run_search(evaluator, "mcts", 0, 4)
+    assert short.plan != known.plan
+    result = run_search(evaluator, "mcts", 0, iterations, starts=[(), known.plan])
+    assert result.plan == known.plan
+
+
+def test_what_is_fixed_otherwise_is_left_out_of_plans_to_start_from() -> None:
+    problem = evaluator_of(round_mesh(data=4, model=2)).problem
+    plan = run_search(Evaluator(problem), "exact").plan
+    first = next(d for d in plan if isinstance(d, Shard))
+    other = first._replace(axis=1 - first.axis)
+    fixed = replace(problem, fixed=(first, other), closed=frozenset({0}))
+    assert set(suited(fixed, plan)) == {first, other, *(d for d in plan if isinstance(d, Shard) and d.axis == 1)}
+    assert suited(problem, plan) == plan
+    assert run_search(Evaluator(fixed), "mcts", 0, 50, starts=[plan]).plan[:2] == (first, other)
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 7, 60, 400])

@@ -193,6 +193,7 @@ def search_meshes(
         seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
         request.jobs,
         report,
+        lambda problem: strategies(problem).values(),
     )
     if not apart or result.stopped == "interrupted":
         return evaluator, result

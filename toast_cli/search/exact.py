@@ -12,7 +12,7 @@ can fit into memory.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -56,9 +56,10 @@ def exact(
     budget: Budget,
     rng: np.random.Generator,
     progress: SearchProgress | None = None,
+    starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Best-first branch and bound; see the module docstring."""
-    incumbent = Incumbent(problem, evaluate, budget, progress)
+    incumbent = Incumbent(problem, evaluate, budget, progress, starts)
     proof = Proof(incumbent)
     first = FIRST_EVALUATIONS if budget.evaluations is None else min(FIRST_EVALUATIONS, budget.evaluations // 2)
     stopped = "exhausted"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import next_moves
@@ -17,6 +20,7 @@ def greedy(
     budget: Budget,
     rng: np.random.Generator,
     progress: SearchProgress | None = None,
+    starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Appends the decision that helps most until none has helped for two rounds."""
     return _beam(problem, evaluate, budget, progress, 1)
@@ -28,6 +32,7 @@ def beam(
     budget: Budget,
     rng: np.random.Generator,
     progress: SearchProgress | None = None,
+    starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Keeps the `BEAM_WIDTH` best plans of each length."""
     return _beam(problem, evaluate, budget, progress, BEAM_WIDTH)

@@ -14,6 +14,7 @@ TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
@@ -32,6 +33,7 @@ TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
 PATIENCE = 20  # edits in a row that may fail in the climb of a roll-out,
 NEAR = 0.02  # unless it comes so close to the best plan, in units of reward: then all edits are tried
 TOPS = 6  # plans kept for variation
+STARTS = 3  # plans given to start from that are climbed from
 SHAKES = 3  # random edits in one variation, at most
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
 PLATEAU = 30  # rounds of simulation and variation without a better plan that end the search
@@ -79,6 +81,11 @@ class _Tree:
         root = self.problem.fixed
         for move in next_moves(self.problem, root):
             self.promise[Edit((), move)] = self.reward(self.incumbent.extend(root, move))
+
+    def best_starts(self) -> list[Plan]:
+        """The best of the plans to start from; all are looked at."""
+        found = {plan: self.reward(plan) for plan in self.incumbent.starts}
+        return sorted(found, key=lambda plan: -found[plan])[:STARTS]
 
     def simulate(self) -> None:
         """Descends the tree, rolls out and climbs."""
@@ -170,9 +177,10 @@ def mcts(
     budget: Budget,
     rng: np.random.Generator,
     progress: SearchProgress | None = None,
+    starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Monte Carlo Tree Search, then polishing of the best plan; see the module docstring."""
-    incumbent = Incumbent(problem, evaluate, budget, progress)
+    incumbent = Incumbent(problem, evaluate, budget, progress, starts)
     stopped = "plateau"
     try:
         grow(incumbent, rng)
@@ -187,8 +195,11 @@ def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = in
     """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget ends before."""
     root = incumbent.problem.fixed
     tree = _Tree(incumbent.problem, incumbent, rng)
+    starts = tree.best_starts()
     tree.look_around()
     tree.climb_to_the_top(root)
+    for plan in starts:
+        tree.climb_from(plan)
     idle = 0
     while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(root).moves:
         if len(incumbent.seen) >= evaluations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -13,6 +13,7 @@ import numpy as np
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.search.moves import suited
 from toast_cli.search.objective import Objective, Rank
 
 Evaluate = Callable[[Plan], Cost]
@@ -52,7 +53,10 @@ class SearchResult:
     trail: tuple[tuple[int, Cost], ...] = ()
 
 
-Search = Callable[[Problem, Evaluate, Budget, np.random.Generator, "SearchProgress | None"], SearchResult]
+# problem, evaluate, budget, random numbers, whom to tell, plans to start from
+Search = Callable[
+    [Problem, Evaluate, Budget, np.random.Generator, "SearchProgress | None", Sequence[Plan]], SearchResult
+]
 
 
 class OutOfBudget(Exception):  # noqa: N818 - not an error: it ends a search from within
@@ -67,10 +71,16 @@ class Incumbent:
     """
 
     def __init__(
-        self, problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None = None
+        self,
+        problem: Problem,
+        evaluate: Evaluate,
+        budget: Budget,
+        progress: SearchProgress | None = None,
+        starts: Sequence[Plan] = (),
     ) -> None:
         self.problem = problem
         self.fixed: Plan = problem.fixed
+        self.starts = tuple(dict.fromkeys(suited(problem, plan) for plan in starts))
         self._canonical = problem.canonical
         self._evaluate = evaluate
         self._budget = budget

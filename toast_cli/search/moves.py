@@ -35,6 +35,19 @@ def next_moves(problem: Problem, plan: Plan) -> list[Move]:
     return [*((d,) for d in singles), *(move for move in problem.macros if allowed.issuperset(move))]
 
 
+def suited(problem: Problem, plan: Plan) -> Plan:
+    """What every plan starts with, then of `plan` all that may follow it; in canonical order."""
+    allowed, found = set(problem.choices), list(problem.fixed)
+    taken = {d[:2] for d in found if isinstance(d, Shard)}
+    for decision in plan:
+        if decision in allowed and (
+            decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
+        ):
+            found.append(decision)
+            taken.add(decision[:2])
+    return problem.canonical(tuple(found))
+
+
 def small_edits(problem: Problem, plan: Plan) -> list[Edit]:
     """Everything that takes out, moves or adds; decisions every plan starts with stay."""
     free = plan[len(problem.fixed) :]

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ def run_search(
     seconds: float | None = None,
     jobs: int = 1,
     progress: SearchProgress | None = None,
+    starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Best plan that search `name` finds, with its exact cost; `seconds` of it are wall time.
 
@@ -47,6 +48,7 @@ def run_search(
     Args:
         iterations, seconds: budgets of all roots together (None: a default number of evaluations, no time limit).
         jobs: processes to use at most.
+        starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
     """
     start = time.monotonic()
     if iterations is None and seconds is None:
@@ -70,7 +72,7 @@ def run_search(
             rng = np.random.default_rng(seeds[root])
             report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
             budget = replace(budgets[root], asked=lambda: stop.asked)
-            return SEARCHES[name](evaluator.problem, Confirmed(evaluator), budget, rng, report)
+            return SEARCHES[name](evaluator.problem, Confirmed(evaluator), budget, rng, report, starts)
 
         results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
         best = _best(evaluator, results)

@@ -7,12 +7,14 @@ Half of the budget is spread evenly over all shapes, the other half goes to the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.model import SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
@@ -32,13 +34,14 @@ def search_shapes(
     seconds: float | None,
     jobs: int,
     progress: SearchProgress | None = None,
+    starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all meshes; its evaluations and its seconds are those of the whole search.
 
     Fewer iterations than meshes: so many of the meshes are looked at. Ctrl-C ends everything with the best so far.
 
     Args:
-        meshes: at least one. Others as for `run_search`.
+        meshes: at least one. starts_of: a problem -> plans worth a look. Others as for `run_search`.
     """
     start = time.monotonic()
     spent, best_seconds = 0, inf
@@ -54,7 +57,7 @@ def search_shapes(
                 progress(min(best, leader), before + evaluations, elapsed, begins + share * used)
 
         time_limit = None if seconds is None else seconds * share
-        result = run_search(evaluator, name, seed, limit, time_limit, jobs, report)
+        result = run_search(evaluator, name, seed, limit, time_limit, jobs, report, tuple(starts_of(evaluator.problem)))
         spent += result.evaluations
         best_seconds = min(best_seconds, result.cost.step_seconds if result.fits else inf)
         return result
