@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from math import prod
 
 from toast_cli.program.model import DTYPE_BITS
+from toast_cli.verify.trips import trip_count
 
 _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$|^(ENTRY )?%?([^\s(]+) \{$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONSTANT = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
 
 # Bits per element by HLO's names, which differ from MLIR's: `s32`, `u8`, `c64`, `f8e4m3fn`.
 BITS = {
@@ -77,21 +76,22 @@ def run_counts(bodies: dict[str, list[str]], entry: str) -> dict[str, float]:
 
     def visit(name: str, count: float) -> None:
         runs[name] += count
-        for line in bodies.get(name, ()):
-            for callee, times in called(line, bodies):
+        lines = bodies.get(name, [])
+        for line in lines:
+            for callee, times in called(line, lines, bodies):
                 visit(callee, count * times)
 
     visit(entry, 1.0)
     return dict(runs)
 
 
-def called(line: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
-    """Computations that one instruction runs, and how often. What an `async-start` runs its `async-done` names again."""
+def called(line: str, around: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
+    """Computations that one of the instructions `around` runs, and how often. What an `async-start` runs its `async-done` names again."""
     if " = " not in line or " async-done(" in line or " async-update(" in line:
         return
     times = 1.0
     if " while(" in line:
-        times = float(trip_count(line, bodies))
+        times = float(trip_count(line, around, bodies))
     for name in _CALLED.findall(line):
         yield name, times
     branches = _BRANCHES.search(line)
@@ -99,16 +99,6 @@ def called(line: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, float
         names = [n.strip().lstrip("%") for n in branches[1].split(",")] if branches[1] else [branches[2], branches[3]]
         for name in names:
             yield name, 1.0 / len(names)
-
-
-def trip_count(line: str, bodies: dict[str, list[str]]) -> int:
-    """Trips of a `while`: what the compiler says, else the one constant its condition compares with, else 1."""
-    known = _TRIPS.search(line)
-    if known:
-        return int(known[1])
-    condition = re.search(r"condition=%?([^\s,]+)", line)
-    constants = _CONSTANT.findall("\n".join(bodies.get(condition[1], ()))) if condition else []
-    return int(constants[0]) if len(constants) == 1 else 1
 
 
 def parse_line(line: str) -> tuple[str, str, str] | None:

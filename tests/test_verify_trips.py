@@ -1,0 +1,55 @@
+"""Trip counts read off compiled loops."""
+
+from __future__ import annotations
+
+import pytest
+
+from toast_cli.verify.hlo_text import computations, run_counts
+
+LOOP = """HloModule loop
+
+%condition (c: (f32[4], s32[])) -> pred[] {{
+  %c = (f32[4]{{0}}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=1
+  %bound = s32[] constant({bound})
+  ROOT %go = pred[] compare({operands}), direction={direction}
+}}
+
+%body (b: (f32[4], s32[])) -> (f32[4], s32[]) {{
+  %b = (f32[4]{{0}}, s32[]) parameter(0)
+  %x = f32[4]{{0}} get-tuple-element(%b), index=0
+  %i.1 = s32[] get-tuple-element(%b), index=1
+  %by = s32[] constant({by})
+  %next = s32[] {move}(%i.1, %by)
+  %kept = s32[] copy(%next)
+  ROOT %all = (f32[4]{{0}}, s32[]) tuple(%x, %kept)
+}}
+
+ENTRY %main (a: f32[4], n: s32[]) -> f32[4] {{
+  %a = f32[4]{{0}} parameter(0)
+  %n = s32[] parameter(1)
+  %start = s32[] {start}
+  %init = (f32[4]{{0}}, s32[]) tuple(%a, %start)
+  ROOT %w = (f32[4]{{0}}, s32[]) while(%init), condition=%condition, body=%body
+}}
+"""
+UP = {"bound": 11, "operands": "%i, %bound", "direction": "LT", "by": 1, "move": "add", "start": "constant(0)"}
+
+
+@pytest.mark.parametrize(
+    ("change", "trips"),
+    [
+        ({}, 11),
+        ({"start": "constant(3)"}, 8),
+        ({"start": "constant(-3)", "direction": "LE"}, 15),
+        ({"by": 4}, 3),
+        ({"operands": "%bound, %i", "direction": "GT"}, 11),
+        ({"bound": -1, "direction": "GT", "by": 1, "move": "subtract", "start": "constant(7)"}, 8),
+        ({"bound": 0, "direction": "GE", "by": -2, "start": "constant(7)"}, 4),
+        ({"start": "constant(20)"}, 0),
+        ({"start": "copy(%n)"}, 11),  # unknown start: the one constant stands for the count
+    ],
+)
+def test_trips_of_a_counter(change: dict[str, str | int], trips: int) -> None:
+    bodies, entry = computations(LOOP.format_map(UP | change))
+    assert run_counts(bodies, entry)["body"] == trips

@@ -1,0 +1,112 @@
+"""How often a `while` of compiled HLO text runs.
+
+Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the compiler states, else
+what the counter says (where it starts, by how much each round moves it, what it is compared with), else the one constant of the
+condition, else 1.
+"""
+
+from __future__ import annotations
+
+import re
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
+_CONSTANT = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
+_ELEMENT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
+_COMPARE = re.compile(r" compare\((.*?)\), direction=(\w\w)")
+_STEP = re.compile(r" (add|subtract)\((.*?)\)")
+_SAME = re.compile(r" (?:copy|convert|bitcast|reshape)\((.*?)\)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
+
+Lines = dict[str, str]  # instruction's name -> its line
+
+
+def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> int:
+    """Trips of the `while` in `line`, which is one of the lines `around`."""
+    known = _KNOWN.search(line)
+    if known:
+        return int(known[1])
+    condition, body = (bodies.get(_called(line, role), []) for role in ("condition", "body"))
+    counted = _counted(line, _named(around), condition, body)
+    if counted is not None:
+        return counted
+    constants = _LONE.findall("\n".join(condition))
+    return int(constants[0]) if len(constants) == 1 else 1
+
+
+def _counted(line: str, around: Lines, condition: list[str], body: list[str]) -> int | None:
+    inside, tests = _named(condition), _root(condition)
+    compare = _COMPARE.search(tests)
+    if compare is None:
+        return None
+    left, right = _NAME.findall(compare[1])[:2]
+    direction = compare[2]
+    counter, bound = _element(left, inside), _number(right, inside)
+    if counter is None:
+        counter, bound, direction = _element(right, inside), _number(left, inside), _SWAPPED.get(direction, "")
+    if counter is None or bound is None:
+        return None
+    given = _NAME.findall(line.partition(" while(")[2])[0]
+    start = _number(_place(around.get(given, ""), counter), around)
+    step = _step(counter, body)
+    if start is None or not step:
+        return None
+    if direction in ("LT", "LE") and step > 0:
+        return max(0, (bound - start - (direction == "LT")) // step + 1)
+    if direction in ("GT", "GE") and step < 0:
+        return max(0, (start - bound - (direction == "GT")) // -step + 1)
+    return None
+
+
+def _step(counter: int, body: list[str]) -> int | None:
+    """What each round adds to element `counter` of what the loop carries."""
+    inside = _named(body)
+    found = _STEP.search(inside.get(_through(_place(_root(body), counter), inside), ""))
+    if found is None:
+        return None
+    left, right = _NAME.findall(found[2])[:2]
+    if _element(left, inside) == counter:
+        by = _number(right, inside)
+    elif found[1] == "add" and _element(right, inside) == counter:
+        by = _number(left, inside)
+    else:
+        return None
+    return -by if by is not None and found[1] == "subtract" else by
+
+
+def _named(lines: list[str]) -> Lines:
+    return {name[1]: line for line in lines if (name := _NAME.search(line.partition(" = ")[0]))}
+
+
+def _root(lines: list[str]) -> str:
+    return next((line for line in reversed(lines) if line.startswith("  ROOT ")), "")
+
+
+def _called(line: str, role: str) -> str:
+    found = re.search(rf"{role}=%?([^\s,]+)", line)
+    return found[1] if found else ""
+
+
+def _place(line: str, at: int) -> str:
+    """Name of operand `at` of a `tuple`."""
+    names = _NAME.findall(line.partition(" tuple(")[2].partition(")")[0])
+    return names[at] if at < len(names) else ""
+
+
+def _through(name: str, inside: Lines) -> str:
+    """The instruction behind copies and conversions."""
+    found = _SAME.search(inside.get(name, ""))
+    return _through(_NAME.findall(found[1])[0], inside) if found else name
+
+
+def _element(name: str, inside: Lines) -> int | None:
+    """Which element of the loop's tuple an instruction is."""
+    found = _ELEMENT.search(inside.get(_through(name, inside), ""))
+    return int(found[1]) if found else None
+
+
+def _number(name: str, inside: Lines) -> int | None:
+    """The whole number that an instruction holds."""
+    found = _CONSTANT.search(inside.get(_through(name, inside), ""))
+    return int(found[1]) if found else None
