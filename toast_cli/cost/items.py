@@ -58,11 +58,13 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array."""
+    """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array. loop: equal where reads
+    are in the same loop, or all outside loops."""
 
     pattern: int
     position: int
     runs: float
+    loop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,18 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
         maker = producer[value]
         if maker < 0:
             continue
-        readers = frozenset((problem.op_pattern[op], k, problem.edge_trips(op, k)) for op, k in uses)
+        loops: dict[
+            int, int
+        ] = {}  # in the order of their first reads, so that arrays read alike in loops of their own are alike
+        readers = frozenset(
+            (
+                problem.op_pattern[op],
+                k,
+                problem.edge_trips(op, k),
+                loops.setdefault(problem.edge_loop(op, k), len(loops)),
+            )
+            for op, k in uses
+        )
         key = (
             problem.op_pattern[maker],
             place[value],

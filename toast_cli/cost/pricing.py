@@ -185,10 +185,11 @@ class Pricer:
         return [Copy(at, tuple(places)) for at, places in wanted.items() if reshard_steps(made, at, self._sizes)]
 
     def array_collectives(self, item: ArrayItem, lowered: Lowered) -> Iterator[CollectiveUse]:
-        """Reshards between where an array is made and where it is read; equal ones are shared."""
+        """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
+        XLA moves no collective out of one."""
         made = self.made(item, lowered)
         for copy in self.copies(item, lowered):
-            runs = max(item.readers[p].runs for p in copy.places) * len(item.values)
+            runs = _runs(item, copy) * len(item.values)
             for step in reshard_steps(made, copy.layout, self._sizes):
                 op = self._reader_op(item, item.readers[copy.places[0]])
                 size = item.moved_bytes * step.fraction
@@ -239,6 +240,15 @@ def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     for axis in axes:
         count *= sizes[axis]
     return count
+
+
+def _runs(item: ArrayItem, copy: Copy) -> float:
+    """How often the copy of one array is made: in each loop anew."""
+    runs: dict[int, float] = {}
+    for place in copy.places:
+        reader = item.readers[place]
+        runs[reader.loop] = max(runs.get(reader.loop, 0.0), reader.runs)
+    return sum(runs.values())
 
 
 def _in_order(iteration: Iteration, k: int) -> list[int]:

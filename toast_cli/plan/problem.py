@@ -94,6 +94,11 @@ class Problem:
         it = self.program.ops[op]
         return it.trips / max(1, self.program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
 
+    def edge_loop(self, op: int, position: int) -> int:
+        """The loop in which operand `position` of an op is read, -1 outside loops."""
+        it = self.program.ops[op]
+        return self.program.loops[it.loop].parent if it.name == CARRY and position == 0 else it.loop
+
     @cached_property
     def choices(self) -> tuple[Decision, ...]:
         """Every decision that could do something on this mesh, in canonical order."""
