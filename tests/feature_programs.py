@@ -192,6 +192,20 @@ def repeated() -> Case:
     return case_of(run, arg(D, D), arg(B, D))
 
 
+def recurrent() -> Case:
+    """The same, trained: the matrix is read by the loop forward and by the one backward."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=STEPS)[0] ** 2)
+
+    return trained(loss, arg(D, D), arg(B, D))
+
+
+def look_up() -> Case:
+    """A table trained to be small where it is looked up."""
+    return trained(lambda table, tokens: jnp.sum(table[tokens] ** 2), arg(V, D), arg(B, S, dtype=jnp.int32))
+
+
 def unrolled() -> Case:
     """The same with the loop written out, as a training step: the gradients of matrix and bias are sums over the steps."""
 

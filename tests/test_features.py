@@ -26,6 +26,7 @@ from feature_programs import (
     H,
     K,
     S,
+    V,
 )  # fmt: skip
 from programs import Case
 
@@ -44,7 +45,7 @@ DEVICES = 8
 Expected = list[tuple[str, tuple[str, ...], float, float]]
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
-DATA, MODEL = ("data",), ("model",)
+DATA, MODEL, BOTH = ("data",), ("model",), ("data", "model")
 F32 = 4
 
 # Words of a plan: `x.0=data` shards dimension 0 of argument x; `/1` takes the other side of its conflicts; `!y.1` leaves out operations
@@ -155,6 +156,18 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
             (REDUCE_SCATTER, DATA, F32 * D * D / 4, 1),
             (REDUCE_SCATTER, DATA, F32 * D / 4, 1),
         ],
+    ),
+    # The matrix is gathered in every step forward, and again in every step backward; each step's part of its gradient is scattered.
+    "a loop and its backward loop, fsdp": (
+        "recurrent",
+        "x.0=data p.1=data",
+        [(ALL_GATHER, DATA, F32 * D * D, 2 * STEPS), (REDUCE_SCATTER, DATA, F32 * D * D / 4, STEPS)],
+    ),
+    # The table is gathered for the look-up; its gradient is scattered over both axes at once.
+    "look-up, fsdp over two axes": (
+        "look_up",
+        "x.0=data x.0=model p.1=data p.1=model",
+        [(ALL_GATHER, BOTH, F32 * V * D, 1), (REDUCE_SCATTER, BOTH, F32 * V * D / 8, 1)],
     ),
     "two axes on one dimension": ("product", "w.1=data w.1=model", []),
     "two axes in the other order": ("product", "w.1=model w.1=data", []),

@@ -116,6 +116,31 @@ def test_inlining_is_linear_in_what_it_makes() -> None:
         normalised(f"module {{ {' '.join(levels).replace('private @f0', 'public @main')} {last} }}")
 
 
+IMAGE = "tensor<1x8x8x4xf32>"
+IDLE = {
+    "a flip of one row": (f"stablehlo.reverse %a, dims = [0] : {IMAGE}", True),
+    "a flip of eight": (f"stablehlo.reverse %a, dims = [0, 1] : {IMAGE}", False),
+    "a permutation in place": (f"stablehlo.transpose %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
+    "a permutation of equal dimensions": (f"stablehlo.transpose %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
+    "a slice of everything": (f"stablehlo.slice %a [0:1, 0:8, 0:8, 0:4] : ({IMAGE}) -> {IMAGE}", True),
+    "a conversion to the same type": (f"stablehlo.convert %a : {IMAGE}", True),
+    "a broadcast in place": (f"stablehlo.broadcast_in_dim %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
+    "a broadcast that permutes": (f"stablehlo.broadcast_in_dim %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
+    "no padding": (f"stablehlo.pad %a, %z, low = [0, 0, 0, 0], high = [0, 0, 0, 0], interior = [0, 0, 0, 0] : ({IMAGE}, tensor<f32>) -> {IMAGE}", True),
+    "a shift": (f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : ({IMAGE}, tensor<f32>) -> {IMAGE}", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "idle"), IDLE.values(), ids=IDLE)
+def test_what_does_nothing_is_left_out(operation: str, idle: bool) -> None:
+    program = (
+        f"func.func public @main(%a: {IMAGE}, %z: tensor<f32>) -> {IMAGE} {{ %0 = {operation} return %0 : {IMAGE} }}"
+    )
+    assert names(normalised(f"module {{ {program} }}").module) == (
+        [] if idle else [operation.split()[0].partition(".")[2]]
+    )
+
+
 REFUSED = {
     "recursion": (
         f"""module {{ func.func @main(%a: {T4}) -> {T4} {{

@@ -14,7 +14,7 @@ not computed again; its bytes are in registers when the value is written, so the
 
 from __future__ import annotations
 
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Op, Program
+from toast_cli.program.model import ARGUMENT, CARRY, JOIN, PRODUCTS, RESULT, Op, Program
 
 _ELEMENTWISE = [
     "abs",
@@ -92,7 +92,6 @@ MOST_READERS = 8  # beyond so many, how many there are no longer matters
 MOST_SOURCES = 12  # arrays that one kernel reads
 RECOMPUTED_STEPS = 32  # ops in a row that are computed again
 MOST_FINISHED = 4  # results that one product's kernel writes
-PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 
 
 _COMPUTING = frozenset({"stablehlo.reduce", "stablehlo.dynamic_update_slice"})

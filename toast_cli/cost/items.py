@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.cost.fusion import PRODUCTS, materialised
+from toast_cli.cost.fusion import materialised
 from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
@@ -19,7 +19,7 @@ from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY, Op, Program
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toast_cli.cost.fusion import PRODUCTS
-from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
 
 # Ops that read only as much of their first operand as they make.
 TAKERS = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"})

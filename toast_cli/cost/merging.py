@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, OpPattern
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sums import find_sums, reduced_together
-from toast_cli.program.model import Op
+from toast_cli.program.model import PRODUCTS, Op
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from math import prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.fusion import PRODUCTS
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, together
 from toast_cli.cost.model import CollectiveUse
@@ -22,7 +21,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import reshard_steps
-from toast_cli.program.model import ARGUMENT
+from toast_cli.program.model import ARGUMENT, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 

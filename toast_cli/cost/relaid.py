@@ -10,8 +10,8 @@ Enters: a program. Leaves: which carries are copied.
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import PRODUCTS, VIEWS
-from toast_cli.program.model import CARRY, Op, Program
+from toast_cli.cost.fusion import VIEWS
+from toast_cli.program.model import CARRY, PRODUCTS, Op, Program
 
 _FOLLOWED = VIEWS | {"stablehlo.dynamic_update_slice"}
 

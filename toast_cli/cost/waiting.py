@@ -9,8 +9,8 @@ Enters: a program. Leaves: per value whether it is early, and whether it is late
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import PRODUCTS, is_fusible
-from toast_cli.program.model import ARGUMENT, CARRY, Program
+from toast_cli.cost.fusion import is_fusible
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Program
 
 
 def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:

@@ -5,6 +5,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * fusions, named computations and asynchronous pairs are replaced by what they compute,
 * copies and control dependencies by their operand,
 * bitcasts between layouts by the reshape and transposes they stand for,
+* operations that do nothing by their operand (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
 What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the reader to report.
@@ -17,6 +18,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.idle import IDLE_KINDS, is_idle
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.xla import ir
 
@@ -127,6 +129,11 @@ def chlo_composite(operation: Any) -> Values | None:
     return create(name, list(operation.operands), [result.type for result in operation.results], given, operation)
 
 
+def operand_if_idle(operation: Any) -> Values | None:
+    """The operand of what does nothing to it; None for what does."""
+    return [operation.operands[0]] if is_idle(operation) else None
+
+
 def plain_bitcast(operation: Any) -> Values | None:
     """Transpose into memory order, reshape, transpose out of memory order; None where elements change their width.
 
@@ -195,6 +202,7 @@ def called_at_once(start: Any) -> Values:
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
     **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
+    **dict.fromkeys(IDLE_KINDS, operand_if_idle),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,
     "mhlo.bitcast": plain_bitcast,

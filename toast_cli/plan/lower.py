@@ -9,6 +9,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, replicated
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem
+from toast_cli.program.model import PRODUCTS
 
 
 def lower(problem: Problem, plan: Plan) -> LoweredPlan:
@@ -32,4 +33,5 @@ def lower(problem: Problem, plan: Plan) -> LoweredPlan:
             if iteration.operands[k] != layouts[value]:
                 required[number, k] = iteration.operands[k]
     layouts, computed, sums = accumulated(program, layouts, computed, reduced, required)
-    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, sums)
+    at_once = sums | {value for value in computed if program.ops[program.producer[value]].name not in PRODUCTS}
+    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, at_once)

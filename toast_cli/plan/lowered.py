@@ -18,7 +18,7 @@ class LoweredPlan:
             partial there, and a reduce-scatter takes it to `layouts`).
         required: (op number, operand position) -> the layout that use needs, where that differs from the value's: a reshard
             sits on this edge.
-        sums: values in `computed` that are sums of values computed alike, all of them partial.
+        at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
     """
 
     axis_names: tuple[str, ...]
@@ -26,18 +26,19 @@ class LoweredPlan:
     layouts: list[Layout]
     computed: dict[int, Layout]
     required: dict[tuple[int, int], Layout]
-    sums: frozenset[int] = frozenset()
+    at_once: frozenset[int] = frozenset()
 
     def path(self, value: int) -> tuple[Layout, ...]:
         """Layouts a value goes through from where it is computed to where it stays.
 
-        A reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
+        A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
         through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
-        it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term.
+        it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term;
+        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates.
         """
         if value not in self.computed:
             return (self.layouts[value],)
-        if value in self.sums:
+        if value in self.at_once:
             return (self.computed[value], self.layouts[value])
         steps = refinements(self.computed[value], self.layouts[value])
         return steps[1:] if len(steps) > 2 else steps

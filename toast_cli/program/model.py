@@ -23,6 +23,9 @@ CARRY = "toast.carry"
 JOIN = "toast.join"
 RESULT = "toast.result"
 
+# Ops that multiply and add up: what a chip's matrix unit does.
+PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
+
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
 DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
