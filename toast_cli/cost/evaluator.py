@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.cost.liveness import Interval
 from toast_cli.cost.merging import SumItem
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, touch
 from toast_cli.cost.temporaries import temporary_growth
-from toast_cli.cost.timeline import Timeline
+from toast_cli.cost.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -54,7 +55,8 @@ class _ArrayShare:
 
 @dataclass(slots=True)
 class _Bucket:
-    """views: those whose rows decide the share. memo: their rows -> share. axis_memo: their rows -> [axes] seconds."""
+    """views: those whose rows decide the share. memo: their rows -> share. axis_memo: their rows -> [axes] seconds. held: their rows
+    when the bucket's memory was last looked at everywhere, and its `Spans`."""
 
     views: list[int]
     patterns: set[int] = field(default_factory=set)
@@ -63,6 +65,7 @@ class _Bucket:
     arrays: list[ArrayItem] = field(default_factory=list)
     memo: dict[tuple[int, ...], _Share] = field(default_factory=dict)
     axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
+    held: tuple[tuple[int, ...], Spans] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +137,8 @@ class Evaluator:
 
     def profile(self, plan: Plan) -> Vector:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""
-        intervals: list[tuple[int, int]] = []
-        sizes: list[float] = []
-        for item, lowered in self._lowered_arrays(plan):
-            for kind, size in self._holdings.held(item, lowered):
-                found = self._holdings.intervals(item, kind)
-                intervals.extend(found)
-                sizes.extend([size] * len(found))
-        return self.timeline.profile(intervals, sizes)
+        rows = self._rows_of(plan)
+        return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item together, the most expensive first."""
@@ -172,7 +169,7 @@ class Evaluator:
                 intervals, sizes = found.setdefault(role, ([], []))
                 intervals.extend(spans)
                 sizes.extend([size if role == "argument" else self._growth * size] * len(spans))
-        return {role: self.timeline.profile(*spans) for role, spans in found.items() if spans[0]}
+        return {role: self.timeline.profile([self.timeline.spans(*held)]) for role, held in found.items() if held[0]}
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
@@ -232,8 +229,7 @@ class Evaluator:
         return state
 
     def _evaluate_whole(self, plan: Plan) -> _State:
-        touched = [(touch(decision), decision) for decision in plan]
-        rows = [self._rows.row(view, touched) for view in self._rows.views]
+        rows = self._rows_of(plan)
         shares = [self._share(bucket, rows) for bucket in self._buckets]
         parts = np.array(
             [[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]]
@@ -379,9 +375,27 @@ class Evaluator:
                 self._presence[item.values[0], kind] = presence
             yield presence, size
 
-    def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
+    def _bucket_spans(self, bucket: _Bucket, rows: list[int]) -> Spans:
+        """What the arrays of one bucket hold; of the rows looked at last it is remembered."""
+        key = tuple([rows[view] for view in bucket.views])
+        if bucket.held is None or bucket.held[0] != key:
+            lowered = self._lower(bucket, rows)
+            intervals: list[Interval] = []
+            sizes: list[float] = []
+            for item in bucket.arrays:
+                for kind, size in self._holdings.held(item, lowered):
+                    found = self._holdings.intervals(item, kind)
+                    intervals.extend(found)
+                    sizes.extend([size] * len(found))
+            bucket.held = key, self.timeline.spans(intervals, sizes)
+        return bucket.held[1]
+
+    def _rows_of(self, plan: Plan) -> list[int]:
         touched = [(touch(decision), decision) for decision in plan]
-        rows = [self._rows.row(view, touched) for view in self._rows.views]
+        return [self._rows.row(view, touched) for view in self._rows.views]
+
+    def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
+        rows = self._rows_of(plan)
         for bucket in self._buckets:
             lowered = self._lower(bucket, rows)
             for item in bucket.arrays:

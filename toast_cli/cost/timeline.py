@@ -16,6 +16,8 @@ SELECTED = 256
 _SPREAD = 64
 
 Intervals = list[tuple[int, int]]  # first and last half step, both included
+# [intervals] first candidate covered, first candidate after it, bytes
+Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 class Timeline:
@@ -62,16 +64,21 @@ class Timeline:
         dead = np.searchsorted(np.sort(pairs[:, 1]), self.moments, "left")
         return (born - dead).astype(np.float64)
 
-    def profile(self, intervals: Intervals, sizes: list[float]) -> NDArray[np.float64]:
-        """[candidates] bytes alive: each interval counts with its size."""
+    def spans(self, intervals: Intervals, sizes: list[float]) -> Spans:
+        """Intervals in numbers of candidates, each with its size in bytes."""
         pairs = np.array(intervals, np.int64).reshape(-1, 2)
-        weights = np.array(sizes, np.float64)
         first = np.searchsorted(self.candidates, pairs[:, 0], "left")
         last = np.searchsorted(self.candidates, pairs[:, 1], "right")
-        change = np.bincount(first, weights, len(self.candidates) + 1) - np.bincount(
-            last, weights, len(self.candidates) + 1
-        )
-        return np.cumsum(change)[: len(self.candidates)]
+        return first, last, np.array(sizes, np.float64)
+
+    def profile(self, parts: list[Spans]) -> NDArray[np.float64]:
+        """[candidates] bytes alive: each interval counts with its size."""
+        count = len(self.candidates)
+        if not parts:
+            return np.zeros(count)
+        first, last, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        change = np.bincount(first, sizes, count + 1) - np.bincount(last, sizes, count + 1)
+        return np.cumsum(change)[:count]
 
 
 def _peak_candidates(lives: Lives) -> list[int]:
