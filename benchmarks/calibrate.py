@@ -4,7 +4,7 @@ Needs libtpu and no TPU. `python benchmarks/calibrate.py` adds the points that `
 plan; `--most` and `--seconds` bound one run), one JSON line each; `calibration.py` compares the table with the model. The table holds
 figures and no programs:
 
-* `program`, `split`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts it meant.
+* `program`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts it meant.
 * `argument_bytes`, `output_bytes`, `alias_bytes`, `temp_bytes`: of one device, from XLA's memory statistics. Peak is arguments + outputs -
   aliases + temporaries.
 * `cycles`: sum of `estimated_cycles` over everything that runs, loops counted. `collectives`: kind -> [runs, bytes of results per device].
@@ -79,7 +79,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Loaded, Point, Plan]]:
         loaded = load_case(program, slice_name, options.folder)
         plan = plan_of(loaded.problem, label)
         if plan is not None:
-            point: Point = {"program": program, "split": PROGRAMS[program].split, "slice": slice_name, "plan": label}
+            point: Point = {"program": program, "slice": slice_name, "plan": label}
             yield loaded, point | {"decisions": store(plan), "fingerprint": fingerprint(loaded.problem, plan)}, plan
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.calibrate import FOLDER, TABLE, Point, peak_bytes, read_points
 from benchmarks.common import Row, show, write_json
-from benchmarks.corpus import fingerprint, load_case, restore
+from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
 from toast_cli.cost.evaluator import Evaluator
 
@@ -72,7 +72,7 @@ def predict(points: list[Point], folder: Path = FOLDER) -> tuple[list[Row], int]
 def row_of(point: Point, predicted: float, arguments: float, limit: float) -> Row:
     compiled = peak_bytes(point)
     return {
-        "program": point["program"], "split": point["split"], "slice": point["slice"], "plan": point["plan"],
+        "program": point["program"], "split": PROGRAMS[point["program"]].split, "slice": point["slice"], "plan": point["plan"],
         "argument_gib": arguments / GIB, "predicted_gib": predicted / GIB, "compiled_gib": compiled / GIB,
         "error": predicted / compiled - 1, "astray": point["astray"], "limit_gib": limit / GIB,
         "fits": predicted <= limit, "compiled_fits": "exhausted" not in point,

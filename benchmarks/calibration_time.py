@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import calibrate_ops
 from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
 from benchmarks.common import Row, show, write_json
-from benchmarks.corpus import fingerprint, load_case, restore
+from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from toast_cli.cost.evaluator import Evaluator
 
@@ -65,7 +65,7 @@ def predict(points: list[Point], folder: Path = FOLDER) -> list[Row]:
             compiled = 1e3 * point["cycles"] / problem.mesh.chip.clock_hertz
             predicted = 1e3 * evaluator.cost(plan).compute_seconds
             rows.append(
-                {"program": program, "slice": slice_name, "plan": point["plan"], "set": point["split"], "compiled": compiled,
+                {"program": program, "slice": slice_name, "plan": point["plan"], "set": PROGRAMS[program].split, "compiled": compiled,
                  "predicted": predicted, "error": 100 * (predicted / compiled - 1)}
             )  # fmt: skip
     return rows
