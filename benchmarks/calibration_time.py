@@ -29,7 +29,7 @@ START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- t
 LEAST_RANKED = 3  # plans of one program and slice whose order says anything
 CHIPS = ["v4", "v5e", "v5p", "v6e"]
 
-PROGRAMS = {
+PROGRAM_COLUMNS = {
     "program": "{program}", "slice": "{slice}", "plan": "{plan}", "set": "{set}", "compiled ms": "{compiled:.2f}",
     "predicted ms": "{predicted:.2f}", "error %": "{error:+.0f}",
 }  # fmt: skip
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     points = [point for point in read_points(options.table) if point.get("cycles")] if options.table.exists() else []
     programs = predict(points, options.folder)
     ops = calibrate_ops.summary(calibrate_ops.predict(cases(), CHIPS)) if not options.no_ops else []
-    show("compute of one device, whole programs", PROGRAMS, programs)
+    show("compute of one device, whole programs", PROGRAM_COLUMNS, programs)
     print("\n".join(told(programs)))
     show("single ops", calibrate_ops.COLUMNS, ops)
     write_json(options.json, {"programs": programs, "ops": ops})
@@ -120,7 +120,7 @@ def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     lines = [
         *told(programs),
         "",
-        *_markdown(PROGRAMS, programs),
+        *_markdown(PROGRAM_COLUMNS, programs),
         "",
         "Single ops:",
         "",
