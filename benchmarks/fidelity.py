@@ -2,44 +2,55 @@
 
 One row for each tiny twin and plan: constraints written, values that Shardy's propagation takes elsewhere all the same, collectives and
 their bytes (of results, on each device, loops counted) predicted and compiled by XLA:CPU, the share of bytes that agree in kind and
-axes, and whether the numbers are those of the unpartitioned program. `--tpu` adds rows for the given programs, compiled ahead of time
-for a TPU slice (needs libtpu and no TPU; numbers are not run).
+axes, and whether the numbers are those of the unpartitioned program. `--tpu` and `--gpu` add rows for the given programs, compiled ahead
+of time for real chips that need not be there (numbers are not run). A program is a sample model, or one of `corpus.PROGRAMS` as
+`corpus:NAME`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+import zstandard
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import corpus
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import collectives_in
+from toast_cli.verify.collectives import Collective, collectives_in
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
 
 COLUMNS = {
-    "program": "{program}", "plan": "{plan}", "compiler": "{compiler}", "ops": "{ops}", "constraints": "{constraints}",
+    "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "ops": "{ops}", "constraints": "{constraints}",
     "astray": "{astray}", "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
     "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "numbers": "{numbers}",
 }  # fmt: skip
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM = 0.95
+FOLDER = Path("build/fidelity")
+CORPUS = "corpus:"
+
+Compiler = Literal["cpu", "tpu", "gpu"]
 
 
 # Why rows miss the aim, as found by reading the compiled modules.
@@ -57,63 +68,107 @@ REASONS = """
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     rows: list[Row] = [row for file in options.stored for row in json.loads(Path(file).read_text())]
-    jobs: list[tuple[str, str, bool]] = []
-    if not options.stored or options.programs:
-        jobs = [(name, options.mesh, False) for name in choose(options.programs, tiny=True) if is_tiny(name)]
-    jobs += [(name, options.tpu_mesh, True) for name in options.tpu]
-    for name, mesh, tpu in jobs:
-        for row in measure(name, mesh, options.plans, tpu=tpu, run=not options.no_numbers):
+    for job in jobs(options):
+        for row in measure(job, options):
             rows.append(row)
             note(" ".join(form.format_map(row) for form in COLUMNS.values()))
     show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
     write_json(options.json, rows)
     if options.write:
-        Path(options.write).write_text(page(rows, options), encoding="utf-8")
+        Path(options.write).write_text(page(rows), encoding="utf-8")
     return 1 if any(row["verdict"] == "wrong" for row in rows) else 0
 
 
-def measure(name: str, mesh: str, wanted: list[str], *, tpu: bool, run: bool) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Job:
+    """A program to partition for a mesh and hand to a compiler."""
+
+    program: str
+    mesh: str
+    compiler: Compiler
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """All that was asked for; the tiny twins when nothing was."""
+    if options.programs or not (options.stored or options.tpu or options.gpu):
+        for name in choose(options.programs, tiny=True):
+            if is_tiny(name):
+                yield Job(name, options.mesh, "cpu")
+    wanted: tuple[tuple[Compiler, list[str], list[str]], ...] = (
+        ("tpu", options.tpu, options.tpu_mesh),
+        ("gpu", options.gpu, options.gpu_mesh),
+    )
+    for compiler, programs, meshes in wanted:
+        for mesh in meshes:
+            for name in programs:
+                yield Job(name, mesh, compiler)
+
+
+def measure(job: Job, options: argparse.Namespace) -> Iterator[Row]:
     """Rows of one program: the search's plan and every expert's that splits something."""
-    path = choose([name])[name]
-    outcome = partition(Request(str(path), mesh, iterations=400))
+    outcome = partition(Request(str(program_path(job.program, options.keep)), job.mesh, iterations=400))
     plans = {"search": outcome.result.plan, **strategies(outcome.problem)}
     for label, plan in plans.items():
-        if plan and (not wanted or label in wanted):
-            yield {"program": name, "plan": label, "mesh": mesh} | compare(
-                outcome, plan, mesh if tpu else None, run=run
-            )
+        if plan and (not options.plans or label in options.plans):
+            row = {"program": job.program, "plan": label, "mesh": job.mesh, "compiler": job.compiler}
+            yield row | compare(outcome, plan, job, options)
 
 
-def compare(outcome: Outcome, plan: Plan, spec: str | None, *, run: bool) -> Row:
-    """The figures of one row; `spec` is the TPU slice to compile for, None for virtual CPU devices, where `run` compares numbers."""
+def program_path(name: str, folder: Path) -> Path:
+    """The file of a sample model; a program of the corpus is lowered into `folder` first."""
+    if not name.startswith(CORPUS):
+        return choose([name])[name]
+    name = name.removeprefix(CORPUS)
+    if name not in corpus.PROGRAMS:
+        raise SystemExit(f"no program {name} in the corpus; there are {', '.join(corpus.PROGRAMS)}")
+    corpus.source_of(name, folder)
+    return folder / f"{name}.mlirbc.zst"
+
+
+def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace) -> Row:
+    """The figures of one row."""
     problem, mesh = outcome.problem, outcome.problem.mesh
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     written = chosen.emit("stablehlo")
     notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
-    names = mesh.names
     promised = collective_facts(outcome.source, Evaluator(problem), plan)
+    if job.compiler != "tpu":
+        promised = [one.as_written() for one in promised]
     row: Row = {
-        "compiler": "tpu" if spec else "cpu", "ops": outcome.report.program.ops, "constraints": len(chosen.report.constraints),
+        "ops": outcome.report.program.ops, "constraints": len(chosen.report.constraints),
         "astray": notes[0].split()[0] if notes else "0", "predicted_count": sum(c.count for c in promised),
         "predicted_kib": sum(c.bytes * c.count for c in promised) / 1024, "compiled_count": 0, "compiled_kib": 0.0,
         "agreeing": "-", "numbers": "not run", "verdict": "",
     }  # fmt: skip
-    sizes = dict(zip(names, mesh.sizes, strict=True))
-    if spec:
-        compiled = compile_ahead(written, "stablehlo", target_of(load_spec(spec)), shardy=True)
-        found = compiled if isinstance(compiled, Failure) else collectives_in(compiled.hlo_text, names, mesh.sizes)
-    else:
-        found = collectives_after_partitioning(written, "stablehlo", sizes, timeout_seconds=MOST_SECONDS)
-        row["numbers"] = numbers(outcome, written) if run else "not run"
+    found = compiled_collectives(written, problem, job, options.keep)
+    if job.compiler == "cpu" and not options.no_numbers:
+        row["numbers"] = numbers(outcome, written)
     if isinstance(found, Failure):
         return row | {"agreeing": found.reason[:40], "verdict": "wrong"}
     row["compiled_count"] = sum(c.count for c in found)
     row["compiled_kib"] = sum(c.bytes * c.count for c in found) / 1024
-    compared = compare_traffic(promised, found, sizes)
+    compared = compare_traffic(promised, found, dict(zip(mesh.names, mesh.sizes, strict=True)))
     row["agreeing"], row["share"] = f"{100 * compared.share:.1f} %", compared.share
     row["differences"] = [asdict(difference) for difference in compared.differences[:MOST_DIFFERENCES]]
     row["verdict"] = "" if row["numbers"] in ("equal", "not run") else "wrong"
     return row
+
+
+def compiled_collectives(written: bytes, problem: Problem, job: Job, folder: Path) -> list[Collective] | Failure:
+    """Those of the partitioned program, or of the final one where real chips are compiled for; these programs are kept in `folder`."""
+    names, sizes = problem.mesh.names, problem.mesh.sizes
+    if job.compiler == "cpu":
+        axes = dict(zip(names, sizes, strict=True))
+        return collectives_after_partitioning(written, "stablehlo", axes, timeout_seconds=MOST_SECONDS)
+    target = target_of(load_spec(job.mesh))
+    path = folder / f"{hashlib.sha256(written + target.label.encode()).hexdigest()[:24]}.hlo.zst"
+    if not path.exists():
+        compiled = compile_ahead(written, "stablehlo", target, shardy=True, timeout_seconds=MOST_SECONDS)
+        if isinstance(compiled, Failure):
+            return compiled
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(zstandard.compress(compiled.hlo_text.encode()))
+    return collectives_in(zstandard.decompress(path.read_bytes()).decode(), names, sizes)
 
 
 def numbers(outcome: Outcome, written: bytes) -> str:
@@ -126,36 +181,42 @@ def numbers(outcome: Outcome, written: bytes) -> str:
     return f"{len(wrong)} of {len(errors)} differ" if wrong else "equal"
 
 
-def page(rows: list[Row], options: argparse.Namespace) -> str:
+def page(rows: list[Row]) -> str:
     """The table as Markdown, with what the columns mean, and what differs where the aim is missed."""
     heads = list(COLUMNS)
     judged = [row for row in rows if "share" in row]
-    reached = sum(row["share"] >= AIM for row in judged)
     lines = [
         "# Fidelity: what XLA makes of the written programs", "",
-        f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`, mesh `{options.mesh}` for XLA:CPU, `{options.tpu_mesh}` for",
-        f"XLA:TPU ahead of time. {reached} of {len(judged)} rows agree to {100 * AIM:.0f} % or more.", "",
+        f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`. {reached(judged)}", "",
         "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives and KiB are those of",
         "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of what each device sends that is the same in",
         "kind and axes. Rows of XLA:CPU are read right after partitioning, where types are still the program's and every backend is alike;",
-        "rows of XLA:TPU are read from the final program. *Numbers* are those of the unpartitioned program, looked at as `toast verify`",
-        "does; not run with `--no-numbers`, nor for TPUs.", "",
+        "rows of XLA:TPU and XLA:GPU are read from the final program, compiled ahead of time. *Numbers* are those of the unpartitioned",
+        "program, looked at as `toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
+        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
-    lines += [
-        "",
-        f"## What differs where less than {100 * AIM:.0f} % agree",
-        "",
-        "The three largest of each; × is how often a step.",
-        "",
-    ]
+    lines += ["", f"## What differs where less than {100 * AIM:.0f} % agree", "", REASONS, ""]
+    lines += ["The three largest of each; × is how often a step.", ""]
     for row in judged:
         if row["share"] < AIM:
-            lines += [f"**{row['program']}, {row['plan']}, {row['compiler']}** ({row['agreeing']})", ""]
-            lines += [difference_line(one) for one in row["differences"][:3]]
-            lines.append("")
+            lines += [
+                f"**{row['program']}, {row['plan']}, {row['compiler']} {row['mesh']}** ({row['agreeing']})",
+                "",
+                *(difference_line(one) for one in row["differences"][:3]),
+                "",
+            ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def reached(rows: list[Row]) -> str:
+    """How many rows reach the aim, compiler by compiler."""
+    parts = []
+    for compiler in dict.fromkeys(row["compiler"] for row in rows):
+        shares = [row["share"] for row in rows if row["compiler"] == compiler]
+        parts.append(f"{sum(share >= AIM for share in shares)} of {len(shares)} for XLA:{compiler.upper()}")
+    return f"Rows that agree to {100 * AIM:.0f} % or more: {', '.join(parts)}."
 
 
 def difference_line(one: Row) -> str:
@@ -170,7 +231,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mesh", default="h100-8", metavar="SPEC", help="mesh of the rows for XLA:CPU")
     parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
     parser.add_argument("--tpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:TPU ahead of time")
-    parser.add_argument("--tpu-mesh", default="v4-32", metavar="SPEC", help="mesh of those")
+    parser.add_argument("--tpu-mesh", nargs="+", default=["v4-32"], metavar="SPEC", help="meshes of those")
+    parser.add_argument("--gpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:GPU ahead of time")
+    parser.add_argument("--gpu-mesh", nargs="+", default=["h100-8"], metavar="SPEC", help="meshes of those")
+    parser.add_argument(
+        "--keep", type=Path, default=FOLDER, metavar="FOLDER", help="where programs compiled for chips are kept"
+    )
     parser.add_argument("--no-numbers", action="store_true", help="do not run the programs")
     parser.add_argument("--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json")
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")

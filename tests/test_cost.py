@@ -20,6 +20,7 @@ from random_programs import cases, plans
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.fusion import materialised
 from toast_cli.hardware import Axis, Mesh
+from toast_cli.hardware.model import Rewrites
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import make_problem
 
@@ -98,13 +99,14 @@ def test_an_all_reduce_takes_twice_a_gather() -> None:
 
 def test_a_reshard_takes_a_gather() -> None:
     """v and w are split by columns, so x [100, 200 split by 4] is gathered, once for both: 3/4 * 80,000 / 1e8 = 600 us; half of
-    that on a TPU, which multiplies f32 in one bf16 pass and converts before it gathers."""
-    for platform, seconds in (("gpu", 600 * US), ("tpu", 300 * US)):
-        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, platform=platform))
+    that on a chip that multiplies f32 in one bf16 pass, whose compiler converts before it gathers."""
+    for narrow, seconds, size in ((False, 600 * US, 80_000.0), (True, 300 * US, 40_000.0)):
+        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrow_products=narrow)))
         case = case_of(lambda x, v, w: (x @ v, x @ w), X, W, W, mesh=mesh)
         plan = (case.shard("v.1", "data"), case.shard("w.1", "data"), case.shard("x.1", "data"))
         assert case.evaluator.cost(plan).communication_seconds == pytest.approx(seconds)
-        assert case.collectives(plan) == [("all-gather", ("data",), 80_000.0, 1.0)]  # in the program's own type
+        assert case.collectives(plan) == [("all-gather", ("data",), size, 1.0)]
+        assert [use.written for use in case.evaluator.collectives(plan)] == [("all-gather", 80_000.0)]
 
 
 def test_what_stands_on_the_critical_path() -> None:

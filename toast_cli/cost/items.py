@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.cost.fusion import materialised
+from toast_cli.cost.fusion import VIEWS, materialised
 from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
@@ -19,7 +19,7 @@ from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -37,7 +37,7 @@ class WorkItem:
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. windows: see `halo`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -50,7 +50,6 @@ class WorkItem:
     unfinished: float
     whole_bytes: tuple[int, ...]
     summed: bool
-    windows: tuple[Window, ...]
     late: bool
     in_loop: bool
     runs: float
@@ -60,19 +59,19 @@ class WorkItem:
 @dataclass(frozen=True, slots=True)
 class Reader:
     """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array. loop: equal where reads
-    are in the same loop, or all outside loops."""
+    are in the same loop, or all outside loops. multiplies: f32 that goes into products and nothing else, perhaps through views."""
 
     pattern: int
     position: int
     runs: float
     loop: int
+    multiplies: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
     """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`. waited_for: neither early nor late, see `waiting`; multiplied: f32 that only products
-    read."""
+    where it is resharded, see `moved_bytes`. waited_for: neither early nor late, see `waiting`."""
 
     pattern: int
     result: int
@@ -81,7 +80,6 @@ class ArrayItem:
     free: bool
     stored: bool
     waited_for: bool
-    multiplied: bool
     readers: tuple[Reader, ...]
     values: tuple[int, ...]
 
@@ -126,7 +124,6 @@ def work_items(problem: Problem, stored: list[bool], late: list[bool], terms: fr
             *_work(problem.mesh.chip, op, kernel),
             tuple(sizes[v] for v in op.results),
             number in terms,
-            op.windows,
             all(late[v] for v in op.results),
             op.loop >= 0,
         )
@@ -160,7 +157,7 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    early = early_values(program, problem.free)
+    early, multiplied = early_values(program, problem.free), _multiplied(program)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]
@@ -175,6 +172,7 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
                 k,
                 problem.edge_trips(op, k),
                 loops.setdefault(problem.edge_loop(op, k), len(loops)),
+                program.values[value].dtype == "f32" and _feeds_products(program, op, multiplied),
             )
             for op, k in uses
         )
@@ -186,9 +184,6 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
             problem.free[value],
             stored[value],
             not (early[value] or late[value]),
-            bool(uses)
-            and program.values[value].dtype == "f32"
-            and all(program.ops[op].name in PRODUCTS for op, _ in uses),
             readers,
         )
         found[key].append(value)
@@ -201,12 +196,26 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
             free,
             kept,
             waited_for,
-            multiplied,
             tuple(Reader(*r) for r in sorted(readers)),
             tuple(values),
         )
-        for (pattern, k, size, moved, free, kept, waited_for, multiplied, readers), values in found.items()
+        for (pattern, k, size, moved, free, kept, waited_for, readers), values in found.items()
     )
+
+
+def _multiplied(program: Program) -> list[bool]:
+    """[values] whether products read each, perhaps through views, and nothing else does."""
+    found = [False] * len(program.values)
+    for value in reversed(range(len(program.values))):
+        uses = program.users[value]
+        found[value] = bool(uses) and all(_feeds_products(program, op, found) for op, _ in uses)
+    return found
+
+
+def _feeds_products(program: Program, number: int, multiplied: list[bool]) -> bool:
+    """Whether an op is a product, or a view that only products read."""
+    op = program.ops[number]
+    return op.name in PRODUCTS or (op.name in VIEWS and all(multiplied[v] for v in op.results))
 
 
 def moved_bytes(program: Program, stored: list[bool], value: int) -> int:

@@ -38,8 +38,9 @@ class Cost:
 class CollectiveUse:
     """One collective of a plan, equal ones together.
 
-    bytes: of the result, per device, one run. count: runs, loops counted. seconds: all of them. op: the program op that
-    needs or makes the array. value: the array. waited_for: it stands on the critical path, see `waiting`.
+    kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `emitted`). count: runs, loops counted. seconds: all
+    of them. op: the program op that needs or makes the array. value: the array. waited_for: it stands on the critical path, see
+    `waiting`. written: kind and bytes as the partitioner writes it, before the chip's compiler reworks it.
     """
 
     kind: str
@@ -49,7 +50,8 @@ class CollectiveUse:
     seconds: float
     op: int
     value: int
-    waited_for: bool = True
+    waited_for: bool
+    written: tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,25 @@ from math import prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
+from toast_cli.cost.emitted import stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, together
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import reshard_steps
-from toast_cli.program.model import ARGUMENT, PRODUCTS
+from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
+
+# Rows of neighbours a split stencil needs from each side (a 3-wide window), and the ops whose neighbours are that near.
+HALO_ROWS = 1.0
+STENCILS = frozenset(
+    {"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,6 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
-        # XLA:TPU multiplies f32 in one bf16 pass unless told otherwise, and converts before it gathers.
-        self._narrows = problem.mesh.chip.platform == "tpu"
         self._grids: dict[int, Grid] = {}
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -122,40 +126,16 @@ class Pricer:
                 yield _use(
                     step.kind, step.axes, size, work.runs, seconds, work.op, results[k], waited_for=not work.late
                 )
-        yield from self._exchanges(work, iteration)
-
-    def _exchanges(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """What devices send each other of the first operand, where its windows reach beyond their shards."""
-        op = self._problem.program.ops[work.op]
         form = self._problem.patterns[work.pattern].form
-        if not work.windows:
-            for slot, axes in enumerate(iteration.slot_axes):
-                if axes and form.kinds[slot] is SlotKind.PERMUTATION:
-                    yield self._exchange(
-                        work, "collective-permute", axes, self.local(work.whole_bytes[0], iteration.computed[0])
-                    )
-            return
-        size = self.local(self._problem.program.values[op.operands[0]].bytes, iteration.operands[0])
-        for window in work.windows:
-            axes = iteration.operands[0][window.operand_dim]
-            if not axes:
-                continue
-            shards = _count(axes, self._sizes)
-            summed = iteration.computed[0][window.result_dim] != axes
-            sent = exchanged(window, shards, summed=summed)
-            if sent is None:
-                size *= shards
-                yield self._exchange(work, "all-gather", axes, size)
-                continue
-            element = size * shards / window.inputs
-            for elements in sent:
-                yield self._exchange(work, "collective-permute", axes, element * elements)
-            size += element * sum(sent)
-
-    def _exchange(self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float) -> CollectiveUse:
-        op = self._problem.program.ops[work.op]
-        seconds = self._seconds_of(kind, size, axes)
-        return _use(kind, axes, size, work.runs, seconds, work.op, op.operands[0] if work.windows else op.results[0])
+        for slot, axes in enumerate(iteration.slot_axes):
+            if axes and form.kinds[slot] is SlotKind.PERMUTATION:
+                size, runs = self.local(work.whole_bytes[0], iteration.computed[0]), work.runs
+                if work.name in STENCILS:
+                    rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
+                    read = self._problem.program.values[self._problem.program.ops[work.op].operands[0]].bytes
+                    size, runs = self.local(read, iteration.operands[0]) * min(1.0, HALO_ROWS / rows), 2 * work.runs
+                seconds = self._seconds_of("collective-permute", size, axes)
+                yield _use("collective-permute", axes, size, runs, seconds, work.op, results[0])
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
@@ -172,17 +152,44 @@ class Pricer:
         product's is (see `LoweredPlan.path`), not over all at once."""
         size = self.local(whole, iteration.computed[k])
         scattered = _in_order(iteration, k)
+        layout = iteration.computed[k]
         for axes in [(axis,) for axis in scattered] if apart else [tuple(scattered)] if scattered else []:
             size /= _count(axes, self._sizes)
-            yield self._reduction("reduce-scatter", axes, size, k, how)
+            yield self._scatter(axes, size, layout, iteration.reduced_to[k], k, how)
+            layout = _split_further(layout, iteration.reduced_to[k], axes)
         if iteration.reduced:
             yield self._reduction("all-reduce", iteration.reduced, size, k, how)
 
-    def _reduction(self, kind: str, axes: tuple[int, ...], size: float, k: int, how: _Reduced) -> CollectiveUse:
+    def _scatter(
+        self, axes: tuple[int, ...], size: float, layout: Layout, target: Layout, k: int, how: _Reduced
+    ) -> CollectiveUse:
+        """A reduce-scatter to `size` bytes of partial result k, which lies in `layout`; or the all-reduce that stays in its place."""
+        mesh, op = self._problem.mesh, self._problem.program.ops[how.op]
+        value = self._problem.program.values[op.results[k]]
+        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
+        stays = mesh.chip.rewrites.scatter_tile is None
+        if len(dims) == 1:
+            shape = tuple([n // _count(split, self._sizes) for n, split in zip(value.shape, layout, strict=True)])
+            bits = DTYPE_BITS.get(value.dtype, 32)
+            stays = stays_scatter(mesh, axes, shape, dims[0], bits, product=op.name in PRODUCTS)
+        if stays:
+            return self._reduction("reduce-scatter", axes, size, k, how)
+        whole = size * _count(axes, self._sizes)
+        return self._reduction("all-reduce", axes, whole, k, how, written=("reduce-scatter", size))
+
+    def _reduction(
+        self,
+        kind: str,
+        axes: tuple[int, ...],
+        size: float,
+        k: int,
+        how: _Reduced,
+        written: tuple[str, float] | None = None,
+    ) -> CollectiveUse:
         """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
         seconds = self._seconds_of(kind, size, axes, combined=how.late and not how.in_loop)
         value = self._problem.program.ops[how.op].results[k]
-        return _use(kind, axes, size, how.runs, seconds, how.op, value, waited_for=not how.late)
+        return _use(kind, axes, size, how.runs, seconds, how.op, value, waited_for=not how.late, written=written)
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
@@ -206,14 +213,26 @@ class Pricer:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
         XLA moves no collective out of one."""
         made = self.made(item, lowered)
+        narrows = self._problem.mesh.chip.rewrites.narrow_products and item.moved_bytes == item.bytes
         for copy in self.copies(item, lowered):
             runs = _runs(item, copy) * len(item.values)
+            narrowed = narrows and all(item.readers[place].multiplies for place in copy.places)
             for step in reshard_steps(made, copy.layout, self._sizes):
                 op = self._reader_op(item, item.readers[copy.places[0]])
-                size = item.moved_bytes * step.fraction
-                narrowed = self._narrows and item.multiplied and item.moved_bytes == item.bytes
-                seconds = self._seconds_of(step.kind, size / 2 if narrowed else size, step.axes)
-                yield _use(step.kind, step.axes, size, runs, seconds, op, item.values[0], waited_for=item.waited_for)
+                written = (step.kind, item.moved_bytes * step.fraction)
+                size = written[1] / 2 if narrowed else written[1]
+                seconds = self._seconds_of(step.kind, size, step.axes)
+                yield _use(
+                    step.kind,
+                    step.axes,
+                    size,
+                    runs,
+                    seconds,
+                    op,
+                    item.values[0],
+                    waited_for=item.waited_for,
+                    written=written,
+                )
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program
@@ -249,8 +268,9 @@ def _use(
     value: int,
     *,
     waited_for: bool = True,
+    written: tuple[str, float] | None = None,
 ) -> CollectiveUse:
-    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for)
+    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written or (kind, size))
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
@@ -273,3 +293,8 @@ def _in_order(iteration: Iteration, k: int) -> list[int]:
     """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
     over = iteration.scattered[k]
     return [axis for axes in iteration.reduced_to[k] for axis in axes if axis in over] if over else []
+
+
+def _split_further(layout: Layout, target: Layout, axes: tuple[int, ...]) -> Layout:
+    """`layout` once `axes` split the dimensions that they split in `target`."""
+    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(layout, target, strict=True))

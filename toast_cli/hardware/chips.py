@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from toast_cli.errors import SpecError
-from toast_cli.hardware.model import Attained, Chip
+from toast_cli.hardware.model import Attained, Chip, Rewrites
 
 _GIB = 2**30
 # jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply Them".
@@ -172,10 +172,12 @@ def _tpu(
             "memory_bytes_per_second": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
             "attained": attained_source,
             "temporary_growth": "1: the memory model is that of XLA:TPU",
+            "rewrites": _REWRITES_SOURCE,
             "clock_hertz": "the clock of vector_flops: 8192^3 products then take the published peak and 8 to 12 % more",
         },
         attained=attained,
         clock_hertz=clock,
+        rewrites=_TPU_REWRITES,
     )
     sources = {
         "link": _BOOK if link_source == _BOOK else f"{link_source}; latency: {_BOOK}",
@@ -232,6 +234,7 @@ def _gpu(
             "reserved_bytes": reserved_source or f"{_TARGETS}, {target}: device_memory_size",
             "memory_bytes_per_second": sheet,
             "attained": _GPU_ATTAINED,
+            "rewrites": "none that change kind or bytes",
             "clock_hertz": "not needed: XLA:GPU estimates no cycles",
             "temporary_growth": "fitted to XLA:GPU of jaxlib 0.10.2, benchmarks/data/gpu.jsonl",
         },
@@ -257,6 +260,9 @@ _V4 = Attained(matrix=0.90, vector=0.66, memory=0.735, pass_bytes=4.0, narrow_wr
 _V5E = Attained(matrix=0.84, vector=0.66, memory=0.675, pass_bytes=4.0, narrow_write=2.65, kernel_seconds=1.9e-6)
 _V5P = Attained(matrix=0.91, vector=0.66, memory=0.545, pass_bytes=4.0, narrow_write=2.7, kernel_seconds=3.8e-6)
 _V6E = Attained(matrix=0.65, vector=0.66, memory=0.80, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.45e-6)
+# The tile is that of the layouts XLA:TPU writes, `{1,0:T(8,128)}` ("Tiled layout", openxla.org/xla).
+_TPU_REWRITES = Rewrites(narrow_products=True, scatter_tile=(8, 128))
+_REWRITES_SOURCE = "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (cost/emitted.py)"
 _VPU = f"{_BOOK}, appendix C"
 _HBM_COPY = "estimate: HBM bandwidth / 4 (both halves read and write)"
 _HOST_NETWORK = f"{_BOOK}: about 25 GB/s a host, shared by its chips"

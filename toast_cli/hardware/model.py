@@ -28,6 +28,20 @@ class Attained:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrites:
+    """What the chip's compiler does to collectives after partitioning; the default is nothing.
+
+    Attributes:
+        narrow_products: it multiplies f32 in one bf16 pass, so f32 that only products read moves as bf16.
+        scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `cost.emitted`; None: they take
+            arrays apart anywhere.
+    """
+
+    narrow_products: bool = False
+    scatter_tile: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Chip:
     """One device (what XLA counts as one), with published figures.
 
@@ -40,6 +54,7 @@ class Chip:
         memory_bytes_per_second: memory bandwidth.
         attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
         temporary_growth: temporaries as its compiler lays them out over those that the model counts.
+        rewrites: what its compiler does to collectives.
         sources: figure name -> where it was published.
     """
 
@@ -55,6 +70,7 @@ class Chip:
     attained: Attained = Attained()
     clock_hertz: float = 0.0
     temporary_growth: float = 1.0
+    rewrites: Rewrites = Rewrites()
 
 
 @dataclass(frozen=True, slots=True)

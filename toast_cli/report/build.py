@@ -139,17 +139,19 @@ def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
     """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the others'."""
     names = evaluator.problem.mesh.names
-    owed: dict[tuple[str, tuple[int, ...], int], tuple[float, float]] = {}  # runs and seconds not yet listed
+    owed: dict[tuple[object, ...], tuple[float, float]] = {}  # runs and seconds not yet listed
     facts = []
     for use in evaluator.collectives(plan):
-        key = (use.kind, tuple(use.axes), round(use.bytes))
+        seen, written = (use.kind, round(use.bytes)), (use.written[0], round(use.written[1]))
+        key = (seen, written, tuple(use.axes))
         count, seconds = owed.get(key, (0.0, 0.0))
         count, seconds = count + use.count, seconds + use.seconds
         whole = round(count)
         owed[key] = (count - whole, 0.0 if whole else seconds)
         if whole:
             axes = [names[axis] for axis in use.axes]
-            facts.append(CollectiveFacts(use.kind, axes, key[2], whole, seconds, source.location(use.op)))
+            before = written if written != seen else ("", 0)
+            facts.append(CollectiveFacts(use.kind, axes, seen[1], whole, seconds, source.location(use.op), *before))
     return facts
 
 

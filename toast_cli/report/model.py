@@ -6,7 +6,7 @@ otherwise; seconds are seconds.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SCHEMA = "toast.report/1"
@@ -91,12 +91,22 @@ class BaselineFacts:
 
 @dataclass(frozen=True)
 class CollectiveFacts:
+    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that differs."""
+
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]
     bytes: int  # of the result, per device, one run
     count: int  # loops counted
     seconds: float  # all of them
     location: str
+    written_kind: str = ""
+    written_bytes: int = 0
+
+    def as_written(self) -> CollectiveFacts:
+        """What the partitioner writes, before the chip's compiler reworks it."""
+        if not self.written_kind:
+            return self
+        return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
 
 
 @dataclass(frozen=True)

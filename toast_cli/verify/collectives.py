@@ -2,7 +2,7 @@
 
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined collectives
 count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an asynchronous collective in
-each computation that overlaps with it, with one channel, and turns a gather before a product or a scatter after one into a loop
+each computation that overlaps with it, with one channel; pads what a reduce-scatter takes apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
 (`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile.
 """
 
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.verify.hlo_text import Instruction, instructions
+from toast_cli.verify.hlo_text import Instruction, array_bytes, instructions
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
 from toast_cli.verify.stack_frames import place_of, places
 
@@ -24,6 +24,8 @@ OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-t
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CALLS = re.compile(r"calls=%([^\s,]+)")
+_PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -63,6 +65,9 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
         if key not in found or (name and not found[key][0].name):
             sizes = result_sizes(kind, instruction.opcode, instruction.sizes)
+            if instruction.opcode == "fusion":
+                devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
+                sizes = without_padding(sizes, callee(instruction, text), devices_around)
             found[key] = [Collective(kind, axes, size, instruction.runs, name, location) for size in sizes]
     return [collective for alike in found.values() for collective in alike]
 
@@ -88,13 +93,26 @@ def mesh_axes(
     """The mesh axes it runs over."""
     if instruction.opcode.startswith("collective-permute"):
         return permuted_axes(instruction.attributes, axis_names, axis_sizes)
-    attributes = instruction.attributes
-    if instruction.opcode == "fusion":
-        callee = re.search(r"calls=%([^\s,]+)", attributes)
-        start = text.index(f"\n%{callee[1]} ") if callee else 0
-        attributes = text[start : text.index("\n}", start)]
-    groups = groups_in(attributes, devices)
+    groups = groups_in(callee(instruction, text) if instruction.opcode == "fusion" else instruction.attributes, devices)
     return UNKNOWN if groups is None else axes_of(groups, axis_names, axis_sizes)
+
+
+def callee(instruction: Instruction, text: str) -> str:
+    """The computation that a fusion calls."""
+    found = _CALLS.search(instruction.attributes)
+    start = text.index(f"\n%{found[1]} ") if found else 0
+    return text[start : text.index("\n}", start)]
+
+
+def without_padding(sizes: tuple[int, ...], body: str, devices: int) -> tuple[int, ...]:
+    """Bytes of the pieces of a hidden reduce-scatter, less what was put at the end of the whole to make them equal."""
+    true: dict[int, int] = {}  # bytes of the whole, padded -> not padded
+    for kind, padding in _PAD.findall(body):
+        dims = [int(d) for d in kind.partition("[")[2].rstrip("]").split(",")]
+        less = [sum(int(n) for n in dim.split("_")) for dim in padding.split("x")]
+        (padded,) = array_bytes(kind)
+        true[padded] = padded * prod(d - n for d, n in zip(dims, less, strict=True)) // prod(dims)
+    return tuple(true.get(size * devices, size * devices) // devices for size in sizes)
 
 
 def result_sizes(kind: str, opcode: str, sizes: tuple[int, ...]) -> tuple[int, ...]:

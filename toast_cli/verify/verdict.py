@@ -7,7 +7,7 @@ the partitioner puts in. A part that cannot be checked says why.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -78,6 +78,7 @@ def verify(
     devices = prod(axes.values())
     if target is None:
         found: list[Collective] | Failure = collectives_after_partitioning(program, form, axes)
+        promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
         memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
     else:
         compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
@@ -161,7 +162,7 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
         return Part(
             "memory", "disagreed" if out_of_memory(compiled) and promised_to_fit else "unchecked", compiled.reason
         )
-    peak = compiled.peak_bytes
+    peak = compiled.argument_bytes + compiled.output_bytes - compiled.alias_bytes + compiled.temp_bytes
     facts: dict[str, Any] = {
         "argument_bytes": compiled.argument_bytes, "temp_bytes": compiled.temp_bytes, "peak_bytes": peak, "compile_seconds": compiled.seconds,
     }  # fmt: skip

@@ -1,0 +1,116 @@
+"""What XLA:TPU makes of the collectives that the partitioner writes. The tables hold what libtpu 0.0.42.1 was seen to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from programs import ROUND_CHIP, arg, case_of, round_mesh
+
+from toast_cli.cost.emitted import stays_scatter
+from toast_cli.hardware import Mesh, load_spec
+from toast_cli.hardware.model import Rewrites
+from toast_cli.report.build import collective_facts
+from toast_cli.verify.collectives import Collective, collectives_in
+
+TILES = Rewrites(narrow_products=True, scatter_tile=(8, 128))
+LINE, SQUARE = ("v4-32", {"data": 8, "model": 2}, (0,)), ("v4-32", {"data": 4, "model": 4}, (1,))
+
+
+def mesh_of(spec: str, shape: dict[str, int]) -> Mesh:
+    return load_spec(spec).mesh(shape)
+
+
+# Around a ring of 8: local shape, dimension, bits, whether it is a product -> whether the reduce-scatter stays.
+RING = [
+    ((8 * 8, 128), 0, 32, False, False),  # one tile a device: no half for each stream
+    ((8 * 8, 512), 0, 32, False, True),  # four tiles, two for each
+    ((8 * 12, 128), 0, 32, False, True),  # 12 rows padded to 16
+    ((8 * 16, 128), 0, 32, False, True),
+    ((8 * 20, 128), 0, 32, False, False),  # 20 rows would be 32
+    ((8 * 20, 128), 0, 16, False, False),
+    ((8 * 56, 128), 0, 32, False, True),
+    ((64, 8 * 64), 1, 32, False, False),  # half a tile of columns
+    ((64, 8 * 128), 1, 32, False, True),
+    ((64, 8 * 128), 1, 16, False, False),  # bf16 is packed in pairs
+    ((64, 8 * 256), 1, 16, False, True),
+    ((64, 128), 1, 32, True, True),  # a product of 64 x 16 a device is laid out by columns
+    ((128, 64), 1, 32, True, False),
+    ((8192,), 0, 32, False, False),  # a vector
+    ((64, 4, 128), 0, 32, False, False),  # half a tile of rows
+    ((8, 64, 128), 0, 32, False, True),
+    ((8, 8, 128), 0, 32, False, False),
+    ((4, 8 * 8, 256), 1, 32, False, True),  # inside another dimension: whole tiles as they are
+    ((4, 8 * 8, 256), 1, 16, False, False),
+    ((4, 8 * 16, 256), 1, 16, False, True),
+    ((1, 8 * 16, 256), 1, 32, False, False),
+    ((2048, 1, 256), 0, 32, True, False),  # one head of keys
+    ((2048, 4, 256), 0, 32, True, True),
+    ((1, 256, 2048), 2, 32, True, True),
+    ((2, 64, 512), 2, 32, True, False),
+]
+
+
+@pytest.mark.parametrize(("shape", "dim", "bits", "product", "stays"), RING)
+def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: int, product: bool, stays: bool) -> None:
+    spec, axes, over = LINE
+    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, product=product) is stays
+
+
+@pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True), ((4 * 8, 512), False)])  # fmt: skip
+def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> None:
+    """Four chips of 2 x 2 run four streams."""
+    spec, axes, over = SQUARE
+    assert stays_scatter(mesh_of(spec, axes), over, shape, 0, 32, product=False) is stays
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "axes", "stays"),
+    [
+        ("v4-32", {"data": 8, "model": 2}, (0, 1), False),  # 2 x 2 x 4
+        ("v5e-16", {"data": 4, "model": 4}, (0, 1), False),  # 4 x 4
+        ("v5e-16", {"data": 8, "model": 2}, (0,), True),  # half of it
+        ("v6e-64", {"data": 8, "model": 8}, (0, 1), False),
+        ("v6e-64", {"data": 8, "model": 8}, (1,), True),
+        ("h100-8", {"data": 8}, (0,), True),
+    ],
+)
+def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[int, ...], stays: bool) -> None:
+    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, product=True) is stays
+
+
+def test_promises_for_the_chip_and_for_the_partitioner() -> None:
+    """x [64, 200] over 4 devices, result [64, 64] scattered by rows to [16, 64]: one tile of columns and 16 rows, a tile each way. [32, 64]
+    would be 8 rows: all of it is reduced, and each keeps its part."""
+    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    for rows, kind, size in ((64, "reduce-scatter", 16 * 64 * 4), (32, "all-reduce", 32 * 64 * 4)):
+        case = case_of(lambda x, w: x @ w, arg(rows, 200), arg(200, 64), mesh=mesh)
+        plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
+        (promised,) = collective_facts(case.source, case.evaluator, plan)
+        assert (promised.kind, promised.bytes) == (kind, size)
+        before = promised.as_written()
+        assert (before.kind, before.bytes) == ("reduce-scatter", rows // 4 * 64 * 4)
+        assert (promised == before) is (kind == "reduce-scatter")
+
+
+PADDED = """HloModule jit_f, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %r = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter (input: f32[2048,2048]) -> f32[528,2048] {
+  %zero = f32[] constant(0)
+  %pad = f32[2112,2048]{1,0:T(8,128)} pad(%input, %zero), padding=0_64x0_0
+  %ar = f32[2112,2048]{1,0} all-reduce(%pad), channel_id=5, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %ds = f32[528,2048]{1,0} dynamic-slice(%ar, %at, %zero), dynamic_slice_sizes={528,2048}
+}
+
+ENTRY %main (a: f32[2048,2048]) -> f32[528,2048] {
+  ROOT %rs = f32[528,2048]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
+
+def test_padding_is_not_counted() -> None:
+    assert collectives_in(PADDED, ("data",), (4,)) == [Collective("reduce-scatter", ("data",), 512 * 2048 * 4, 1.0)]
