@@ -4,7 +4,7 @@ Needs libtpu and no TPU. `python benchmarks/calibrate.py` adds the points that `
 plan; `--most` and `--seconds` bound one run), one JSON line each; `calibration.py` compares the table with the model. The table holds
 figures and no programs:
 
-* `program`, `split`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts it meant.
+* `program`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts it meant.
 * `argument_bytes`, `output_bytes`, `alias_bytes`, `temp_bytes`: of one device, from XLA's memory statistics. Peak is arguments + outputs -
   aliases + temporaries.
 * `cycles`: sum of `estimated_cycles` over everything that runs, loops counted. `collectives`: kind -> [runs, bytes of results per device].
@@ -33,7 +33,7 @@ import zstandard
 
 from benchmarks.common import note
 from benchmarks.corpus import PLANS, PROGRAMS, SLICES, Loaded, fingerprint, load_case, plan_of, store
-from toast_cli.emit import write
+from toast_cli.emit import Written, write
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.verify.ahead import AheadFacts, compile_ahead, target_of
@@ -51,7 +51,9 @@ _USED = re.compile(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
+    parser = options_of(__doc__, TABLE)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep compiled texts")
+    options = parser.parse_args(arguments)
     start, added = time.monotonic(), 0
     known = {key(point) for point in read_points(options.table)}
     for loaded, point, plan in wanted(options):
@@ -79,7 +81,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Loaded, Point, Plan]]:
         loaded = load_case(program, slice_name, options.folder)
         plan = plan_of(loaded.problem, label)
         if plan is not None:
-            point: Point = {"program": program, "split": PROGRAMS[program].split, "slice": slice_name, "plan": label}
+            point: Point = {"program": program, "slice": slice_name, "plan": label}
             yield loaded, point | {"decisions": store(plan), "fingerprint": fingerprint(loaded.problem, plan)}, plan
 
 
@@ -96,15 +98,19 @@ def name_of(point: Point) -> str:
 def measure(loaded: Loaded, plan: Plan, keep: Path | None = None) -> Point:
     """What XLA:TPU makes of a plan; the compiled text goes to `keep`."""
     written = write(loaded.source, lower(loaded.problem, plan), "bytecode")
-    astray = [int(text.split()[0]) for text in written.notes if "elsewhere than planned" in text]
     facts = compile_ahead(written.content, "stablehlo", target_of(loaded.spec))
-    point: Point = {"ops": loaded.source.program.source_op_count, "astray": sum(astray)}
+    point: Point = {"ops": loaded.source.program.source_op_count, "astray": astray_values(written)}
     if isinstance(facts, Failure):
         return point | failed(facts)
     if keep:
         keep.parent.mkdir(parents=True, exist_ok=True)
         keep.write_bytes(zstandard.ZstdCompressor(level=9).compress(facts.hlo_text.encode()))
     return point | figures(facts, loaded)
+
+
+def astray_values(written: Written) -> int:
+    """How many values Shardy takes elsewhere than planned, as the emitter found."""
+    return sum(int(text.split()[0]) for text in written.notes if "elsewhere than planned" in text)
 
 
 def figures(facts: AheadFacts, loaded: Loaded) -> Point:
@@ -117,7 +123,7 @@ def figures(facts: AheadFacts, loaded: Loaded) -> Point:
             entry[1] += collective.count * collective.bytes
     return {
         "argument_bytes": facts.argument_bytes, "output_bytes": facts.output_bytes, "alias_bytes": facts.alias_bytes,
-        "temp_bytes": facts.temp_bytes, "cycles": facts.cycles, "collectives": traffic, "seconds": round(facts.seconds, 1),
+        "temp_bytes": facts.temp_bytes, "peak_bytes": facts.peak_bytes, "cycles": facts.cycles, "collectives": traffic, "seconds": round(facts.seconds, 1),
     }  # fmt: skip
 
 
@@ -151,17 +157,17 @@ def summary(point: Point) -> str:
     return f"{what}: {peak_bytes(point) / 2**30:.2f} GiB, {fits}"
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def options_of(documentation: str | None, table: Path) -> argparse.ArgumentParser:
+    """What every script that measures points of the corpus is told: which ones, and into which table."""
+    parser = argparse.ArgumentParser(description=(documentation or "").split("\n\n")[0])
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS), metavar="NAME")
     parser.add_argument("--slices", nargs="+", default=list(SLICES), choices=list(SLICES), metavar="SLICE")
     parser.add_argument("--plans", nargs="+", default=list(PLANS), metavar="PLAN", help="e.g. fsdp 'random 0'")
     parser.add_argument("--most", type=int, default=10**9, metavar="N", help="points to add at most")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no point after so long")
-    parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
+    parser.add_argument("--table", type=Path, default=table, metavar="FILE")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep compiled texts")
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import calibrate_ops
 from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
 from benchmarks.common import Row, show, write_json
-from benchmarks.corpus import fingerprint, load_case, restore
+from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from toast_cli.cost.evaluator import Evaluator
 
@@ -29,7 +29,7 @@ START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- t
 LEAST_RANKED = 3  # plans of one program and slice whose order says anything
 CHIPS = ["v4", "v5e", "v5p", "v6e"]
 
-PROGRAMS = {
+PROGRAM_COLUMNS = {
     "program": "{program}", "slice": "{slice}", "plan": "{plan}", "set": "{set}", "compiled ms": "{compiled:.2f}",
     "predicted ms": "{predicted:.2f}", "error %": "{error:+.0f}",
 }  # fmt: skip
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     points = [point for point in read_points(options.table) if point.get("cycles")] if options.table.exists() else []
     programs = predict(points, options.folder)
     ops = calibrate_ops.summary(calibrate_ops.predict(cases(), CHIPS)) if not options.no_ops else []
-    show("compute of one device, whole programs", PROGRAMS, programs)
+    show("compute of one device, whole programs", PROGRAM_COLUMNS, programs)
     print("\n".join(told(programs)))
     show("single ops", calibrate_ops.COLUMNS, ops)
     write_json(options.json, {"programs": programs, "ops": ops})
@@ -65,7 +65,7 @@ def predict(points: list[Point], folder: Path = FOLDER) -> list[Row]:
             compiled = 1e3 * point["cycles"] / problem.mesh.chip.clock_hertz
             predicted = 1e3 * evaluator.cost(plan).compute_seconds
             rows.append(
-                {"program": program, "slice": slice_name, "plan": point["plan"], "set": point["split"], "compiled": compiled,
+                {"program": program, "slice": slice_name, "plan": point["plan"], "set": PROGRAMS[program].split, "compiled": compiled,
                  "predicted": predicted, "error": 100 * (predicted / compiled - 1)}
             )  # fmt: skip
     return rows
@@ -120,7 +120,7 @@ def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     lines = [
         *told(programs),
         "",
-        *_markdown(PROGRAMS, programs),
+        *_markdown(PROGRAM_COLUMNS, programs),
         "",
         "Single ops:",
         "",

@@ -52,9 +52,9 @@ PROGRAMS: dict[str, Case] = {
     "t2b_2": Case("fit", _decoder(
         "t2b_2", layers=2, model=2048, heads=8, kv_heads=1, head=256, ff=8192, vocab=32000, batch=16, seq=1024)),
     "scan": Case("test", lambda: scan.training("scan", "", scan.Config(8, 2048, 16, 128, 5632, 32000, 32, 1024))),
-    "gns": Case("test", lambda: gns.training("gns", "", gns.Config(16384, 131072, 30, 4, 3, 512, 512, 2))),
+    "gns": Case("fit", lambda: gns.training("gns", "", gns.Config(16384, 131072, 30, 4, 3, 512, 512, 2))),
     "ssm": Case("test", lambda: ssm.training("ssm", "", ssm.Config(2, 2048, 2048, 32000, 16, 1024))),
-    "resnet": Case("test", lambda: resnet50.training(
+    "resnet": Case("fit", lambda: resnet50.training(
         "resnet", "", resnet50.Config(batch=256, image=224, stem=64, stages=(1, 1, 1, 1), classes=1000))),
     "itx_decode": Case("fit", lambda: itx.decode_sample("itx_decode", "", itx.Config(
         layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=64, cache=2048, prompt=1024, new_tokens=64))),
@@ -65,7 +65,7 @@ PROGRAMS: dict[str, Case] = {
         layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=32, capacity=96, vocab=32000, batch=32, seq=1024))),
     "long": Case("fit", _decoder(
         "long", layers=2, model=1024, heads=4, kv_heads=4, head=256, ff=4096, vocab=32000, batch=1, seq=8192, remat=True)),
-    "rnn": Case("test", lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 256, 64))),
+    "rnn": Case("fit", lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 256, 64))),
     "unet": Case("test", lambda: unet.training("unet", "", unet.Config(
         batch=32, image=64, colours=3, base=128, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=32, time=512))),
     "itx_prefill": Case("fit", lambda: itx.prefill_sample("itx_prefill", "", itx.Config(

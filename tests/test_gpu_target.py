@@ -122,7 +122,7 @@ def test_other_failures_stay() -> None:
 
 
 def test_memory_beside_the_prediction() -> None:
-    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 0.0)
+    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 1000, 0.0)
     target = ahead.Target("gpu", "1x1x8", 8, chip="H100")
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
     part = check_memory(facts, promised)

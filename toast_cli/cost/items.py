@@ -19,7 +19,7 @@ from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -37,7 +37,7 @@ class WorkItem:
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. windows: see `halo`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -50,6 +50,7 @@ class WorkItem:
     unfinished: float
     whole_bytes: tuple[int, ...]
     summed: bool
+    windows: tuple[Window, ...]
     late: bool
     in_loop: bool
     runs: float
@@ -124,6 +125,7 @@ def work_items(problem: Problem, stored: list[bool], late: list[bool], terms: fr
             *_work(problem.mesh.chip, op, kernel),
             tuple(sizes[v] for v in op.results),
             number in terms,
+            op.windows,
             all(late[v] for v in op.results),
             op.loop >= 0,
         )

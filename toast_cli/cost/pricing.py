@@ -18,6 +18,7 @@ from toast_cli.cost.merging import SumItem, together
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
@@ -25,12 +26,6 @@ from toast_cli.plan.reshard import reshard_steps
 from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
-
-# Rows of neighbours a split stencil needs from each side (a 3-wide window), and the ops whose neighbours are that near.
-HALO_ROWS = 1.0
-STENCILS = frozenset(
-    {"stablehlo.convolution", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "stablehlo.pad"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +121,40 @@ class Pricer:
                 yield _use(
                     step.kind, step.axes, size, work.runs, seconds, work.op, results[k], waited_for=not work.late
                 )
+        yield from self._exchanges(work, iteration)
+
+    def _exchanges(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
+        """What devices send each other of the first operand, where its windows reach beyond their shards."""
+        op = self._problem.program.ops[work.op]
         form = self._problem.patterns[work.pattern].form
-        for slot, axes in enumerate(iteration.slot_axes):
-            if axes and form.kinds[slot] is SlotKind.PERMUTATION:
-                size, runs = self.local(work.whole_bytes[0], iteration.computed[0]), work.runs
-                if work.name in STENCILS:
-                    rows = max(form.extents[slot]) / prod(self._sizes[axis] for axis in axes)
-                    read = self._problem.program.values[self._problem.program.ops[work.op].operands[0]].bytes
-                    size, runs = self.local(read, iteration.operands[0]) * min(1.0, HALO_ROWS / rows), 2 * work.runs
-                seconds = self._seconds_of("collective-permute", size, axes)
-                yield _use("collective-permute", axes, size, runs, seconds, work.op, results[0])
+        if not work.windows:
+            for slot, axes in enumerate(iteration.slot_axes):
+                if axes and form.kinds[slot] is SlotKind.PERMUTATION:
+                    yield self._exchange(
+                        work, "collective-permute", axes, self.local(work.whole_bytes[0], iteration.computed[0])
+                    )
+            return
+        size = self.local(self._problem.program.values[op.operands[0]].bytes, iteration.operands[0])
+        for window in work.windows:
+            axes = iteration.operands[0][window.operand_dim]
+            if not axes:
+                continue
+            shards = _count(axes, self._sizes)
+            summed = iteration.computed[0][window.result_dim] != axes
+            sent = exchanged(window, shards, summed=summed)
+            if sent is None:
+                size *= shards
+                yield self._exchange(work, "all-gather", axes, size)
+                continue
+            element = size * shards / window.inputs
+            for elements in sent:
+                yield self._exchange(work, "collective-permute", axes, element * elements)
+            size += element * sum(sent)
+
+    def _exchange(self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float) -> CollectiveUse:
+        op = self._problem.program.ops[work.op]
+        seconds = self._seconds_of(kind, size, axes)
+        return _use(kind, axes, size, work.runs, seconds, work.op, op.operands[0] if work.windows else op.results[0])
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""

@@ -37,8 +37,8 @@ PRUNING_WORK = 30_000
 
 # Operations whose operands follow from the layout of the result, dimension by dimension.
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
-# Operations that XLA reduce-scatters by itself when their result lies where the reduction's axis was.
-PRODUCT, REDUCE = "stablehlo.dot_general", "stablehlo.reduce"
+# The operation that XLA reduce-scatters by itself when its result lies where the reduction's axis was.
+PRODUCT = "stablehlo.dot_general"
 
 
 @dataclass(frozen=True)
@@ -205,18 +205,22 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
 
-    It does for products and reductions over one axis that keep the whole mesh busy; else it may find odder ways.
+    It does for products over one axis that keep the whole mesh busy; else it may find odder ways. A reduction needs its pin for another
+    reason: what it reads is mostly elementwise, and without one the layout of the result may spread over all of that. Whether it does
+    hangs on the order in which propagation sees the operations, which is not XLA's.
     """
     program = source.program
     number = program.producer[value]
     op = program.ops[number]
+    if op.name != PRODUCT:
+        return False
     computed, layout = lowered.computed[value], lowered.layouts[value]
     finer = all(b[: len(a)] == a for a, b in zip(computed, layout, strict=True))
     operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    return finer and (op.name == REDUCE or (op.name == PRODUCT and not idle and spread == 1))
+    return finer and not idle and spread == 1
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

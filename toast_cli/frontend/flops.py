@@ -5,12 +5,12 @@ Enters: an MLIR op with its shapes and rule. Leaves: a float. Data movement coun
 
 from __future__ import annotations
 
-import re
 from math import log2, prod
 from typing import Any
 
 import numpy as np
 
+from toast_cli.frontend.windows import convolution_dims, numbers
 from toast_cli.program.model import Rule
 
 Shape = tuple[int, ...]
@@ -110,17 +110,13 @@ def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], ru
     return out
 
 
-_DIM_NUMBERS = re.compile(r"#stablehlo\.conv<\[(.*?)\]x\[(.*?)\]->\[(.*?)\]>")
-
-
 def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
     """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial dimension."""
-    lhs_text, rhs_text, out_text = _DIM_NUMBERS.search(str(op.attributes["dimension_numbers"])).groups()  # type: ignore[union-attr]
-    lhs, rhs, out = ([d.strip() for d in text.split(",")] for text in (lhs_text, rhs_text, out_text))
+    lhs, rhs, out = convolution_dims(op)
     spatial = [d for d in out if d.isdigit()]
     names = ("window_strides", "lhs_dilation", "rhs_dilation")
-    strides, lhs_dilation, rhs_dilation = (_ints(op, key, [1] * len(spatial)) for key in names)
-    padding = np.reshape(_ints(op, "padding", [0] * 2 * len(spatial)), (-1, 2))
+    strides, lhs_dilation, rhs_dilation = (numbers(op, key, [1] * len(spatial)) for key in names)
+    padding = np.reshape(numbers(op, "padding", [0] * 2 * len(spatial)), (-1, 2))
     features = operands[1][rhs.index("i")]
     flops = 2.0 * result[out.index("b")] * result[out.index("f")] * features
     for n, d in enumerate(spatial):
@@ -129,13 +125,6 @@ def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
             strides[n], int(padding[n][0]), lhs_dilation[n], rhs_dilation[n],
         )  # fmt: skip
     return flops
-
-
-def _ints(op: Any, key: str, default: list[int]) -> list[int]:
-    if key not in op.attributes:
-        return default
-    attribute = op.attributes[key]
-    return [int(x) for x in (np.array(attribute).ravel() if key == "padding" else attribute)]
 
 
 def _valid_pairs(size: int, kernel: int, out: int, stride: int, low: int, lhs_dilation: int, rhs_dilation: int) -> int:

@@ -15,6 +15,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count
+from toast_cli.frontend.windows import windows_of
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Value
 
 Shape = tuple[int, ...]
@@ -99,15 +100,16 @@ class Reader:
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
+        shapes, result_shapes = self._shapes(operands), self._shapes(results)
         if "sdy.sharding_rule" in attributes and name not in WHOLE:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
         else:
-            shapes, result_shapes = self._shapes(operands), self._shapes(results)
             known = table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             opaque = known is None and any(prod(s) > 1 for s in shapes + result_shapes)
-        flops = op_flops(operation, name, self._shapes(operands), self._shapes(results), rule)
-        self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque), operation)
+        flops = op_flops(operation, name, shapes, result_shapes, rule)
+        windows = windows_of(operation, name, shapes, result_shapes)
+        self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows), operation)
 
     def _barrier(self, operation: Any, trips: float, loop: int) -> None:
         """One op per operand: what passes together need not be split together."""

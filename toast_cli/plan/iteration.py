@@ -23,12 +23,24 @@ PinnedLayout = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Space:
+    """Slots of a convolution that has windows. tiled: of its image and its result, reached over by windows; summed: of its image and its
+    kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows; batch: what the image has and the kernel has not."""
+
+    tiled: frozenset[int]
+    summed: frozenset[int]
+    contracted: frozenset[int]
+    kernel: frozenset[int]
+    batch: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class OpPattern:
     """All that decides an op's layouts; ops with equal patterns are split alike under every plan.
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its buffer.
-    result_pins, operand_pins: layouts insisted on, per array, or None.
+    result_pins, operand_pins: layouts insisted on, per array, or None. space: of a convolution with windows.
     """
 
     form: Form
@@ -37,6 +49,7 @@ class OpPattern:
     role: int = NO_ROLE
     operand_pins: tuple[PinnedLayout | None, ...] = ()
     result_pins: tuple[PinnedLayout | None, ...] = ()
+    space: Space | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +92,24 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
     """What a choice depends on: patterns that agree in it make the same one under every plan."""
     form = pattern.form
     sums = form.results if SlotKind.REDUCTION in form.kinds else ()
-    return pattern.groups, pattern.strands, pattern.role, form.sizes, form.kinds, form.extents, form.majors, sums
+    return (
+        pattern.groups,
+        pattern.strands,
+        pattern.role,
+        form.sizes,
+        form.kinds,
+        form.extents,
+        form.majors,
+        sums,
+        pattern.space,
+    )
 
 
 def choose(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Choice:
     """Who gets which axis in one op; arguments as for `iterate`."""
     slot_axes = _spend_axes(pattern, plan, resolutions, sizes)
+    if pattern.space is not None:
+        _leave_space(pattern.space, slot_axes, sizes)
     partial = _partial(pattern.form, slot_axes)
     if not partial:
         return tuple(slot_axes), ()
@@ -164,6 +189,28 @@ def _spend_axes(
             used.add(decision.axis)
             break
     return slot_axes
+
+
+def _leave_space(space: Space, slot_axes: list[tuple[int, ...]], sizes: tuple[int, ...]) -> None:
+    """Takes away the axes that split space where XLA's partitioner would not go along.
+
+    Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all devices: those that hold the
+    same pieces, because an axis does not split what is added up, count several times (jaxlib 0.10.2; a gradient comes out doubled). It does
+    so for every kernel that is split, unless the batch is split too.
+    """
+
+    def spent(slots: frozenset[int]) -> set[int]:
+        return {axis for slot in slots for axis in slot_axes[slot]}
+
+    away: frozenset[int] = frozenset()
+    if spent(space.tiled) and (spent(space.kernel) or spent(space.summed)) and not spent(space.batch):
+        away = space.tiled
+    if spent(space.summed):
+        added_up = spent(space.summed | space.contracted)
+        if away or any(size > 1 and axis not in added_up for axis, size in enumerate(sizes)):
+            away |= space.summed
+    for slot in away:
+        slot_axes[slot] = ()
 
 
 def _divides(count: int, extents: tuple[int, ...]) -> bool:

@@ -10,11 +10,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from toast_cli.dimensions.model import Dimensions, SlotKind, Strand
+from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
-from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, iterate
+from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, Space, iterate
 from toast_cli.plan.pins import number_pins
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
@@ -246,17 +246,34 @@ def make_problem(
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
-        key = (id(form), groups, strands, role, operand_pins, result_pins)
+        space = _space(op, form)
+        key = (id(form), groups, strands, role, operand_pins, result_pins, space)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)
-            patterns.append(OpPattern(form, groups, strands, role, operand_pins, result_pins))
+            patterns.append(OpPattern(form, groups, strands, role, operand_pins, result_pins, space))
         op_pattern.append(at)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, tuple(remade_values(program)), places,
         notices=stated.notices,
     )  # fmt: skip
+
+
+def _space(op: Op, form: Form) -> Space | None:
+    """What a convolution's windows reach over; None for anything else."""
+    if op.name != "stablehlo.convolution" or not op.windows:
+        return None
+    image, kernel, result = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
+    windowed = {slot for w in op.windows for slot in form.operands[0][w.operand_dim]}
+    sets = (
+        windowed & result - kernel,
+        windowed & kernel,
+        image & kernel - windowed,
+        kernel - windowed,
+        image - kernel - windowed,
+    )
+    return Space(*map(frozenset, sets))
 
 
 def _operand_pins(

@@ -77,6 +77,26 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """How a dimension of an op's result comes from one of its first operand: each of `outputs` elements from a window of that, `stride` apart.
+
+    Before that, `dilation` - 1 holes are put between the operand's elements (`inputs` of them), and `low` elements in front (a negative number
+    are cut off). A window has `size` elements, `spread` apart. kernel_dim: the dimension of the second operand that they are multiplied with, or -1.
+    """
+
+    operand_dim: int
+    result_dim: int
+    inputs: int
+    outputs: int
+    size: int = 1
+    stride: int = 1
+    low: int = 0
+    dilation: int = 1
+    spread: int = 1
+    kernel_dim: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One op. `operands` and `results` are value numbers; the op's own number is its place in `Program.ops`.
 
@@ -88,6 +108,7 @@ class Op:
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
+        windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
     """
 
@@ -100,6 +121,7 @@ class Op:
     flops: float = 0.0
     detail: str = ""
     opaque: bool = False
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

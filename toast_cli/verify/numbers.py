@@ -1,7 +1,8 @@
 """The partitioned program against the original: same random inputs, equal results.
 
 Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run twice, with the
-same state and different other inputs, and the original twice more on shaken inputs (see `errors`).
+same state and different other inputs, and the original twice more on shaken inputs (see `errors`). Programs on narrow floating-point numbers run
+on f32 (see `widened`).
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from toast_cli.verify.inputs import input_sets
     from toast_cli.verify.state import new_versions
 
-    original = (folder / ORIGINAL).read_bytes()
-    module = xla.parse_module(xla.make_context(), original)
-    refuse_callbacks(module)
-    types = [xla.shape_and_element_type(kind) or ((), str(kind)) for kind in xla.main_function(module).type.results]
-    shapes = [shape for shape, _ in types]
-    partitioned = as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"])
+    given = xla.parse_module(xla.make_context(), (folder / ORIGINAL).read_bytes())
+    refuse_callbacks(given)
+    split = xla.parse_module(given.context, as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"]))
+    module, split = on_wide_numbers(given, split)
+    types, shapes = result_types(module), [shape for shape, _ in result_types(module)]
+    original, partitioned = xla.write_bytecode(module), xla.write_bytecode(split)
     programs = [(original, own_devices(module), True), (partitioned, request["devices"], request["shardy"])]
     loaded = []
     for program, count, shardy in programs:
@@ -74,9 +75,34 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         return Runs(results, {k: [arrays[0][number] for number in numbers] for k, numbers in versions.items()})
 
     shaken = run(0, [shake(one, narrowest, request["seed"]) for one in inputs])
-    names = [f"{element}[{','.join(map(str, shape))}]" for shape, element in types]
-    errors = result_errors(names, narrowest, run(0, inputs), shaken, run(1, inputs))
-    return {"errors": [asdict(error) for error in errors]}
+    errors = result_errors([type_name(*kind) for kind in types], narrowest, run(0, inputs), shaken, run(1, inputs))
+    names = [type_name(*kind) for kind in result_types(given)]
+    return {"errors": [asdict(error) | {"type": name} for error, name in zip(errors, names, strict=True)]}
+
+
+def on_wide_numbers(one: Any, other: Any) -> tuple[Any, Any]:
+    """Both modules on f32 where they compute in anything narrower and can be widened; else as they are."""
+    from toast_cli import xla
+    from toast_cli.verify.widened import is_narrow, widened
+
+    if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
+        return one, other
+    first, second = widened(one), widened(other)
+    if first is None or second is None:
+        return one, other
+    return xla.parse_module(one.context, first), xla.parse_module(other.context, second)
+
+
+def result_types(module: Any) -> list[tuple[tuple[int, ...], str]]:
+    """(shape, element type) of each result of `main`."""
+    from toast_cli import xla
+
+    return [xla.shape_and_element_type(kind) or ((), str(kind)) for kind in xla.main_function(module).type.results]
+
+
+def type_name(shape: tuple[int, ...], element: str) -> str:
+    """`f32[8,16]`."""
+    return f"{element}[{','.join(map(str, shape))}]"
 
 
 def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:

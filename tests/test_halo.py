@@ -1,0 +1,169 @@
+"""What crosses between devices when a dimension with windows is split: worked out by hand, and as XLA's partitioner does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of
+from test_features import DEVICES, partitioned, together
+
+from toast_cli import xla
+from toast_cli.emit import emit_shardy
+from toast_cli.plan.halo import exchanged
+from toast_cli.program.model import Window
+from toast_cli.verify.errors import relative_error
+from toast_cli.verify.inputs import random_inputs
+
+ROWS = 64
+
+# name, window of one dimension, shards, elements in each permute (None: gathered)
+HALOS: list[tuple[str, Window, int, tuple[int, ...] | None]] = [
+    # Device k has rows 16k to 16k + 16 and needs 16k - 1 to 16k + 17.
+    ("three wide", Window(0, 0, 64, 64, size=3, low=1), 4, (1, 1)),
+    # 16k - 3 to 16k + 19.
+    ("seven wide", Window(0, 0, 64, 64, size=7, low=3), 4, (3, 3)),
+    # One in front, nothing behind: 16k - 1 to 16k + 16.
+    ("two wide, padded in front", Window(0, 0, 64, 64, size=2, low=1), 4, (1,)),
+    # 8 results each, two rows apart: 16k to 16k + 14 + 3.
+    ("three wide, every other", Window(0, 0, 64, 32, size=3, stride=2), 4, (1,)),
+    # 16k to 16k + 16: all its own.
+    ("two wide, every other", Window(0, 0, 64, 32, size=2, stride=2), 4, ()),
+    # Elements of a window two apart, five wide: 16k - 2 to 16k + 18.
+    ("three wide, two apart", Window(0, 0, 64, 64, size=3, low=2, spread=2), 4, (2, 2)),
+    # Two halos of a whole shard and one of half on each side.
+    ("wider than a shard", Window(0, 0, 64, 64, size=21, low=10), 16, (2, 4, 4, 4, 4, 2)),
+    # Holes between rows: 128 results of 64 rows, 32 each. Results 32k to 32k + 32 read stretched rows 32k - 1 to 32k + 33, so rows 16k to 16k + 17.
+    ("stretched to twice as many", Window(0, 0, 64, 128, size=3, low=1, dilation=2), 4, (1,)),
+    # Rows 4 to 64 - 4 of 64: device k has 14 and needs 14k + 4 to 14k + 18; so the first lacks two, and the last is short by two in front.
+    ("a slice of the middle", Window(0, 0, 64, 56, low=-4), 4, (2, 2)),
+    # The second half, 2 rows each: 32 + 2k to 34 + 2k. Devices 8 to 15 have four each, that is two devices' part. Device 15 keeps its second
+    # half. First each sends what comes first, rows 0 to 2 of four; devices 8 to 14 then 2 to 4.
+    ("a slice far from home", Window(0, 0, 64, 32, low=-32), 16, (2, 2)),
+    # Everything from the last device, one row to each.
+    ("a slice that everybody needs a piece of", Window(0, 0, 64, 4, low=-60), 4, (1, 1, 1)),
+    # As wide as everything: 31 before and 32 behind.
+    ("wider than what is left", Window(0, 0, 64, 64, size=64, low=31), 4, None),
+    # Eight in front: device k makes 18 rows, 18k - 8 to 18k + 10 of the operand: the first two need nothing, the others 6, 4 and 2 from the left.
+    ("a padding in front", Window(0, 0, 64, 72, low=8), 4, (6,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("window", "shards", "expected"), [h[1:] for h in HALOS], ids=[h[0] for h in HALOS])
+def test_worked_out(window: Window, shards: int, expected: tuple[int, ...] | None) -> None:
+    assert exchanged(window, shards) == expected
+
+
+def test_where_the_kernel_is_split_too() -> None:
+    """The gradient of a 7-wide stride-2 kernel: 24 rows, 12 of the incoming gradient 2 apart, padded 2 and 3. Device k has rows 12k to 12k + 12
+    and 6 of the gradient; for 7 results it needs 12k - 2 to 12k - 2 + 10 + 1 + 6."""
+    window = Window(0, 0, 24, 7, size=12, low=2, spread=2, kernel_dim=0)
+    assert exchanged(window, 2, summed=True) == (2, 3)
+
+
+# ---------------------------------------------------------------- as compiled
+
+
+def convolution(size: int, padding: Any = "SAME", **how: Any) -> tuple[Any, tuple[Any, ...]]:
+    def run(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, padding=padding, dimension_numbers=("NHWC", "HWIO", "NHWC"), **how)
+
+    return run, (arg(2, ROWS, 8, 4), arg(size, 3, 4, 4))
+
+
+def kernel_gradient(size: int, stride: int) -> tuple[Any, tuple[Any, ...]]:
+    run, shapes = convolution(size, window_strides=(stride, 1))
+    return lambda x, w: jax.grad(lambda w: jnp.sum(run(x, w) ** 2))(w), shapes
+
+
+def pooling(size: int, stride: int) -> tuple[Any, tuple[Any, ...]]:
+    def run(x: Any) -> Any:
+        return lax.reduce_window(x, 0.0, lax.add, (1, size, 1, 1), (1, stride, 1, 1), "SAME")
+
+    return run, (arg(2, ROWS, 8, 4),)
+
+
+def of_rows(run: Callable[[Any], Any]) -> tuple[Any, tuple[Any, ...]]:
+    return run, (arg(2, ROWS, 8),)
+
+
+COMPILED: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "three wide": convolution(3, window_strides=(1, 1)),
+    "seven wide": convolution(7, window_strides=(1, 1)),
+    "two wide": convolution(2, window_strides=(1, 1)),
+    "every other": convolution(7, window_strides=(2, 1)),
+    "two apart": convolution(5, window_strides=(1, 1), rhs_dilation=(2, 1)),
+    "wider than a shard": convolution(41, window_strides=(1, 1)),
+    "stretched": convolution(3, ((1, 2), (1, 1)), window_strides=(1, 1), lhs_dilation=(2, 1)),
+    "gradient of a kernel": kernel_gradient(5, 1),
+    "gradient of a kernel, every other": kernel_gradient(7, 2),
+    "pooling": pooling(3, 2),
+    "pooling in blocks": pooling(4, 4),
+    "a slice of the middle": of_rows(lambda x: lax.slice_in_dim(x, 4, ROWS - 4, axis=1)),
+    "the second half": of_rows(lambda x: lax.slice_in_dim(x, ROWS // 2, ROWS, axis=1)),
+    "a slice of a quarter": of_rows(lambda x: lax.slice_in_dim(x, 0, ROWS // 4, axis=1)),
+    "every other row": of_rows(lambda x: lax.slice_in_dim(x, 0, ROWS, 2, axis=1)),
+    "a padding in front": of_rows(lambda x: jnp.pad(x, ((0, 0), (8, 0), (0, 0)))),
+    "a padding on both sides": of_rows(lambda x: jnp.pad(x, ((0, 0), (4, 4), (0, 0)))),
+}
+
+
+def split(name: str) -> tuple[Case, Any]:
+    run, shapes = COMPILED[name]
+    case = case_of(run, *shapes)
+    places = [("x.1", "data"), ("x.0", "model")] if name.startswith("gradient") else [("x.1", "data")]
+    return case, tuple(case.shard(*place) for place in places)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_as_compiled(name: str, tmp_path: Path) -> None:
+    """Predicted are the collectives that the partitioner puts in, and the numbers stay."""
+    case, plan = split(name)
+    content = emit_shardy(case.source, case.lowered(plan))
+    predicted = together([(kind, axes, round(size), count) for kind, axes, size, count in case.collectives(plan)])
+    assert predicted == partitioned(case, content, tmp_path, shardy=True)
+    assert numbers_stay(case, content)
+
+
+def numbers_stay(case: Case, content: bytes) -> bool:
+    """Whether the partitioned program gives what the whole one gives."""
+    inputs = random_inputs(case.source.module, seed=1)
+    shapes = [case.program.values[r.value].shape for r in case.program.results]
+    (whole,) = xla.run_program(xla.write_bytecode(case.source.module), inputs, shapes, 1, shardy=True)
+    (parts,) = xla.run_program(content, inputs, shapes, DEVICES, shardy=True)
+    return relative_error(whole, parts) < 1e-5
+
+
+# Where XLA would add up more than there is, if the plan did not leave space whole: of a convolution and its kernel's gradient.
+OVERLAPPING = {
+    "nothing else split": [("x.1", "data")],
+    "more devices hold a piece": [("x.1", "model")],
+    "the kernel's outputs split too": [("x.1", "data"), ("w.3", "model")],
+    "the kernel's inputs split too": [("x.1", "data"), ("w.2", "model")],
+    "the batch split too": [("x.1", "data"), ("x.0", "model")],
+    "both dimensions of space": [("x.1", "data"), ("x.2", "model")],
+}
+
+
+@pytest.mark.parametrize("places", OVERLAPPING.values(), ids=OVERLAPPING)
+@pytest.mark.parametrize("wide", [4, 32])
+def test_no_piece_counts_twice(places: list[tuple[str, str]], wide: int) -> None:
+    """Also where the kernel's gradient has more inputs than outputs, and fewer."""
+
+    def step(x: Any, w: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.sum(
+                lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2
+            )
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    for kernel in (arg(3, 3, 4, wide), arg(3, 3, wide, 4)):
+        case = case_of(step, arg(2, 16, 8, kernel.shape[2]), kernel)
+        plan = tuple(case.shard(*place) for place in places)
+        assert numbers_stay(case, emit_shardy(case.source, case.lowered(plan)))

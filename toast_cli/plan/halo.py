@@ -1,0 +1,122 @@
+"""What devices send each other when a dimension is split along which an op reads neighbours, or other places: windows, slices, paddings.
+
+Each device needs a stretch of the operand: its own shard, more on either side (a halo), or something else altogether. XLA's partitioner sends
+what is missing in collective-permutes, one for each shard to the left and to the right that somebody needs a part of, as wide as the widest part; where
+stretches are far from home and short it sends piece by piece; and where nearly everything would be sent it gathers the operand instead.
+(As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
+
+Enters: a `Window` and into how many shards its dimension is split. Leaves: the elements along the dimension that go through each permute.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+from toast_cli.program.model import Window
+
+# [shards] first and last element (excluded) of the operand that each needs; there may be fewer on its ends.
+Stretches = tuple[tuple[int, int], ...]
+# Stretches this much shorter than the longest way to them are sent piece by piece.
+_FAR = 2
+
+
+@lru_cache(maxsize=50_000)
+def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[int, ...] | None:
+    """Elements along the window's dimension in each collective-permute; None where the operand is gathered instead.
+
+    Args:
+        summed: the kernel is split alike, each device sums up over its part of it, and the result is whole.
+    """
+    needed = contracted(window, shards) if summed else tiled(window, shards)
+    if needed is None:
+        return None
+    shard = ceil(window.inputs / shards)
+    left = [k * shard - first for k, (first, _) in enumerate(needed)]
+    right = [last - (k + 1) * shard for k, (_, last) in enumerate(needed)]
+    longest = max(last - first for first, last in needed)
+    if max(*left, *right) > _FAR * longest:
+        return None if 2 * longest >= shards * shard else pieces(needed, shard, window.inputs)
+    return halos(left, right, shard)
+
+
+def tiled(window: Window, shards: int) -> Stretches | None:
+    """What each device needs for its part of the results; None for windows that XLA does not split so."""
+    own = ceil(window.outputs / shards)
+    step, holes = window.stride * own, window.dilation - 1
+    if window.stride > 1 and step % window.dilation:
+        return None
+    whole = int(window.low / window.dilation)  # rounded towards zero
+    rest = window.low - whole * window.dilation
+    length = window.stride * (own - 1) + 1 + (window.size - 1) * window.spread
+    return tuple(
+        (
+            (step * k + holes - rest) // window.dilation - whole,
+            (step * k + length + holes - rest) // window.dilation - whole,
+        )
+        for k in range(shards)
+    )
+
+
+def contracted(window: Window, shards: int) -> Stretches | None:
+    """What each device needs for all results, of its part of the kernel."""
+    if window.dilation != 1:
+        return None
+    own = ceil(window.size / shards)
+    step, length = own * window.spread, (own - 1) * window.spread + 1 + (window.outputs - 1) * window.stride
+    return tuple((step * k - window.low, step * k - window.low + length) for k in range(shards))
+
+
+def halos(left: list[int], right: list[int], shard: int) -> tuple[int, ...] | None:
+    """Permutes that bring each device what it needs on either side, [shards] elements (negative: not even all of its own)."""
+    count = len(left)
+    widest_left, widest_right = max(left[1:]), max(right[:-1])
+    if widest_left + widest_right + shard >= count * shard and max(widest_left, widest_right) > shard:
+        return None
+    begin, end = -max(left), shard + max(right)  # what anybody needs, from the first element of its own shard on
+    if begin >= end:
+        return None
+    found = [
+        min(widest_left - shard * away, shard) - max(-away * shard - end, 0)
+        for away in reversed(range(ceil(widest_left / shard)))
+        if -(away + 1) * shard < end
+    ]
+    skipped = min(max(begin - shard, 0), max(widest_right, 0)) // shard
+    found += [
+        min(widest_right - shard * away, shard) - max(begin - (away + 1) * shard, 0)
+        for away in range(skipped, ceil(widest_right / shard))
+    ]
+    return tuple(found)
+
+
+def pieces(needed: Stretches, shard: int, elements: int) -> tuple[int, ...]:
+    """Permutes that send pieces of shards: in each every device sends one at most and receives one at most, all as wide as their union."""
+    waiting: list[list[tuple[int, int, int, int]]] = [
+        [] for _ in needed
+    ]  # [source] (place in the stretch, receiver, first, last)
+    for receiver, (first, last) in enumerate(needed):
+        at = max(first, 0)
+        while at < min(last, elements):
+            source, begin = divmod(at, shard)
+            end = min(begin + last - at, shard)
+            if source != receiver:
+                waiting[source].append((at - first, receiver, begin, end))
+            at += end - begin
+    for queue in waiting:
+        queue.sort()
+    found = []
+    while any(waiting):
+        receivers: set[int] = set()
+        begin, end = shard, 0
+        for queue in waiting:
+            if not queue:
+                continue
+            _, receiver, first, last = queue[0]
+            apart = (begin > last and end == shard and first == 0) or (end < first and begin == 0 and last == shard)
+            if receivers and (receiver in receivers or apart):
+                continue
+            queue.pop(0)
+            receivers.add(receiver)
+            begin, end = min(begin, first), max(end, last)
+        found.append(end - begin)
+    return tuple(found)
