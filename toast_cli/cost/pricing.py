@@ -22,7 +22,7 @@ from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import reshard_steps
+from toast_cli.plan.reshard import PERMUTE, reshard_steps
 from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
@@ -230,13 +230,19 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
-        XLA moves no collective out of one."""
+        XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
+        since propagation takes the layout on the way to be the array's."""
         made = self.made(item, lowered)
         narrows = self._problem.mesh.chip.rewrites.narrow_products and item.moved_bytes == item.bytes
+        made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in self.copies(item, lowered):
-            runs = _runs(item, copy) * len(item.values)
             narrowed = narrows and all(item.readers[place].multiplies for place in copy.places)
-            for step in reshard_steps(made, copy.layout, self._sizes):
+            steps = reshard_steps(made, copy.layout, self._sizes)
+            for k, step in enumerate(steps):
+                each = _runs(item, copy)
+                if k == 0 and len(steps) > 1 and step.kind == PERMUTE:
+                    each = min(each, made_runs)
+                runs = each * len(item.values)
                 op = self._reader_op(item, item.readers[copy.places[0]])
                 written = (step.kind, item.moved_bytes * step.fraction)
                 size = written[1] / 2 if narrowed else written[1]
