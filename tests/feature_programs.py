@@ -230,6 +230,11 @@ def added_products() -> Case:
     return case_of(run, arg(B, H * K), arg(B, K), arg(B, F), arg(H * K, D), arg(K, D), arg(F, D))
 
 
+def product_in_heads() -> Case:
+    """A product whose result is seen as heads and their elements."""
+    return case_of(lambda x, w, c: (x @ w).reshape(B, H, K) * c, arg(B, F), arg(F, D), arg(B, H, K))
+
+
 def multi_query() -> Case:
     """Gradient of attention in which all heads share keys and values."""
 

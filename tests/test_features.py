@@ -201,6 +201,12 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "x.1=data y.1=model z.1=data",
         [(ALL_REDUCE, DATA, F32 * B * D, 2), (ALL_REDUCE, MODEL, F32 * B * D, 1)],
     ),
+    # A minor part of the result's dimension cannot take the axis there; but all that reads the total cuts it so, and each device keeps a piece.
+    "a total of which each keeps a piece": (
+        "product_in_heads",
+        "x.1=data c.2=data",
+        [(REDUCE_SCATTER, DATA, F32 * B * D / 4, 1)],
+    ),
     # Queries split over heads, keys and values over their width: those are gathered for each head, their gradients are sums over heads and
     # each device keeps its part of them. All three terms of the input's gradient are partial.
     "multi-query attention": (

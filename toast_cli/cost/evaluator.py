@@ -93,6 +93,7 @@ class Evaluator:
         self._holdings = Holdings(problem, self.items, self._pricer)
         self._rows = Rows(problem)
         self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
+        self._sum_memo: dict[tuple[int, ...], float] = {}
         self._array_memo: dict[tuple[int, ...], _ArrayShare] = {}
         self._presence: dict[tuple[int, Kind], Vector] = {}
         self._buckets = self._make_buckets()
@@ -282,7 +283,9 @@ class Evaluator:
         for work in self.items.work:
             bucket([work.pattern]).work.append(work)
         for found in self.items.sums:
-            bucket([term.pattern for term in found.terms]).sums.append(found)
+            bucket([*(term.pattern for term in found.terms), *(pattern for pattern, _ in found.readers)]).sums.append(
+                found
+            )
         for array in self.items.arrays:
             bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
         for each in buckets.values():
@@ -307,7 +310,7 @@ class Evaluator:
             compute += seconds[0]
             communication += seconds[1]
         for added in bucket.sums:
-            communication += sum(use.seconds for use in self._pricer.sum_collectives(added, lowered))
+            communication += self._sum_seconds(added, lowered)
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
             communication += share.communication
@@ -352,6 +355,17 @@ class Evaluator:
         if found is None:
             communication = sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
             found = self._work_memo[key] = (self._pricer.work_seconds(work, iteration), communication)
+        return found
+
+    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
+        key = (
+            item.ops[0],
+            *[id(lowered[term.pattern]) for term in item.terms],
+            *[id(lowered[pattern]) for pattern, _ in item.readers],
+        )
+        found = self._sum_memo.get(key)
+        if found is None:
+            found = self._sum_memo[key] = sum(use.seconds for use in self._pricer.sum_collectives(item, lowered))
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> _ArrayShare:

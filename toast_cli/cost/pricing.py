@@ -14,7 +14,7 @@ from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.emitted import stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
-from toast_cli.cost.merging import SumItem, together
+from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.dimensions.model import SlotKind
@@ -158,26 +158,40 @@ class Pricer:
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
-        for place, count in together(self._problem, item, lowered):
-            term = item.terms[place]
-            how = _Reduced(item.ops[place], item.runs, item.late, item.in_loop)
-            apart = term.product and count == 1
-            yield from self._reductions(lowered[term.pattern], 0, term.bytes, how, apart=apart)
+        for found in together(self._problem, item, lowered):
+            term = item.terms[found.first]
+            iteration = lowered[term.pattern]
+            cut = cut_by_readers(item, iteration.reduced, lowered) if found.whole and iteration.reduced else ()
+            how = _Reduced(item.ops[found.first], item.runs, item.late, item.in_loop)
+            apart = term.product and found.count == 1
+            yield from self._reductions(iteration, 0, term.bytes, how, apart=apart, cut=cut)
 
     def _reductions(
-        self, iteration: Iteration, k: int, whole: int, how: _Reduced, *, apart: bool
+        self,
+        iteration: Iteration,
+        k: int,
+        whole: int,
+        how: _Reduced,
+        *,
+        apart: bool,
+        cut: tuple[int, ...] = (),
     ) -> Iterator[CollectiveUse]:
-        """What makes partial result k, of `whole` bytes on all devices, complete; apart: scattered one axis after the other, as a
-        product's is (see `LoweredPlan.path`), not over all at once."""
+        """What makes partial result k, of `whole` bytes on all devices, complete.
+
+        Args:
+            apart: scattered one axis after the other, as a product's is (see `LoweredPlan.path`), not over all at once. cut: axes it is
+                all-reduced over, and each device then keeps a piece, which makes a reduce-scatter of that.
+        """
         size = self.local(whole, iteration.computed[k])
         scattered = _in_order(iteration, k)
         layout = iteration.computed[k]
-        for axes in [(axis,) for axis in scattered] if apart else [tuple(scattered)] if scattered else []:
+        steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
+        for axes in filter(None, steps):
             size /= _count(axes, self._sizes)
             yield self._scatter(axes, size, layout, iteration.reduced_to[k], k, how)
             layout = _split_further(layout, iteration.reduced_to[k], axes)
-        if iteration.reduced:
-            yield self._reduction("all-reduce", iteration.reduced, size, k, how)
+        if rest := tuple(axis for axis in iteration.reduced if axis not in cut):
+            yield self._reduction("all-reduce", rest, size, k, how)
 
     def _scatter(
         self, axes: tuple[int, ...], size: float, layout: Layout, target: Layout, k: int, how: _Reduced

@@ -5,7 +5,8 @@ again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its a
 and are read by nobody else. An addition whose other side is not partial, or over other mesh axes, ends the sum. Which axes terms are
 partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
 
-Enters: a program, and which of its ops can be terms. Leaves: its sums, and for one of them what a plan leaves of it to be reduced.
+Enters: a program, and which of its ops can be terms. Leaves: its sums, of one term or more, and for one of them what a plan leaves of it to
+be reduced.
 """
 
 from __future__ import annotations
@@ -23,14 +24,25 @@ PLUS = -1  # a step that adds up what the two steps before it left
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """terms: op numbers, in the order they are read. steps: the sum in reverse Polish notation, places in `terms` and `PLUS`."""
+    """terms: op numbers, in the order they are read. steps: the sum in reverse Polish notation, places in `terms` and `PLUS`. end: the
+    value that it is."""
 
     terms: tuple[int, ...]
     steps: tuple[int, ...]
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Terms that are reduced in one go: the first of them, how many, and whether they are all there are, so that the sum's end is what is reduced."""
+
+    first: int
+    count: int
+    whole: bool
 
 
 def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
-    """Every sum of two or more results of such ops, as long as can be.
+    """Every sum of results of such ops, as long as can be; those of one term too.
 
     Args:
         can_be_term: [ops] whether an op adds up over something that may be split, and leaves what it finds as it is.
@@ -49,11 +61,11 @@ def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
                 written[op.results[0]] = more
             elif is_view(op, program):
                 written[op.results[0]] = written.pop(op.operands[0])
-    return [_as_sum(steps) for steps in written.values() if len(steps) > 1]
+    return [_as_sum(steps, end) for end, steps in written.items()]
 
 
-def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
-    """Pairs of a term and how many are reduced with it, itself included; the first term stands for all.
+def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator[Together]:
+    """What is reduced, and of which terms.
 
     Args:
         steps: of a `Sum`. keys: [terms] what each is partial over and how it lies; None where it is not partial.
@@ -67,9 +79,13 @@ def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator
         if left[0] == right[0]:
             waiting.append((left[0], left[1], left[2] + right[2]))
             continue
-        yield from (found[1:] for found in (left, right) if found[0] is not None)
+        for key, first, count in (left, right):
+            if key is not None:
+                yield Together(first, count, whole=False)
         waiting.append((None, left[1], 0))
-    yield from (found[1:] for found in waiting if found[0] is not None)
+    for key, first, count in waiting:
+        if key is not None:
+            yield Together(first, count, whole=True)
 
 
 def is_view(op: Op, program: Program) -> bool:
@@ -83,7 +99,7 @@ def _read(op: Op) -> tuple[int, ...]:
     return op.operands if op.name == ADD else op.operands[:1]
 
 
-def _as_sum(steps: list[int]) -> Sum:
+def _as_sum(steps: list[int], end: int) -> Sum:
     terms = tuple(step for step in steps if step != PLUS)
     places = iter(range(len(terms)))
-    return Sum(terms, tuple(PLUS if step == PLUS else next(places) for step in steps))
+    return Sum(terms, tuple(PLUS if step == PLUS else next(places) for step in steps), end)
