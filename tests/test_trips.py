@@ -118,3 +118,16 @@ def test_a_bound_that_an_outer_loop_carries_unchanged_is_known() -> None:
     }
     """
     assert [loop.trips for loop in source_of_text(text).program.loops] == [3, 5]
+
+
+def test_a_loop_that_may_end_early_counts_as_the_most_it_can_be() -> None:
+    def until_small(x: Any) -> Any:
+        def going(s: Any) -> Any:
+            return (s[0] < 50) & (jnp.sum(s[1]) > 1.0)
+
+        return lax.while_loop(going, lambda s: (s[0] + 1, s[1] / 2), (jnp.int32(10), x))[1]
+
+    source = source_of(until_small, X)
+    assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(40, False)]
+    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as the most they can be",)
+    assert any(op.detail == "add" for op in source.program.ops)  # what decides is not dead

@@ -53,3 +53,17 @@ UP = {"bound": 11, "operands": "%i, %bound", "direction": "LT", "by": 1, "move":
 def test_trips_of_a_counter(change: dict[str, str | int], trips: int) -> None:
     bodies, entry = computations(LOOP.format_map(UP | change))
     assert run_counts(bodies, entry)["body"] == trips
+
+
+def test_a_condition_of_several_parts_says_the_most_there_can_be() -> None:
+    text = LOOP.format_map(UP).replace(
+        "  ROOT %go = pred[] compare(%i, %bound), direction=LT",
+        """  %early = pred[] compare(%i, %bound), direction=LT
+  %most = s32[] constant(70)
+  %other = pred[] compare(%i, %most), direction=LT
+  %both = pred[] and(%early, %other)
+  %going = pred[] get-tuple-element(%c), index=2
+  ROOT %go = pred[] and(%both, %going)""",
+    )
+    bodies, entry = computations(text)
+    assert run_counts(bodies, entry)["body"] == 11

@@ -231,13 +231,15 @@ def cpu_devices(count: int) -> list[Any]:
 
 @cache
 def register_lapack() -> None:
-    """Lets this process run what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular values."""
+    """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular values."""
     from jaxlib import lapack, xla_client
 
     lapack._lapack.initialize()
     xla_client.register_custom_call_handler("cpu", _jax.register_custom_call_target)
     for name, function, version in lapack.registrations()["cpu"]:
         xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
+    for name in lapack.batch_partitionable_targets():  # as JAX says too: a batch of matrices may be split
+        xla_client.register_custom_call_as_batch_partitionable(name)
 
 
 def compile_program(

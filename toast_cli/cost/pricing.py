@@ -184,6 +184,11 @@ class Pricer:
         """
         size = self.local(whole, iteration.computed[k])
         scattered = _in_order(iteration, k)
+        op = self._problem.program.ops[how.op]
+        if op.name == "stablehlo.reduce" and len(op.results) > 1:  # an argmax: XLA gathers what each device found
+            over = tuple(sorted({*scattered, *iteration.reduced}))
+            yield self._reduction("all-gather", over, size * _count(over, self._sizes), k, how)
+            return
         layout = iteration.computed[k]
         steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
         for axes in filter(None, steps):

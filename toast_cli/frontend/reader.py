@@ -7,6 +7,7 @@ and manual regions are not looked into.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
-from toast_cli.frontend.trips import trip_count
+from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Value
 
@@ -35,6 +36,7 @@ class Reader:
         self._numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
+        self._unsure: Counter[str] = Counter()  # what trip counts that data decides are taken as -> how many
         self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -124,7 +126,10 @@ class Reader:
         terminator = body.operations[len(body.operations) - 1]
         count = trip_count(operation)
         number = len(self.loops)
-        times = 1 if count is None else count
+        limit = trip_limit(operation) if count is None else count
+        times = 1 if limit is None else limit
+        if count is None:
+            self._unsure["1" if limit is None else "the most they can be"] += 1
         self.loops.append(Loop(loop, len(self.ops), -1, times, count is not None))
         inner = trips * times
         yielded = list(terminator.operands)
@@ -164,6 +169,14 @@ class Reader:
             op = self._add(Op(JOIN, operands, (value,), rule, trips / len(blocks), loop), operation)
             for position, terminator in enumerate(terminators):
                 self.uses[op, position] = (terminator.operation, k)
+
+    def loop_notices(self) -> list[str]:
+        """What trip counts that nobody knows before the program runs are taken as."""
+        loops = len(self.loops)
+        return [
+            f"{count} of {loops} loops have an unknown trip count, taken as {what}"
+            for what, count in self._unsure.items()
+        ]
 
     def drop_dead_ops(self) -> None:
         """Forgets ops whose results nobody needs: the compiler will not run them either."""
@@ -216,9 +229,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     arguments = tuple(read_argument(function, k, reader.definitions[k]) for k in range(len(function.arguments)))
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
     results = tuple(Result(value, result_path(function, k)) for k, value in enumerate(outputs))
-    unknown = sum(not loop.trips_known for loop in reader.loops)
-    if unknown:
-        reader.notices.append(f"{unknown} of {len(reader.loops)} loops have an unknown trip count, taken as 1")
+    reader.notices += reader.loop_notices()
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return program, reader

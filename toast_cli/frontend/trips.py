@@ -1,7 +1,8 @@
 """How often a `while` runs, read from the counter pattern that `lax.scan` and `fori_loop` produce.
 
 The pattern: the condition compares a carried integer with a constant, the carried integer starts at a constant and each
-iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another.
+iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another; and for a condition that
+asks for more than that (`i < 50 and error > 1e-3`) the most it can be.
 """
 
 from __future__ import annotations
@@ -16,10 +17,28 @@ _TRANSPARENT = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.copy", "sta
 
 def trip_count(operation: Any) -> int | None:
     """Iterations of `operation`, a `stablehlo.while` of normalised form."""
-    condition, body = (region.blocks[0] for region in operation.regions)
-    compare = _producer(_last(condition).operands[0])
+    return _compared(_producer(_last(operation.regions[0].blocks[0]).operands[0]), operation)
+
+
+def trip_limit(operation: Any) -> int | None:
+    """The most iterations that a condition of several parts allows, where one of them counts."""
+    waiting = [_producer(_last(operation.regions[0].blocks[0]).operands[0])]
+    limits: list[int] = []
+    while waiting:
+        test = waiting.pop()
+        if test is not None and test.name == "stablehlo.and":
+            waiting += [_producer(_through(operand)) for operand in test.operands]
+        else:
+            count = _compared(test, operation)
+            limits += [] if count is None else [count]
+    return min(limits, default=None)
+
+
+def _compared(compare: Any | None, operation: Any) -> int | None:
+    """For how many iterations a comparison of the condition holds."""
     if compare is None or compare.name != "stablehlo.compare":
         return None
+    condition, body = (region.blocks[0] for region in operation.regions)
     direction = str(compare.attributes["comparison_direction"]).removesuffix(">").split()[-1]
     left, right = (_through(operand) for operand in compare.operands)
     counter, bound = _argument_number(left, condition, operation), _constant(right, operation)

@@ -128,7 +128,7 @@ class Op:
 class Loop:
     """A `while`: ops [first, last) of the program are its carries, condition and body.
 
-    `trips` is its own trip count; `trips_known` is False where the counter pattern was not recognised and 1 is assumed.
+    `trips` is its own trip count; `trips_known` is False where data decides it: then it is the most it can be, or 1 where there is no limit.
     """
 
     parent: int

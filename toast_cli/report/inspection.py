@@ -210,7 +210,7 @@ def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
         return None
     rows = style.table([("runs", "right"), ("ops", "right"), ("at", "fold")])
     for loop in found.loops[:limit]:
-        trips = f"{loop.trips:,}" if loop.trips_known else "unknown, taken as 1"
+        trips = f"{loop.trips:,}" if loop.trips_known else f"unknown, taken as {loop.trips:,}"
         rows.add_row(trips, format_count(loop.ops), f"{'  ' * loop.depth}{loop.location}")
     return style.section("loops", rows, *_more(len(found.loops), limit, "loop"))
 

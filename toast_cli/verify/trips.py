@@ -2,18 +2,20 @@
 
 Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the compiler states, else
 what the counter says (where it starts, by how much each round moves it, what it is compared with), else the one constant of the
-condition, else 1.
+condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`) those that count say the most it can be.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
 _CONSTANT = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
 _ELEMENT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _COMPARE = re.compile(r" compare\((.*?)\), direction=(\w\w)")
+_AND = re.compile(r" and\((.*?)\)")
 _STEP = re.compile(r" (add|subtract)\((.*?)\)")
 _SAME = re.compile(r" (?:copy|convert|bitcast|reshape)\((.*?)\)")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -28,16 +30,28 @@ def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> in
     if known:
         return int(known[1])
     condition, body = (bodies.get(_called(line, role), []) for role in ("condition", "body"))
-    counted = _counted(line, _named(around), condition, body)
-    if counted is not None:
-        return counted
+    inside, outside = _named(condition), _named(around)
+    counts = [_counted(line, outside, inside, test, body) for test in _tests(_root(condition), inside)]
+    limits = [count for count in counts if count is not None]
+    if limits:
+        return min(limits)
     constants = _LONE.findall("\n".join(condition))
     return int(constants[0]) if len(constants) == 1 else 1
 
 
-def _counted(line: str, around: Lines, condition: list[str], body: list[str]) -> int | None:
-    inside, tests = _named(condition), _root(condition)
-    compare = _COMPARE.search(tests)
+def _tests(line: str, inside: Lines) -> Iterator[str]:
+    """The comparisons that a condition asks for all together."""
+    parts = _AND.search(line)
+    if parts is None:
+        yield line
+    else:
+        for name in _NAME.findall(parts[1]):
+            yield from _tests(inside.get(name, ""), inside)
+
+
+def _counted(line: str, around: Lines, inside: Lines, test: str, body: list[str]) -> int | None:
+    """Rounds for which a comparison of the condition holds."""
+    compare = _COMPARE.search(test)
     if compare is None:
         return None
     left, right = _NAME.findall(compare[1])[:2]
