@@ -61,6 +61,8 @@ PROGRAMS: dict[str, Case] = {
     "t7b": Case("fit", _decoder(
         "t7b", layers=1, model=4096, heads=32, kv_heads=32, head=128, ff=11008, vocab=32000, batch=8, seq=1024)),
     "vit": Case("test", lambda: vit.training("vit", "", vit.Config(2, 1024, 16, 64, 4096, 1000, 256, 224, 16))),
+    "scan_small": Case("fit", lambda: scan.training("scan_small", "", scan.Config(6, 1024, 8, 128, 2816, 16000, 16, 1024))),
+    "vit_small": Case("fit", lambda: vit.training("vit_small", "", vit.Config(2, 512, 8, 64, 2048, 1000, 256, 176, 16))),
     "moe": Case("test", lambda: moe.training("moe", "", moe.Config(
         layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=32, capacity=96, vocab=32000, batch=32, seq=1024))),
     "long": Case("fit", _decoder(
@@ -68,6 +70,8 @@ PROGRAMS: dict[str, Case] = {
     "rnn": Case("fit", lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 256, 64))),
     "unet": Case("test", lambda: unet.training("unet", "", unet.Config(
         batch=32, image=64, colours=3, base=128, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=32, time=512))),
+    "unet_small": Case("fit", lambda: unet.training("unet_small", "", unet.Config(
+        batch=32, image=32, colours=3, base=64, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=2, groups=16, time=256))),
     "itx_prefill": Case("fit", lambda: itx.prefill_sample("itx_prefill", "", itx.Config(
         layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=16, cache=2048, prompt=1024, new_tokens=64))),
 }  # fmt: skip

@@ -140,6 +140,7 @@ def _chip_table(spec: Spec) -> RenderableType:
         "matrix_flops": rates,
         "vector_flops": format_rate(chip.vector_flops, "FLOP/s"),
         "matrix_tile": f"{chip.matrix_tile[0]} × {chip.matrix_tile[1]}",
+        "memory_tile": f"{chip.memory_tile[0]} × {chip.memory_tile[1]}",
         "memory_bytes": format_bytes(chip.memory_bytes),
         "reserved_bytes": format_bytes(chip.reserved_bytes),
         "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
@@ -149,7 +150,7 @@ def _chip_table(spec: Spec) -> RenderableType:
     }
     words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}
     words |= {"memory_bytes": "memory", "reserved_bytes": "reserved", "memory_bytes_per_second": "memory bandwidth"}
-    words |= {"attained": "of which kernels get", "temporary_growth": "temporaries"}
+    words |= {"attained": "of which kernels get", "temporary_growth": "temporaries", "memory_tile": "memory tile"}
     drawn = table([("", "left"), ("", "fold"), ("source", "fold")])
     for figure, value in figures.items():
         drawn.add_row(words[figure], value, chip.sources.get(figure, ""))

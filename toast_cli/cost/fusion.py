@@ -8,7 +8,8 @@ value of v bytes that is computed from i bytes in memory:
 
     computed again: n i          written: i + v + n v
 
-(transcendental functions are no dearer than additions on units that have them in hardware). What comes straight out of a product is
+(transcendental functions are no dearer than additions on units that have them in hardware; those that are not in hardware, such as the
+error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile). What comes straight out of a product is
 not computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`.
 """
 
@@ -94,6 +95,10 @@ RECOMPUTED_STEPS = 32  # ops in a row that are computed again
 MOST_FINISHED = 4  # results that one product's kernel writes
 
 
+# Without an instruction of their own: XLA expands them into polynomials.
+_POLYNOMIALS = frozenset(
+    f"chlo.{name}" for name in ("erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "bessel_i1e")
+)
 _COMPUTING = frozenset({"stablehlo.reduce", "stablehlo.dynamic_update_slice"})
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
 
@@ -185,6 +190,7 @@ class _Fusion:
         """Which values are written, given the kernels that read each (`readers` [values])."""
         stored, settled = self.stored, self._settled
         product = [NONE] * len(stored)  # the one whose result a value is, in registers
+        long = [False] * len(stored)  # whether polynomials are evaluated to compute it
         steps = [0] * len(stored)  # ops between a value and what is read to compute it
         for number, op in enumerate(self._program.ops):
             made = number if op.name in PRODUCTS else max([NONE, *[product[v] for v in op.operands]])
@@ -202,8 +208,10 @@ class _Fusion:
                         product[value] = NONE
                 else:
                     self.sources[value] = self._read_by(op, value)
-                    steps[value] = 1 + max((steps[v] for v in op.operands if not stored[v]), default=0)
-                    stored[value] = self._worth_writing(op, value, readers[value], steps[value])
+                    unwritten = [v for v in op.operands if not stored[v]]
+                    steps[value] = 1 + max((steps[v] for v in unwritten), default=0)
+                    long[value] = op.name in _POLYNOMIALS or any(long[v] for v in unwritten)
+                    stored[value] = self._worth_writing(op, value, readers[value], steps[value], long[value])
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
@@ -217,8 +225,10 @@ class _Fusion:
             read = {v: min(size, most) for v, size in read.items()}
         return read
 
-    def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int) -> bool:
+    def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, long: bool) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
+        if long and any(ops[user].name in PRODUCTS for user, _ in self._program.users[value]):
+            return True
         if any(not _computes_operands(ops[r].name) for r in readers):
             return not (op.name in VIEWS and steps <= 1)
         count = len(readers)

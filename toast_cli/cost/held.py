@@ -37,13 +37,13 @@ class Holdings:
         iteration = lowered[item.pattern]
         made = iteration.layouts[item.result]
         if item.stored:
-            yield OWN, self._pricer.local(item.bytes, made)
+            yield OWN, self._pricer.laid_out(item, item.bytes, made)
         if iteration.scattered[item.result] or iteration.reduced:
-            yield REDUCED, self._pricer.local(item.bytes, made)
+            yield REDUCED, self._pricer.laid_out(item, item.bytes, made)
             if iteration.scattered[item.result]:
-                yield PARTIAL, self._pricer.local(item.bytes, iteration.computed[item.result])
+                yield PARTIAL, self._pricer.laid_out(item, item.bytes, iteration.computed[item.result])
         for copy in self._pricer.copies(item, lowered):
-            yield copy.places, self._pricer.local(item.moved_bytes, copy.layout)
+            yield copy.places, self._pricer.laid_out(item, item.moved_bytes, copy.layout)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""

@@ -15,6 +15,7 @@ from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import SumItem, sum_items
+from toast_cli.cost.tiling import Tiling, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
@@ -72,12 +73,15 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
     """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`. waited_for: neither early nor late, see `waiting`."""
+    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. waited_for: neither early
+    nor late, see `waiting`."""
 
     pattern: int
     result: int
     bytes: int
     moved_bytes: int
+    shape: tuple[int, ...]
+    tiling: Tiling
     free: bool
     stored: bool
     waited_for: bool
@@ -160,6 +164,7 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
         for k, value in enumerate(op.results):
             place[value] = k
     early, multiplied = early_values(program, problem.free), _multiplied(program)
+    tiled = tilings(program, problem.mesh.chip.memory_tile)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]
@@ -183,6 +188,8 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
             place[value],
             program.values[value].bytes,
             moved_bytes(program, stored, value),
+            program.values[value].shape,
+            tiled[value],
             problem.free[value],
             stored[value],
             not (early[value] or late[value]),
@@ -195,13 +202,15 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
             k,
             size,
             moved,
+            shape,
+            tiling,
             free,
             kept,
             waited_for,
             tuple(Reader(*r) for r in sorted(readers)),
             tuple(values),
         )
-        for (pattern, k, size, moved, free, kept, waited_for, readers), values in found.items()
+        for (pattern, k, size, moved, shape, tiling, free, kept, waited_for, readers), values in found.items()
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
@@ -17,6 +17,7 @@ from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.cost.products import Grid, grid_of, growth
+from toast_cli.cost.tiling import growth as growth_of_tiles
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
@@ -55,6 +56,7 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
         self._grids: dict[int, Grid] = {}
+        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout], float] = {}
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -285,6 +287,18 @@ class Pricer:
     def local(self, size: float, layout: Layout) -> float:
         """Bytes on one device of an array of `size` bytes."""
         return size / shards(layout, self._sizes)
+
+    def laid_out(self, item: ArrayItem, size: float, layout: Layout) -> float:
+        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste."""
+        tiling = item.tiling
+        if not tiling.dims:
+            return self.local(size, layout) * tiling.fixed
+        key = (item.shape, tiling.dims, layout)
+        found = self._growths.get(key)
+        if found is None:
+            cut = tuple(ceil(n / _count(axes, self._sizes)) for n, axes in zip(item.shape, layout, strict=True))
+            found = self._growths[key] = growth_of_tiles(cut, tiling.dims, self._problem.mesh.chip.memory_tile)
+        return self.local(size, layout) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ def _tpu(
             "matrix_flops": f"{flops_source}; f32 is one bf16 pass by default, with as much more time as libtpu 0.0.42.1 estimates for products of 2048^3 to 8192^3",
             "vector_flops": vector_source,
             "matrix_tile": f"{_BOOK}, MXU size" if name != "tpu7x" else "estimate: as v6e",
+            "memory_tile": "layouts in libtpu 0.0.42.1's compiled programs: T(8,128)",
             "memory_bytes": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
             "reserved_bytes": _LIBTPU,
             "memory_bytes_per_second": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
@@ -178,6 +179,7 @@ def _tpu(
         attained=attained,
         clock_hertz=clock,
         rewrites=_TPU_REWRITES,
+        memory_tile=(8, 128),
     )
     sources = {
         "link": _BOOK if link_source == _BOOK else f"{link_source}; latency: {_BOOK}",
@@ -230,6 +232,7 @@ def _gpu(
             "matrix_flops": f"{sheet}, dense; f32 is TF32 from Ampere on",
             "vector_flops": f"{sheet}, fp32 outside the tensor cores",
             "matrix_tile": _PTX if tile != (1, 1) else "no tensor cores",
+            "memory_tile": "arrays are not padded",
             "memory_bytes": sheet,
             "reserved_bytes": reserved_source or f"{_TARGETS}, {target}: device_memory_size",
             "memory_bytes_per_second": sheet,

@@ -50,6 +50,7 @@ class Chip:
             not list runs at the rate of the next wider one it does.
         vector_flops: peak FLOP/s of the vector unit (elementwise work, reductions), f32.
         matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
+        memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements.
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
         attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
@@ -71,6 +72,7 @@ class Chip:
     clock_hertz: float = 0.0
     temporary_growth: float = 1.0
     rewrites: Rewrites = Rewrites()
+    memory_tile: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)

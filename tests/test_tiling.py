@@ -1,0 +1,112 @@
+"""Padding of arrays to a TPU's memory tiles, by hand, and which dimensions products leave innermost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from programs import arg, evaluator_of, program_of, round_mesh, source_of
+
+from toast_cli.cost.fusion import materialised
+from toast_cli.cost.tiling import Tiling, growth, tilings
+
+TILE = (8, 128)
+
+# shape, dimensions that may be innermost, expected growth
+GROWTHS: list[tuple[tuple[float, ...], tuple[int, ...], float]] = [
+    ((256, 512), (0, 1), 1.0),
+    ((256, 64), (0, 1), 1.0),  # the 256 are the lanes
+    ((121, 121), (0, 1), 128 * 128 / 121**2),  # 121 lanes are 128, 121 rows are 128 = 16 x 8
+    ((197, 197), (0, 1), 256 * 200 / 197**2),
+    ((32, 32, 32, 64), (0, 3), 2.0),  # 64 lanes are 128
+    ((128, 112, 112, 32), (0, 3), 1.0),
+    ((16, 2, 128), (0, 1, 2), 1.0),
+    ((16, 3, 100), (2, 1), 4 / 3 * 128 / 100),  # a tile of 4 rows
+    ((1000,), (0,), 1024 / 1000),
+    ((), (), 1.0),
+]
+
+
+@pytest.mark.parametrize(("shape", "dims", "expected"), GROWTHS)
+def test_growth(shape: tuple[float, ...], dims: tuple[int, ...], expected: float) -> None:
+    assert growth(shape, dims, TILE) == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=4))
+def test_nothing_shrinks_and_more_choice_wastes_less(shape: list[int]) -> None:
+    dims = tuple(range(len(shape)))
+    free = growth(tuple(shape), dims, TILE)
+    assert 1.0 <= free <= 128
+    if len(dims) > 2:
+        assert free <= growth(tuple(shape), dims[1:], TILE)
+
+
+def tiled(run: Any, *shapes: Any) -> dict[tuple[int, ...], list[Tiling]]:
+    program = program_of(run, *shapes)
+    found: dict[tuple[int, ...], list[Tiling]] = {}
+    for value, tiling in zip(program.values, tilings(program, TILE), strict=True):
+        found.setdefault(value.shape, []).append(tiling)
+    return found
+
+
+def test_dimensions_that_number_matrices_stay_outside() -> None:
+    q, k = arg(4, 8, 48, 40), arg(4, 8, 56, 40)
+    found = tiled(lambda q, k: jnp.sin(jnp.einsum("bhsd,bhtd->bhst", q, k)) * 2.0, q, k)
+    scores = found[4, 8, 48, 56]
+    assert {t.dims for t in scores if t.dims != (0, 1, 2, 3)} == {
+        (2, 3)
+    }  # the product's and what is elementwise after it
+    assert sum(t.dims == (2, 3) for t in scores) >= 3
+
+
+def test_spatial_dimensions_of_a_convolution_stay_outside() -> None:
+    def run(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) + 1.0
+
+    found = tiled(run, arg(16, 32, 32, 24), arg(3, 3, 24, 40))
+    assert Tiling((0, 3)) in found[16, 32, 32, 40]
+
+
+def test_channels_split_into_groups_are_not_innermost() -> None:
+    def run(x: Any, w: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return (y.reshape(16, 32, 32, 8, 16) * 2.0).sum((1, 2, 4))
+
+    (grouped, *_) = [t for t in tiled(run, arg(16, 32, 32, 24), arg(3, 3, 24, 128))[16, 32, 32, 8, 16] if not t.dims]
+    assert grouped.fixed == pytest.approx(128 / 16)  # lanes are the 16 of the batch
+
+
+def test_what_is_alive_is_padded_on_chips_with_tiles() -> None:
+    def run(q: Any, k: Any) -> Any:
+        return jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), axis=1).sum(1)
+
+    mesh = round_mesh(data=2)
+    tiled_mesh = replace(mesh, chip=replace(mesh.chip, memory_tile=TILE))
+    shapes = arg(4, 8, 200, 64), arg(4, 8, 200, 64)
+    plain = evaluator_of(source_of(run, *shapes), mesh).exact_cost(())
+    padded = evaluator_of(source_of(run, *shapes), tiled_mesh).exact_cost(())
+    scores = 4 * 8 * 200 * 200 * 4
+    assert padded.argument_bytes == plain.argument_bytes
+    assert padded.peak_bytes - plain.peak_bytes == pytest.approx(2 * scores * (256 / 200 - 1), rel=0.01)
+
+
+def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
+    def gelu(x: Any, v: Any, w: Any) -> Any:
+        h = x @ v
+        return (h * lax.erf(h)) @ w
+
+    def silu(x: Any, v: Any, w: Any) -> Any:
+        h = x @ v
+        return (h * jnp.tanh(h)) @ w
+
+    def written(run: Any) -> int:
+        program = program_of(run, arg(64, 32), arg(32, 128), arg(128, 32))
+        stored = materialised(program, (False,) * len(program.values))
+        return sum(kept and value.shape == (64, 128) for kept, value in zip(stored, program.values, strict=True))
+
+    assert (written(gelu), written(silu)) == (2, 1)
