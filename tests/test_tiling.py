@@ -13,6 +13,7 @@ from jax import lax
 from programs import arg, evaluator_of, program_of, round_mesh, source_of
 
 from toast_cli.cost.fusion import materialised
+from toast_cli.cost.schedule import half_steps
 from toast_cli.cost.tiling import Tiling, growth, tilings
 
 TILE = (8, 128)
@@ -110,3 +111,31 @@ def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
         return sum(kept and value.shape == (64, 128) for kept, value in zip(stored, program.values, strict=True))
 
     assert (written(gelu), written(silu)) == (2, 1)
+
+
+@pytest.mark.parametrize(("function", "expected"), [(jnp.exp, True), (jnp.tanh, True), (jnp.negative, False)])
+def test_two_products_do_not_both_take_exponentials(function: Any, expected: bool) -> None:
+    def run(x: Any, v: Any, w: Any) -> Any:
+        y = function(x)
+        return y @ v, y @ w
+
+    program = program_of(run, arg(64, 128), arg(128, 32), arg(128, 16))
+    stored = materialised(program, (False,) * len(program.values))
+    arguments = {argument.value for argument in program.arguments}
+    written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
+    assert ((64, 128) in written) == expected
+
+
+def test_a_product_that_only_waits_for_a_loop_runs_after_it() -> None:
+    def run(x: Any, w: Any) -> Any:
+        gradient = x.T @ x
+        total = lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w), x)
+        return gradient + total.T @ total, total
+
+    program = program_of(run, arg(64, 64), arg(64, 64))
+    stored = materialised(program, (False,) * len(program.values))
+    times = half_steps(program, stored, (False,) * len(program.values))
+    (loop,) = program.loops
+    products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]
+    first = min(products)
+    assert first < loop.first and times[first] >= 2 * loop.last

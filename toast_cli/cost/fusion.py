@@ -9,7 +9,8 @@ value of v bytes that is computed from i bytes in memory:
     computed again: n i          written: i + v + n v
 
 (transcendental functions are no dearer than additions on units that have them in hardware; those that are not in hardware, such as the
-error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile). What comes straight out of a product is
+error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile; nor do two products
+both take exponentials and the like of the same array). What comes straight out of a product is
 not computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`.
 """
 
@@ -98,6 +99,10 @@ MOST_FINISHED = 4  # results that one product's kernel writes
 # Without an instruction of their own: XLA expands them into polynomials.
 _POLYNOMIALS = frozenset(
     f"chlo.{name}" for name in ("erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "bessel_i1e")
+)
+_TRANSCENDENTAL = frozenset(
+    f"stablehlo.{name}"
+    for name in ("exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "sine", "cosine")
 )
 _COMPUTING = frozenset({"stablehlo.reduce", "stablehlo.dynamic_update_slice"})
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
@@ -190,7 +195,9 @@ class _Fusion:
         """Which values are written, given the kernels that read each (`readers` [values])."""
         stored, settled = self.stored, self._settled
         product = [NONE] * len(stored)  # the one whose result a value is, in registers
-        long = [False] * len(stored)  # whether polynomials are evaluated to compute it
+        effort = [0] * len(
+            stored
+        )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
         steps = [0] * len(stored)  # ops between a value and what is read to compute it
         for number, op in enumerate(self._program.ops):
             made = number if op.name in PRODUCTS else max([NONE, *[product[v] for v in op.operands]])
@@ -210,8 +217,10 @@ class _Fusion:
                     self.sources[value] = self._read_by(op, value)
                     unwritten = [v for v in op.operands if not stored[v]]
                     steps[value] = 1 + max((steps[v] for v in unwritten), default=0)
-                    long[value] = op.name in _POLYNOMIALS or any(long[v] for v in unwritten)
-                    stored[value] = self._worth_writing(op, value, readers[value], steps[value], long[value])
+                    own = 2 if op.name in _POLYNOMIALS else 1 if op.name in _TRANSCENDENTAL else 0
+                    large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
+                    effort[value] = max(own, *large, 0)
+                    stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
@@ -225,9 +234,9 @@ class _Fusion:
             read = {v: min(size, most) for v, size in read.items()}
         return read
 
-    def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, long: bool) -> bool:
+    def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
-        if long and any(ops[user].name in PRODUCTS for user, _ in self._program.users[value]):
+        if effort and effort + sum(ops[user].name in PRODUCTS for user, _ in self._program.users[value]) > 2:
             return True
         if any(not _computes_operands(ops[r].name) for r in readers):
             return not (op.name in VIEWS and steps <= 1)

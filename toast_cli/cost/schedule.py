@@ -2,7 +2,8 @@
 
 What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the program says, so
 that gradients do not wait for one another; so does what finishes a product, which is part of the product's kernel. What takes over a
-donated argument's buffer waits until nothing else reads the argument.
+donated argument's buffer waits until nothing else reads the argument. Loops go first: what stands before one and is read only after it
+(the gradient of an output projection, before the loop over the layers) runs after it, and keeps what it reads (the logits) until then.
 
 Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
 """
@@ -23,11 +24,14 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
     waits = _last_readers(program, stored)
     ready = [0] * len(program.values)  # when a value can be read, or computed by whoever reads it
     finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
+    after = _after_loops(program, stored)
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
         known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
         earliest = max(known, default=0)
+        if after[number]:
+            times[number] = max(times[number], after[number])
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
         moves = is_elementwise(op.name) or op.name in VIEWS
@@ -49,6 +53,33 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
             ready[value] = times[number]
             finishing[value] = op.name in PRODUCTS and not stored[value]
     return times
+
+
+def _after_loops(program: Program, stored: list[bool]) -> list[int]:
+    """[ops] half step at which the last loop between a product and all that reads it is over; 0 where there is none."""
+    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
+    found = [0] * len(program.ops)
+    if not ends:
+        return found
+    first = _first_readers(program, stored)
+    for number, op in enumerate(program.ops):
+        if op.loop < 0 and op.name in PRODUCTS and len(op.results) == 1:
+            over = [last for last, start in ends if number < start and last <= first[op.results[0]]]
+            found[number] = 2 * over[-1] if over else 0
+    return found
+
+
+def _first_readers(program: Program, stored: list[bool]) -> list[int]:
+    """[values] the first op that ends a kernel which reads each value."""
+    found = [len(program.ops)] * len(program.values)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        end = number
+        if len(op.results) == 1 and not stored[op.results[0]]:
+            end = found[op.results[0]]
+        for value in op.operands:
+            found[value] = min(found[value], end)
+    return found
 
 
 def _loop_over(program: Program, value: int, reader: int) -> int:
