@@ -101,7 +101,7 @@ def test_a_reshard_takes_a_gather() -> None:
     """v and w are split by columns, so x [100, 200 split by 4] is gathered, once for both: 3/4 * 80,000 / 1e8 = 600 us; half of
     that on a chip that multiplies f32 in one bf16 pass, whose compiler converts before it gathers."""
     for narrow, seconds, size in ((False, 600 * US, 80_000.0), (True, 300 * US, 40_000.0)):
-        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrow_products=narrow)))
+        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrows=narrow)))
         case = case_of(lambda x, v, w: (x @ v, x @ w), X, W, W, mesh=mesh)
         plan = (case.shard("v.1", "data"), case.shard("w.1", "data"), case.shard("x.1", "data"))
         assert case.evaluator.cost(plan).communication_seconds == pytest.approx(seconds)

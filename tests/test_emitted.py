@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from programs import ROUND_CHIP, arg, case_of, round_mesh
 
@@ -13,7 +16,7 @@ from toast_cli.hardware.model import Rewrites
 from toast_cli.report.build import collective_facts
 from toast_cli.verify.collectives import Collective, collectives_in
 
-TILES = Rewrites(narrow_products=True, scatter_tile=(8, 128))
+TILES = Rewrites(narrows=True, scatter_tile=(8, 128))
 LINE, SQUARE = ("v4-32", {"data": 8, "model": 2}, (0,)), ("v4-32", {"data": 4, "model": 4}, (1,))
 
 
@@ -114,3 +117,47 @@ ENTRY %main (a: f32[2048,2048]) -> f32[528,2048] {
 
 def test_padding_is_not_counted() -> None:
     assert collectives_in(PADDED, ("data",), (4,)) == [Collective("reduce-scatter", ("data",), 512 * 2048 * 4, 1.0)]
+
+
+def _read(how: str) -> Callable[..., Any]:
+    bf16 = jnp.bfloat16
+    table: dict[str, Callable[..., Any]] = {
+        "as it is": lambda y, c: y * 2,
+        "converted": lambda y, c: y.astype(bf16) * 2,
+        "converted after a move": lambda y, c: jnp.pad(y.T, ((0, 0), (0, 2))).astype(bf16),
+        "converted after arithmetic": lambda y, c: (y * 2).astype(bf16),
+        "multiplied": lambda y, c: y @ c,
+        "multiplied and more": lambda y, c: (y @ c, y + 1),
+        "converted and multiplied": lambda y, c: (y @ c, y.astype(bf16)),
+    }
+    return table[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "part"),
+    [
+        ("as it is", 1.0),
+        ("converted", 0.5),
+        ("converted after a move", 0.5),
+        ("converted after arithmetic", 1.0),
+        ("multiplied", 0.5),
+        ("multiplied and more", 1.0),
+        ("converted and multiplied", 0.5),
+    ],
+)
+def test_all_reduces_are_as_narrow_as_what_reads_them(how: str, part: float) -> None:
+    """x @ w is partial over 4 devices and read in different ways; where the compiler narrows, and where it does not."""
+    for narrows, expected in ((True, part), (False, 1.0)):
+        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrows=narrows)))
+        case = case_of(lambda x, w, c: _read(how)(x @ w, c), arg(60, 200), arg(200, 64), arg(64, 20), mesh=mesh)
+        use = next(u for u in case.evaluator.collectives((case.shard("x.1", "data"),)) if u.kind == "all-reduce")
+        assert (use.bytes, use.written) == (expected * 60 * 64 * 4, ("all-reduce", 60 * 64 * 4.0))
+
+
+def test_sums_are_as_narrow_as_what_reads_them_and_scatters_are_not() -> None:
+    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    arguments = (arg(64, 200), arg(200, 64), arg(200, 64))
+    case = case_of(lambda x, w, v: (x @ w + x @ v).astype(jnp.bfloat16), *arguments, mesh=mesh)
+    inner = case.shard("x.1", "data")
+    assert case.collectives((inner,)) == [("all-reduce", ("data",), 64 * 64 * 2.0, 1.0)]
+    assert case.collectives((inner, case.shard("x.0", "data"))) == [("reduce-scatter", ("data",), 16 * 64 * 4.0, 1.0)]

@@ -10,11 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.cost.fusion import VIEWS, materialised
+from toast_cli.cost.fusion import materialised
 from toast_cli.cost.kernels import Kernel, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import SumItem, sum_items
+from toast_cli.cost.needed import Needs
 from toast_cli.cost.tiling import Tiling, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
@@ -38,7 +39,7 @@ class WorkItem:
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. windows: see `halo`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. windows: see `halo`. needed: [results] part of the bits that readers need, see `needed`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -52,6 +53,7 @@ class WorkItem:
     whole_bytes: tuple[int, ...]
     summed: bool
     windows: tuple[Window, ...]
+    needed: tuple[float, ...]
     late: bool
     in_loop: bool
     runs: float
@@ -61,13 +63,13 @@ class WorkItem:
 @dataclass(frozen=True, slots=True)
 class Reader:
     """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array. loop: equal where reads
-    are in the same loop, or all outside loops. multiplies: f32 that goes into products and nothing else, perhaps through views."""
+    are in the same loop, or all outside loops. needed: part of the bits, see `needed`."""
 
     pattern: int
     position: int
     runs: float
     loop: int
-    multiplies: bool
+    needed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,17 @@ def make_items(problem: Problem) -> Items:
     program = problem.program
     stored = materialised(program, problem.free)
     late = late_values(program)
-    sums, terms = sum_items(problem, late)
+    needs = Needs(program, narrows=problem.mesh.chip.rewrites.narrows)
+    sums, terms = sum_items(problem, late, needs)
     return Items(
-        work_items(problem, stored, late, terms), sums, _arrays(problem, stored, late),
+        work_items(problem, stored, late, terms, needs), sums, _arrays(problem, stored, late, needs),
         find_lives(program, stored, problem.free), stored,
     )  # fmt: skip
 
 
-def work_items(problem: Problem, stored: list[bool], late: list[bool], terms: frozenset[int]) -> tuple[WorkItem, ...]:
+def work_items(
+    problem: Problem, stored: list[bool], late: list[bool], terms: frozenset[int], needs: Needs
+) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial."""
     program = problem.program
     sizes = [value.bytes for value in program.values]
@@ -130,6 +135,7 @@ def work_items(problem: Problem, stored: list[bool], late: list[bool], terms: fr
             tuple(sizes[v] for v in op.results),
             number in terms,
             op.windows,
+            tuple(needs.of_value(v) for v in op.results),
             all(late[v] for v in op.results),
             op.loop >= 0,
         )
@@ -156,14 +162,14 @@ def _write_bytes(attained: Attained, side: KernelSide) -> float:
     return side.bytes * (attained.narrow_write if narrow else 1.0)
 
 
-def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[ArrayItem, ...]:
+def _arrays(problem: Problem, stored: list[bool], late: list[bool], needs: Needs) -> tuple[ArrayItem, ...]:
     program = problem.program
     producer = program.producer
     place = [0] * len(program.values)
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    early, multiplied = early_values(program, problem.free), _multiplied(program)
+    early = early_values(program, problem.free)
     tiled = tilings(program, problem.mesh.chip.memory_tile)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
@@ -179,7 +185,7 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
                 k,
                 problem.edge_trips(op, k),
                 loops.setdefault(problem.edge_loop(op, k), len(loops)),
-                program.values[value].dtype == "f32" and _feeds_products(program, op, multiplied),
+                needs.of_use(value, op),
             )
             for op, k in uses
         )
@@ -212,21 +218,6 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool]) -> tuple[Arr
         )
         for (pattern, k, size, moved, shape, tiling, free, kept, waited_for, readers), values in found.items()
     )
-
-
-def _multiplied(program: Program) -> list[bool]:
-    """[values] whether products read each, perhaps through views, and nothing else does."""
-    found = [False] * len(program.values)
-    for value in reversed(range(len(program.values))):
-        uses = program.users[value]
-        found[value] = bool(uses) and all(_feeds_products(program, op, found) for op, _ in uses)
-    return found
-
-
-def _feeds_products(program: Program, number: int, multiplied: list[bool]) -> bool:
-    """Whether an op is a product, or a view that only products read."""
-    op = program.ops[number]
-    return op.name in PRODUCTS or (op.name in VIEWS and all(multiplied[v] for v in op.results))
 
 
 def moved_bytes(program: Program, stored: list[bool], value: int) -> int:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from toast_cli.cost.needed import Needs
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, OpPattern
 from toast_cli.plan.problem import Problem
@@ -32,23 +33,24 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SumItem:
-    """Sums that look alike. steps: see `Sum`. readers: patterns and operand positions of all that read the sum, or a view of it. late:
-    nothing waits for them, see `waiting`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the
+    """Sums that look alike. steps: see `Sum`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
+    of the bits of the sum that they need. late: nothing waits for them, see `waiting`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the
     terms of one of them."""
 
     terms: tuple[Term, ...]
     steps: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
+    needed: float
     late: bool
     in_loop: bool
     runs: float
     ops: tuple[int, ...]
 
 
-_Alike = tuple[tuple[Term, ...], tuple[int, ...], tuple[tuple[int, int], ...], bool, bool]
+_Alike = tuple[tuple[Term, ...], tuple[int, ...], tuple[tuple[int, int], ...], float, bool, bool]
 
 
-def sum_items(problem: Problem, late: list[bool]) -> tuple[tuple[SumItem, ...], frozenset[int]]:
+def sum_items(problem: Problem, late: list[bool], needs: Needs) -> tuple[tuple[SumItem, ...], frozenset[int]]:
     """The program's sums, and all ops that are terms of one; late: [values]."""
     program = problem.program
     runs: dict[_Alike, float] = defaultdict(float)
@@ -63,7 +65,7 @@ def sum_items(problem: Problem, late: list[bool]) -> tuple[tuple[SumItem, ...], 
         first = program.ops[found.terms[0]]
         terms = tuple(_term(problem, number) for number in found.terms)
         readers = tuple(sorted({(problem.op_pattern[op], k) for op, k in _readers(program, found.end)}))
-        key = (terms, found.steps, readers, late[first.results[0]], first.loop >= 0)
+        key = (terms, found.steps, readers, needs.of_value(found.end), late[first.results[0]], first.loop >= 0)
         runs[key] += first.trips
         example.setdefault(key, found.terms)
     items = tuple(SumItem(*key, count, example[key]) for key, count in runs.items())

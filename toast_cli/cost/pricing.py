@@ -39,10 +39,12 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the program."""
+    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the program. needed: [results]
+    part of the bits that readers need."""
 
     op: int
     runs: float
+    needed: tuple[float, ...]
     late: bool
     in_loop: bool
 
@@ -113,15 +115,24 @@ class Pricer:
         neighbourhoods."""
         results = self._problem.program.ops[work.op].results
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
-            how = _Reduced(work.op, work.runs, work.late, work.in_loop)
+            how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
                 yield from self._reductions(iteration, k, whole, how, apart=work.name in PRODUCTS)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
             for step in reshard_steps(source, target, self._sizes):
-                size = work.whole_bytes[k] * step.fraction
+                written = (step.kind, work.whole_bytes[k] * step.fraction)
+                size, waited_for = written[1] * work.needed[k], not work.late
                 seconds = self._seconds_of(step.kind, size, step.axes)
                 yield _use(
-                    step.kind, step.axes, size, work.runs, seconds, work.op, results[k], waited_for=not work.late
+                    step.kind,
+                    step.axes,
+                    size,
+                    work.runs,
+                    seconds,
+                    work.op,
+                    results[k],
+                    waited_for=waited_for,
+                    written=written,
                 )
         yield from self._exchanges(work, iteration)
 
@@ -164,7 +175,8 @@ class Pricer:
             term = item.terms[found.first]
             iteration = lowered[term.pattern]
             cut = cut_by_readers(item, iteration.reduced, lowered) if found.whole and iteration.reduced else ()
-            how = _Reduced(item.ops[found.first], item.runs, item.late, item.in_loop)
+            needed = item.needed if found.whole else 1.0
+            how = _Reduced(item.ops[found.first], item.runs, (needed,), item.late, item.in_loop)
             apart = term.product and found.count == 1
             yield from self._reductions(iteration, 0, term.bytes, how, apart=apart, cut=cut)
 
@@ -207,7 +219,7 @@ class Pricer:
         mesh, op = self._problem.mesh, self._problem.program.ops[how.op]
         value = self._problem.program.values[op.results[k]]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
-        stays = mesh.chip.rewrites.scatter_tile is None
+        stays = not dims or mesh.chip.rewrites.scatter_tile is None
         if len(dims) == 1:
             shape = tuple([n // _count(split, self._sizes) for n, split in zip(value.shape, layout, strict=True)])
             bits = DTYPE_BITS.get(value.dtype, 32)
@@ -215,7 +227,7 @@ class Pricer:
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * _count(axes, self._sizes)
-        return self._reduction("all-reduce", axes, whole, k, how, written=("reduce-scatter", size))
+        return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
 
     def _reduction(
         self,
@@ -227,9 +239,11 @@ class Pricer:
         written: tuple[str, float] | None = None,
     ) -> CollectiveUse:
         """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
-        seconds = self._seconds_of(kind, size, axes, combined=how.late and not how.in_loop)
+        moved = size * how.needed[k] if kind == "all-reduce" else size
+        seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
         value = self._problem.program.ops[how.op].results[k]
-        return _use(kind, axes, size, how.runs, seconds, how.op, value, waited_for=not how.late, written=written)
+        written = written or (kind, size)
+        return _use(kind, axes, moved, how.runs, seconds, how.op, value, waited_for=not how.late, written=written)
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
@@ -254,10 +268,9 @@ class Pricer:
         XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
         since propagation takes the layout on the way to be the array's."""
         made = self.made(item, lowered)
-        narrows = self._problem.mesh.chip.rewrites.narrow_products and item.moved_bytes == item.bytes
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in self.copies(item, lowered):
-            narrowed = narrows and all(item.readers[place].multiplies for place in copy.places)
+            least = min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
             steps = reshard_steps(made, copy.layout, self._sizes)
             for k, step in enumerate(steps):
                 each = _runs(item, copy)
@@ -266,19 +279,9 @@ class Pricer:
                 runs = each * len(item.values)
                 op = self._reader_op(item, item.readers[copy.places[0]])
                 written = (step.kind, item.moved_bytes * step.fraction)
-                size = written[1] / 2 if narrowed else written[1]
+                size, value, waited_for = least * step.fraction, item.values[0], item.waited_for
                 seconds = self._seconds_of(step.kind, size, step.axes)
-                yield _use(
-                    step.kind,
-                    step.axes,
-                    size,
-                    runs,
-                    seconds,
-                    op,
-                    item.values[0],
-                    waited_for=item.waited_for,
-                    written=written,
-                )
+                yield _use(step.kind, step.axes, size, runs, seconds, op, value, waited_for=waited_for, written=written)
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

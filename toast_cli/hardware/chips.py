@@ -264,8 +264,10 @@ _V5E = Attained(matrix=0.84, vector=0.66, memory=0.675, pass_bytes=4.0, narrow_w
 _V5P = Attained(matrix=0.91, vector=0.66, memory=0.545, pass_bytes=4.0, narrow_write=2.7, kernel_seconds=3.8e-6)
 _V6E = Attained(matrix=0.65, vector=0.66, memory=0.80, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.45e-6)
 # The tile is that of the layouts XLA:TPU writes, `{1,0:T(8,128)}` ("Tiled layout", openxla.org/xla).
-_TPU_REWRITES = Rewrites(narrow_products=True, scatter_tile=(8, 128))
-_REWRITES_SOURCE = "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (cost/emitted.py)"
+_TPU_REWRITES = Rewrites(narrows=True, scatter_tile=(8, 128))
+_REWRITES_SOURCE = (
+    "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (cost/emitted.py, cost/needed.py)"
+)
 _VPU = f"{_BOOK}, appendix C"
 _HBM_COPY = "estimate: HBM bandwidth / 4 (both halves read and write)"
 _HOST_NETWORK = f"{_BOOK}: about 25 GB/s a host, shared by its chips"

@@ -32,12 +32,12 @@ class Rewrites:
     """What the chip's compiler does to collectives after partitioning; the default is nothing.
 
     Attributes:
-        narrow_products: it multiplies f32 in one bf16 pass, so f32 that only products read moves as bf16.
+        narrows: arrays move and are added up in the narrowest type that readers take, products f32 as bf16, see `cost.needed`.
         scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `cost.emitted`; None: they take
             arrays apart anywhere.
     """
 
-    narrow_products: bool = False
+    narrows: bool = False
     scatter_tile: tuple[int, int] | None = None
 
 

@@ -1,0 +1,55 @@
+"""How narrow an array may be when it moves, by what reads it.
+
+XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on the way; a product
+of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion. (libtpu 0.0.42.1 does so with all-gathers,
+all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+
+Enters: a program. Leaves: for every value, and every op that reads one, the part of an element's bits that is needed.
+"""
+
+from __future__ import annotations
+
+from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Program
+
+PRODUCT_BITS = 16
+# What changes no element and leaves every one as it is.
+_MOVES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "reshape", "transpose", "broadcast_in_dim", "slice", "dynamic_slice", "concatenate", "pad", "reverse", "select",
+    )
+)  # fmt: skip
+
+
+class Needs:
+    """What of a program's floating-point elements is needed; all of them where `narrows` is false."""
+
+    def __init__(self, program: Program, *, narrows: bool) -> None:
+        self._program, self._narrows = program, narrows
+        self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+        self._floating = [value.dtype.startswith(("f", "bf")) for value in program.values]
+        self._needed = list(self._bits)
+        for value in reversed(range(len(program.values))):
+            if program.users[value]:
+                self._needed[value] = max(self._read(value, op) for op, _ in program.users[value])
+
+    def of_value(self, value: int) -> float:
+        """The part of its bits that any of its readers needs, at most 1."""
+        return self._needed[value] / self._bits[value] if self._bits[value] else 1.0
+
+    def of_use(self, value: int, op: int) -> float:
+        """The part of its bits that one reader needs, at most 1."""
+        return self._read(value, op) / self._bits[value] if self._bits[value] else 1.0
+
+    def _read(self, value: int, number: int) -> int:
+        op, whole = self._program.ops[number], self._bits[value]
+        if not (self._narrows and self._floating[value]):
+            return whole
+        if op.name in PRODUCTS:
+            return PRODUCT_BITS if self._program.values[value].dtype == "f32" else whole
+        results = [v for v in op.results if self._floating[v]]
+        if op.name == "stablehlo.convert" and results:
+            return min(whole, *(self._needed[v] for v in results))
+        if op.name in _MOVES:
+            return max((self._needed[v] for v in results), default=whole)
+        return whole
