@@ -98,11 +98,12 @@ def verdicts(rows: list[Row]) -> tuple[int, int, int]:
 
 
 def tightened(rows: list[Row]) -> list[Row]:
-    """The same rows as if the chip had what the middle one of the program's plans on that slice needs: verdicts that are not all easy."""
+    """Rows as if the chip had what the program's plans on that slice need on average, of programs with several: verdicts that are not easy."""
     needs: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         needs[row["program"], row["slice"]].append(row["needed_gib"])
-    return [row | {"usable_gib": float(np.median(needs[row["program"], row["slice"]]))} for row in rows]
+    means = {case: float(np.mean(found)) for case, found in needs.items() if len(found) > 1}
+    return [row | {"usable_gib": means[case]} for row in rows if (case := (row["program"], row["slice"])) in means]
 
 
 def yardstick(points: list[Point], compiled: list[Point]) -> list[tuple[float, float]]:
@@ -120,11 +121,11 @@ def told(rows: list[Row], stale: int, yard: list[tuple[float, float]]) -> list[s
     """What there is to say besides the table."""
     test = [row for row in rows if row["split"] == "test"]
     said = [f"{len(rows)} points, {stale} stale ones left out."]
-    for what, chosen in (("the chips' memory", test), ("the need of each program's middle plan", tightened(test))):
+    for what, chosen in (("the chips' memory", test), ("what a program's plans need on average", tightened(test))):
         agreed, warned, wrong = verdicts(chosen)
         said.append(
-            f"Verdict on the {len(test)} test points with {what} as the limit: {agreed} are the compiler's "
-            f"({agreed / max(1, len(test)):.0%}), {warned} of the others come with a remark; {wrong} are called fitting without one though over 5 % too large."
+            f"Verdict on {len(chosen)} test points with {what} as the limit: {agreed} are the compiler's "
+            f"({agreed / max(1, len(chosen)):.0%}), {warned} of the others come with a remark; {wrong} are called fitting without one though over 5 % too large."
         )
     if yard:
         peaks, assigned = (np.array(ratios) for ratios in zip(*yard, strict=True))

@@ -116,9 +116,9 @@ def test_verdicts(needed_gib: float, predicted_gib: float, expected: tuple[int, 
     assert verdicts([row(0.0, needed_gib=needed_gib, predicted_gib=predicted_gib)]) == expected
 
 
-def test_tighter_limits_are_the_needs_of_middle_plans() -> None:
-    found = tightened([row(0.0, needed_gib=size) for size in (1.0, 2.0, 5.0)])
-    assert [r["usable_gib"] for r in found] == [2.0, 2.0, 2.0]
+def test_tighter_limits_are_what_plans_need_on_average() -> None:
+    found = tightened([row(0.0, needed_gib=size) for size in (1.0, 2.0, 6.0)] + [row(0.0, program="alone")])
+    assert [r["usable_gib"] for r in found] == [3.0, 3.0, 3.0]
 
 
 def test_the_yardstick_beside_full_compiles() -> None:

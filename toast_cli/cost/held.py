@@ -2,7 +2,7 @@
 
 * the arrays themselves, where they are written to memory;
 * copies in other layouts, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
-  collective out of a loop;
+  collective out of a loop, but on some chips it gathers what comes from outside first of all (`Rewrites.gathers_first`);
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been fused with it;
   the reduced array then waits, at its own size, for the readers where the program has them, because gradients' reductions are
   combined and not hurried.
@@ -85,7 +85,11 @@ class Holdings:
             if (patterns[op], position) in wanted and not taken_over:
                 reads.setdefault(program.ops[op].loop, []).append(op)
         found = []
-        for ops in reads.values():
+        early = self._problem.mesh.chip.rewrites.gathers_first
+        home = program.ops[program.producer[value]].loop
+        for loop, ops in reads.items():
             first = min(lives.times[op] for op in ops)
+            if early and loop >= 0 and loop != home:
+                first = min(first, 2 * program.loops[loop].first)
             found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
         return found

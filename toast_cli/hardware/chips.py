@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toast_cli.errors import SpecError
 from toast_cli.hardware.model import Attained, Chip, Rewrites
@@ -178,7 +178,8 @@ def _tpu(
         },
         attained=attained,
         clock_hertz=clock,
-        rewrites=_TPU_REWRITES,
+        # Seen in loops compiled for each generation; of v5e's alone.
+        rewrites=replace(_TPU_REWRITES, gathers_first=name == "v5e"),
         memory_tile=(8, 128),
     )
     sources = {

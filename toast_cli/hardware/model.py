@@ -35,10 +35,12 @@ class Rewrites:
         narrows: arrays move and are added up in the narrowest type that readers take, products f32 as bf16, see `cost.needed`.
         scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `cost.emitted`; None: they take
             arrays apart anywhere.
+        gathers_first: what a loop gathers from outside it gathers at the start of an iteration, all of it, and not where it is read.
     """
 
     narrows: bool = False
     scatter_tile: tuple[int, int] | None = None
+    gathers_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
