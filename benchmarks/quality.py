@@ -24,7 +24,7 @@ from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.program.model import Program
 from toast_cli.search.run import run_search
-from toast_cli.tactics import strategies
+from toast_cli.tactics import applicable, starting_plans
 
 MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
 SLACK = 1.0000001  # figures that differ by rounding are equal
@@ -60,7 +60,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     problem = make_problem(program, dimensions, load_spec(spec).mesh(parse_shape(shape) if shape else None))
     expert, expert_ms = best_expert(problem)
     start = time.monotonic()
-    starts = tuple(strategies(problem).values())
+    starts = () if options.from_nothing else starting_plans(problem)
     results = []
     for seed in range(options.seeds):
         evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
@@ -83,7 +83,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
 def best_expert(problem: Problem) -> tuple[str, float]:
     """Name and milliseconds of the fastest expert strategy that fits; ("none fits", inf) where none does."""
     evaluator = Evaluator(problem)
-    costs = {name: evaluator.exact_cost(plan) for name, plan in {"unsharded": (), **strategies(problem)}.items()}
+    costs = {name: evaluator.exact_cost(plan) for name, plan in {"unsharded": (), **applicable(problem)[0]}.items()}
     fitting = {name: c.step_seconds * 1e3 for name, c in costs.items() if c.peak_bytes <= problem.mesh.limit_bytes}
     best = min(fitting, key=lambda name: fitting[name], default=None)
     return ("none fits", float("inf")) if best is None else (best, fitting[best])
@@ -106,6 +106,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", default="mcts")
     parser.add_argument("--iterations", type=int)
+    parser.add_argument("--from-nothing", action="store_true", help="without the strategies to start from")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="the tiny twins too")
     parser.add_argument("--json", metavar="FILE")

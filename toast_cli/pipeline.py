@@ -32,7 +32,7 @@ from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
 from toast_cli.search.shapes import search_shapes
 from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
-from toast_cli.tactics import Wishes, parse_wishes, strategies
+from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -193,7 +193,7 @@ def search_meshes(
         seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
         request.jobs,
         report,
-        lambda problem: strategies(problem).values(),
+        starting_plans,
     )
     if not apart or result.stopped == "interrupted":
         return evaluator, result

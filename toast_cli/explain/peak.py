@@ -10,7 +10,7 @@ from toast_cli.explain.study import Study
 from toast_cli.plan.decisions import Plan
 from toast_cli.report.folding import Entry, fold
 from toast_cli.report.format import format_bytes, format_percent
-from toast_cli.search.moves import Edit, exchanges, results, small_edits
+from toast_cli.search.moves import Edit, Moves, results
 
 _LISTED = 8
 _PLACES = 3  # of each edit
@@ -81,7 +81,8 @@ def _lower(study: Study) -> list[Change]:
     something else."""
     problem, evaluator = study.problem, study.evaluator
     tried: dict[Plan, str] = {}
-    for edit in (*small_edits(problem, study.plan), *exchanges(problem, study.plan)):
+    moves = Moves(problem)
+    for edit in (*moves.small_edits(study.plan), *moves.exchanges(study.plan)):
         for plan in islice(results(problem, study.plan, edit), _PLACES):
             tried.setdefault(plan, _what(study, edit))
         if len(tried) > _TRIED:

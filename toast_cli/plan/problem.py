@@ -12,9 +12,19 @@ from functools import cached_property
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
-from toast_cli.plan.iteration import NO_ROLE, Iteration, OpPattern, PinnedLayout, Space, iterate
+from toast_cli.plan.iteration import (
+    NO_ROLE,
+    Choice,
+    Iteration,
+    OpPattern,
+    PinnedLayout,
+    Space,
+    choose,
+    decisive,
+    iterate,
+)
 from toast_cli.plan.pins import number_pins
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
@@ -53,14 +63,33 @@ class Problem:
         """What ops of one pattern compute on under `plan`."""
         return iterate(self.patterns[pattern], plan, self.resolution_place, self.mesh.sizes)
 
+    def choice(self, pattern: int, plan: Plan) -> Choice:
+        """Who gets which axis in ops of one pattern under `plan`."""
+        groups = self.pattern_groups[pattern]
+        plan = tuple([d for d in plan if isinstance(d, Replicate) or d.group in groups])
+        found = self._choices.get((pattern, plan))
+        if found is None:
+            found = choose(self.patterns[pattern], plan, self.resolution_place, self.mesh.sizes)
+            self._choices[pattern, plan] = found
+        return found
+
+    @cached_property
+    def _choices(self) -> dict[tuple[int, Plan], Choice]:
+        return {}
+
+    @cached_property
+    def unlike_patterns(self) -> dict[int, list[int]]:
+        """Group -> patterns that have it, of those that make the same of every plan only one."""
+        found: dict[int, dict[object, int]] = defaultdict(dict)
+        for number, pattern in enumerate(self.patterns):
+            for group in set(pattern.groups):
+                found[group].setdefault(decisive(pattern), number)
+        return defaultdict(list, {group: list(alike.values()) for group, alike in found.items()})
+
     @cached_property
     def pattern_groups(self) -> tuple[frozenset[int], ...]:
         """[patterns] class groups that matter to each."""
         return tuple(frozenset(p.groups) for p in self.patterns)
-
-    def relevant(self, plan: Plan, groups: frozenset[int], roles: frozenset[int]) -> Plan:
-        """The decisions of `plan` that can matter to something with these groups and argument roles."""
-        return tuple(d for d in plan if (d.group in groups if isinstance(d, Shard) else d.role in roles))
 
     def commute(self, a: Shard, b: Shard) -> bool:
         """Whether no op of this program can tell which of the two decisions came first."""
@@ -119,25 +148,6 @@ class Problem:
         return tuple(found)
 
     @cached_property
-    def macros(self) -> tuple[tuple[Shard, ...], ...]:
-        """Decisions that often pay only together: one group over all axes; a family of groups, or every group of the weights,
-        over one axis (the largest first)."""
-        shards = [d for d in self.choices if isinstance(d, Shard) and not any(d.sides) and d.unless == NOWHERE]
-        by_group: dict[int, list[Shard]] = defaultdict(list)
-        by_family: dict[tuple[int, int], list[Shard]] = defaultdict(list)
-        at_rest: dict[int, list[Shard]] = defaultdict(list)
-        weights = self.weight_bytes
-        for shard in shards:
-            by_group[shard.group].append(shard)
-            by_family[self.dimensions.groups[shard.group].family, shard.axis].append(shard)
-            if shard.group in weights:
-                at_rest[shard.axis].append(shard)
-        found = [tuple(members) for members in by_group.values()]
-        sets = (*by_family.values(), *at_rest.values())
-        found += [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in sets]
-        return tuple(dict.fromkeys(move for move in found if len(move) > 1))
-
-    @cached_property
     def weight_bytes(self) -> dict[int, int]:
         """Group -> bytes of the weights that have it."""
         covered: dict[int, int] = defaultdict(int)
@@ -150,16 +160,23 @@ class Problem:
     def work_along(self, ways: int) -> dict[int, float]:
         """Group -> arithmetic of the ops that can be split along it `ways` ways."""
         work: dict[int, float] = defaultdict(float)
-        for op, number in zip(self.program.ops, self.op_pattern, strict=True):
-            if not op.flops:
-                continue
+        for number, flops in self._pattern_work.items():
             groups, form = self.patterns[number].groups, self.patterns[number].form
             for group in {
                 group
                 for slot, group in enumerate(groups)
                 if form.kinds[slot] != SlotKind.BLOCKED and form.sizes[slot] % ways == 0
             }:
-                work[group] += op.flops * op.trips
+                work[group] += flops
+        return work
+
+    @cached_property
+    def _pattern_work(self) -> dict[int, float]:
+        """Pattern -> arithmetic of its ops."""
+        work: dict[int, float] = defaultdict(float)
+        for op, number in zip(self.program.ops, self.op_pattern, strict=True):
+            if op.flops:
+                work[number] += op.flops * op.trips
         return work
 
     def _useful_groups(self) -> set[int]:

@@ -12,7 +12,7 @@ from math import inf
 
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.moves import Edit, exchanges, results, small_edits
+from toast_cli.search.moves import Edit, Moves, results
 
 Reward = Callable[[Plan], float]
 Promise = dict[Edit, float]
@@ -20,20 +20,20 @@ Promise = dict[Edit, float]
 LEAST_GAIN = 1e-9
 
 
-def climb(problem: Problem, reward: Reward, plan: Plan, promise: Promise, patience: float = inf) -> Plan:
+def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: float = inf) -> Plan:
     """The best plan reached from `plan`.
 
     Args:
-        reward: of a plan in canonical order; larger is better. It may raise to end everything.
+        moves: which edits there are. reward: of a plan in canonical order; larger is better. It may raise to end everything.
         promise: what each edit gained when last tried; brought up to date.
         patience: how many edits in a row may fail before a sweep ends.
     """
     now = reward(plan)
     improved = True
     while improved:
-        plan, now, improved = _sweep(problem, reward, plan, now, small_edits(problem, plan), promise, patience)
+        plan, now, improved = _sweep(moves.problem, reward, plan, now, moves.small_edits(plan), promise, patience)
         if not improved:
-            plan, now, improved = _sweep(problem, reward, plan, now, exchanges(problem, plan), promise, patience)
+            plan, now, improved = _sweep(moves.problem, reward, plan, now, moves.exchanges(plan), promise, patience)
     return plan
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import next_moves
+from toast_cli.search.moves import Moves
 
 BEAM_WIDTH = 8
 
@@ -42,12 +42,12 @@ def _beam(
     problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None, width: int
 ) -> SearchResult:
     incumbent = Incumbent(problem, evaluate, budget, progress)
-    frontier = [problem.fixed]
+    frontier, moves = [problem.fixed], Moves(problem)
     stopped, idle = "plateau", 0
     try:
         while frontier and idle < 2:
             before = incumbent.best
-            children = {incumbent.extend(plan, move) for plan in frontier for move in next_moves(problem, plan)}
+            children = {incumbent.extend(plan, move) for plan in frontier for move in moves.after(plan)}
             fresh = [plan for plan in children if plan not in incumbent.seen]
             fresh.sort(key=repr)
             scored = [(-incumbent.reward(plan, incumbent.look(plan)), repr(plan), plan) for plan in fresh]

@@ -24,14 +24,14 @@ from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import Promise, climb
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Edit, Move, next_moves
+from toast_cli.search.moves import Edit, Move, Moves, grains
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
 ROLLOUT_DEPTH = 10
 TEMPERATURE = 0.25  # of the prior, in units of reward (nats of speed-up)
-PATIENCE = 20  # edits in a row that may fail in the climb of a roll-out,
-NEAR = 0.02  # unless it comes so close to the best plan, in units of reward: then all edits are tried
+PATIENCE = 20  # edits in a row that may fail in a climb, but for the last one
+NEAR = 0.02  # how close a plan is to the best that is remembered for variation, in units of reward
 TOPS = 6  # plans kept for variation
 STARTS = 3  # plans given to start from that are climbed from
 SHAKES = 3  # random edits in one variation, at most
@@ -49,8 +49,10 @@ class _Node:
 
 
 class _Tree:
-    def __init__(self, problem: Problem, incumbent: Incumbent, rng: np.random.Generator) -> None:
-        self.problem, self.incumbent, self.rng = problem, incumbent, rng
+    def __init__(self, incumbent: Incumbent, rng: np.random.Generator) -> None:
+        self.problem, self.incumbent, self.rng = incumbent.problem, incumbent, rng
+        self.moves = Moves(self.problem)
+        self.coarse = [Moves(self.problem, grain) for grain in grains(self.problem)]
         self.nodes: dict[Plan, _Node] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.promise: Promise = {}
@@ -60,7 +62,7 @@ class _Tree:
     def node(self, plan: Plan) -> _Node:
         found = self.nodes.get(plan)
         if found is None:
-            found = self.nodes[plan] = _Node(plan, next_moves(self.problem, plan))
+            found = self.nodes[plan] = _Node(plan, self.moves.after(plan))
         return found
 
     def reward(self, plan: Plan) -> float:
@@ -79,12 +81,12 @@ class _Tree:
     def look_around(self) -> None:
         """What each move is worth alone."""
         root = self.problem.fixed
-        for move in next_moves(self.problem, root):
+        for move in self.moves.after(root):
             self.promise[Edit((), move)] = self.reward(self.incumbent.extend(root, move))
 
-    def best_starts(self) -> list[Plan]:
-        """The best of the plans to start from; all are looked at."""
-        found = {plan: self.reward(plan) for plan in self.incumbent.starts}
+    def best_of(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The best of plans to start from; all are looked at."""
+        found = {plan: self.reward(plan) for plan in plans}
         return sorted(found, key=lambda plan: -found[plan])[:STARTS]
 
     def simulate(self) -> None:
@@ -97,35 +99,39 @@ class _Tree:
             node.best = max(node.best, best)
 
     def vary(self) -> None:
-        """Climbs from one of the best plans, shaken."""
+        """Climbs from one of the best plans, shaken; on meshes of many axes mostly in a coarse grain."""
         _, plan = self.tops[int(self.rng.integers(len(self.tops)))]
-        self.climb_from(self.shake(plan))
+        moves = (self.moves, *self.coarse)[int(self.rng.integers(1 + len(self.coarse)))]
+        self.climb_from(self.shake(plan, moves), moves)
 
-    def climb_from(self, plan: Plan) -> float:
-        """Reward of the plan reached; only where that is near the best is every edit tried."""
-        plan = climb(self.problem, self.reward, plan, self.promise, PATIENCE)
-        if self.reward(plan) > self.high - NEAR and all(plan != top for _, top in self.tops):
-            plan = self.climb_to_the_top(plan)
-        return self.reward(plan)
+    def climb_from(self, plan: Plan, moves: Moves | None = None) -> float:
+        """Reward of the plan reached. The best few of these plans are remembered."""
+        if moves is not None and moves is not self.moves:
+            plan = climb(moves, self.reward, plan, self.promise, PATIENCE)
+        plan = climb(self.moves, self.reward, plan, self.promise, PATIENCE)
+        reward = self.reward(plan)
+        if reward > self.high - NEAR or not self.tops:
+            found = {top: known for known, top in self.tops} | {plan: reward}
+            self.tops = sorted(((r, top) for top, r in found.items()), key=lambda t: (-t[0], repr(t[1])))[:TOPS]
+        return reward
 
-    def climb_to_the_top(self, plan: Plan) -> Plan:
-        """A plan that no edit makes better; the best of them are remembered."""
-        plan = climb(self.problem, self.reward, plan, self.promise)
-        found = {top: reward for reward, top in self.tops} | {plan: self.reward(plan)}
-        self.tops = sorted(((reward, top) for top, reward in found.items()), key=lambda t: (-t[0], repr(t[1])))[:TOPS]
-        return plan
+    def polish(self) -> None:
+        """Tries every edit of the best plan, until none makes it better."""
+        climb(self.moves, self.reward, self.incumbent.best, self.promise)
 
-    def shake(self, plan: Plan) -> Plan:
+    def shake(self, plan: Plan, moves: Moves) -> Plan:
         """A few decisions dropped at random, a few drawn from the prior put in anywhere."""
         fixed = self.problem.fixed
         free = list(plan[len(fixed) :])
         for _ in range(int(self.rng.integers(1, SHAKES + 1))):
             if free and self.rng.random() < 0.6:
-                free.pop(int(self.rng.integers(len(free))))
-            moves = next_moves(self.problem, (*fixed, *free))
-            if moves and self.rng.random() < 0.7:
+                held = moves.held((*fixed, *free))
+                dropped = held[int(self.rng.integers(len(held)))] if held else ()
+                free = [decision for decision in free if decision not in dropped]
+            possible = moves.after((*fixed, *free))
+            if possible and self.rng.random() < 0.7:
                 place = int(self.rng.integers(len(free) + 1))
-                free[place:place] = moves[int(self.rng.choice(len(moves), p=self.prior(moves)))]
+                free[place:place] = possible[int(self.rng.choice(len(possible), p=self.prior(possible)))]
         return self.problem.canonical((*fixed, *free))
 
     def descend(self) -> list[_Node]:
@@ -159,7 +165,7 @@ class _Tree:
         best, found = self.reward(plan), plan
         idle = 0
         for _ in range(ROLLOUT_DEPTH):
-            moves = next_moves(self.problem, plan)
+            moves = self.moves.after(plan)
             if not moves or idle > 1:
                 break
             draws = self.rng.choice(len(moves), size=min(ROLLOUT_DRAWS, len(moves)), replace=False, p=self.prior(moves))
@@ -194,12 +200,13 @@ def mcts(
 def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = inf) -> None:
     """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget ends before."""
     root = incumbent.problem.fixed
-    tree = _Tree(incumbent.problem, incumbent, rng)
-    starts = tree.best_starts()
+    tree = _Tree(incumbent, rng)
+    starts = tree.best_of(incumbent.starts)
     tree.look_around()
-    tree.climb_to_the_top(root)
-    for plan in starts:
+    for plan in (root, *starts):
         tree.climb_from(plan)
+    for moves in tree.coarse:
+        tree.climb_from(root, moves)
     idle = 0
     while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(root).moves:
         if len(incumbent.seen) >= evaluations:
@@ -208,4 +215,4 @@ def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = in
         tree.simulate()
         tree.vary()
         idle = 0 if incumbent.best != before else idle + 1
-    tree.climb_to_the_top(incumbent.best)
+    tree.polish()

@@ -1,13 +1,18 @@
-"""Moves between plans: which decisions may follow a plan, and the plans one edit away from it."""
+"""Moves between plans: which decisions may follow a plan, and the plans one edit away from it.
+
+A mesh of many axes is searched in coarse grains first: several axes are decided about together, as if they were one.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from toast_cli.plan.decisions import Decision, Plan, Shard
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 
+Grain = tuple[tuple[int, ...], ...]  # mesh axes decided about together
 Move = tuple[Decision, ...]  # decisions taken together, in order
 
 
@@ -18,21 +23,89 @@ class Edit(NamedTuple):
     into: Move
 
 
-def next_decisions(problem: Problem, plan: Plan) -> list[Decision]:
-    """Decisions that may be appended: each group takes each axis once; `Replicate` needs something split over its axis."""
-    taken = {(d.group, d.axis) for d in plan if isinstance(d, Shard)}
-    axes = {axis for _, axis in taken}
-    return [
-        d for d in problem.choices
-        if ((d.group, d.axis) not in taken if isinstance(d, Shard) else d.axis in axes and d not in plan)
-    ]  # fmt: skip
+class Moves:
+    """The moves of one problem.
+
+    Attributes:
+        units: what is decided at once: a group or role over all axes of one part of the grain. macros: units that often pay only
+            together: one group everywhere; a family of groups, or every group of the weights, over one part (the largest first).
+    """
+
+    def __init__(self, problem: Problem, grain: Grain | None = None) -> None:
+        self.problem = problem
+        parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
+        part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
+        units: dict[tuple[object, ...], list[Decision]] = defaultdict(list)
+        for decision in problem.choices:
+            units[(*decision._replace(axis=part_of[decision.axis]), type(decision))].append(decision)
+        self.units: list[Move] = [tuple(unit) for unit in units.values()]
+        self.macros = self._make_macros(part_of)
+
+    def after(self, plan: Plan) -> list[Move]:
+        """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes."""
+        taken = {d[:2] for d in plan if isinstance(d, Shard)}
+        axes = {axis for _, axis in taken}
+        held = set(plan)
+        found = [
+            unit for unit in self.units
+            if all(d[:2] not in taken if isinstance(d, Shard) else d.axis in axes and d not in held for d in unit)
+        ]  # fmt: skip
+        allowed = {d for unit in found for d in unit}
+        return [*found, *(move for move in self.macros if allowed.issuperset(move))]
+
+    def small_edits(self, plan: Plan) -> list[Edit]:
+        """Everything that takes out, moves or adds; decisions every plan starts with stay."""
+        held = self.held(plan)
+        return [
+            *(Edit(unit, ()) for unit in held),
+            *(Edit(unit, unit) for unit in held if isinstance(unit[0], Shard)),
+            *(Edit((), move) for move in self.after(plan)),
+        ]
+
+    def exchanges(self, plan: Plan) -> list[Edit]:
+        """Everything that puts one unit in place of another of its kind: on the same axes, or of the same group or role."""
+        present = set(plan)
+        absent = [unit for unit in self.units if present.isdisjoint(unit)]
+        return [Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])]
+
+    def held(self, plan: Plan) -> list[Move]:
+        """What a plan has of each unit, in the order of the plan."""
+        free = plan[len(self.problem.fixed) :]
+        place = {decision: k for k, decision in enumerate(free)}
+        found = [tuple(d for d in unit if d in place) for unit in self.units]
+        return sorted((unit for unit in found if unit), key=lambda unit: place[unit[0]])
+
+    def _make_macros(self, part_of: dict[int, int]) -> list[Move]:
+        weights, groups = self.problem.weight_bytes, self.problem.dimensions.groups
+        everywhere: dict[int, list[Decision]] = defaultdict(list)
+        together: dict[tuple[str, int, int], list[Move]] = defaultdict(list)
+        for unit in self.units:
+            first = unit[0]
+            if isinstance(first, Shard) and not any(first.sides) and first.unless == NOWHERE:
+                everywhere[first.group] += unit
+                together["family", groups[first.group].family, part_of[first.axis]].append(unit)
+                if first.group in weights:
+                    together["weights", 0, part_of[first.axis]].append(unit)
+        found: list[Move] = [tuple(decisions) for decisions in everywhere.values()]
+        for units in together.values():
+            units.sort(key=lambda unit: -max(weights.get(d.group, 0) for d in unit if isinstance(d, Shard)))
+            found.append(tuple(decision for unit in units for decision in unit))
+        known = set(self.units)
+        return [move for move in dict.fromkeys(found) if len(move) > 1 and move not in known]
 
 
-def next_moves(problem: Problem, plan: Plan) -> list[Move]:
-    """Single decisions, and those that only pay together: a group over all axes, a family or all weights over one axis."""
-    singles = next_decisions(problem, plan)
-    allowed = {d for d in singles if isinstance(d, Shard)}
-    return [*((d,) for d in singles), *(move for move in problem.macros if allowed.issuperset(move))]
+def _alike(one: Decision, other: Decision) -> bool:
+    """Whether two decisions are of one kind and about the same axis, or about the same group or role."""
+    return type(one) is type(other) and (one.axis == other.axis or one[0] == other[0])
+
+
+def grains(problem: Problem) -> list[Grain]:
+    """Coarse ways to see a mesh of three and more axes: as one of two, split at each place in the order of its axes."""
+    axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+    if len(axes) < 3:
+        return []
+    rest = tuple((axis,) for axis, size in enumerate(problem.mesh.sizes) if size == 1)
+    return [(tuple(axes[:k]), tuple(axes[k:]), *rest) for k in range(1, len(axes))]
 
 
 def suited(problem: Problem, plan: Plan) -> Plan:
@@ -46,22 +119,6 @@ def suited(problem: Problem, plan: Plan) -> Plan:
             found.append(decision)
             taken.add(decision[:2])
     return problem.canonical(tuple(found))
-
-
-def small_edits(problem: Problem, plan: Plan) -> list[Edit]:
-    """Everything that takes out, moves or adds; decisions every plan starts with stay."""
-    free = plan[len(problem.fixed) :]
-    return [
-        *(Edit((d,), ()) for d in free),
-        *(Edit((d,), (d,)) for d in free if isinstance(d, Shard)),
-        *(Edit((), move) for move in next_moves(problem, plan)),
-    ]
-
-
-def exchanges(problem: Problem, plan: Plan) -> list[Edit]:
-    """Everything that puts one decision in place of another of its kind."""
-    free = plan[len(problem.fixed) :]
-    return [Edit((d,), (e,)) for d in free for e in problem.choices if e not in plan and type(d) is type(e)]
 
 
 def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:

@@ -19,14 +19,17 @@ import numpy as np
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 
 ROOTS = 2
-EVALUATIONS = 3000  # of all roots, unless the user says otherwise; of a small program three times as many,
-SMALL_OPS = 2000  # as they take no more time
+# Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is to choose from, but
+# no more than the most; of a small program three times as many as the least, as they take no more time.
+EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3000, 1500, 30, 6000
+SMALL_OPS = 2000
 EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
 
@@ -52,8 +55,9 @@ def run_search(
     """
     start = time.monotonic()
     if iterations is None and seconds is None:
-        evaluations = EVALUATIONS * (3 if len(evaluator.problem.program.ops) < SMALL_OPS else 1)
-        iterations, seconds = (None, EXACT_SECONDS) if name == "exact" else (evaluations, None)
+        iterations, seconds = (
+            (None, EXACT_SECONDS) if name == "exact" else (default_evaluations(evaluator.problem), None)
+        )
     total = iterations
     roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
@@ -72,13 +76,23 @@ def run_search(
             rng = np.random.default_rng(seeds[root])
             report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
             budget = replace(budgets[root], asked=lambda: stop.asked)
-            return SEARCHES[name](evaluator.problem, Confirmed(evaluator), budget, rng, report, starts)
+            return SEARCHES[name](
+                evaluator.problem, Confirmed(evaluator), budget, rng, report, starts if root == 0 else ()
+            )
 
         results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
         best = _best(evaluator, results)
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(evaluator.problem, cost).met(cost)
     return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
+
+
+def default_evaluations(problem: Problem) -> int:
+    """How many plans a search looks at where the user does not say."""
+    if len(problem.program.ops) < SMALL_OPS:
+        return 3 * EVALUATIONS
+    axes = sum(size > 1 for size in problem.mesh.sizes)
+    return min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.choices)))
 
 
 class Confirmed:

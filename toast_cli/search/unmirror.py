@@ -14,7 +14,7 @@ from toast_cli.cost.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.mirrors import Parts, mirrored_groups, taken_apart, unmirror
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult
-from toast_cli.search.moves import Edit, exchanges, results, small_edits
+from toast_cli.search.moves import Edit, Moves, results
 from toast_cli.search.objective import PRICE, Objective
 from toast_cli.search.run import Confirmed
 
@@ -75,6 +75,7 @@ def _edit(evaluator: Evaluator, plan: Plan, parts: Parts, budget: Budget) -> tup
     """The best plan that edits of the groups taken apart lead to, and how many plans were looked at."""
     problem = evaluator.problem
     incumbent = Incumbent(problem, Confirmed(evaluator), budget)
+    moves = Moves(problem)
     family = {*parts, *(part for split in parts.values() for part in split)}
 
     def worth(of: Plan) -> float:
@@ -84,7 +85,7 @@ def _edit(evaluator: Evaluator, plan: Plan, parts: Parts, budget: Budget) -> tup
         now, improved = worth(plan), True
         while improved:
             improved = False
-            for edit in [*small_edits(problem, plan), *exchanges(problem, plan)]:
+            for edit in [*moves.small_edits(plan), *moves.exchanges(plan)]:
                 if not _about(edit, family):
                     continue
                 tried = [(worth(to), to) for to in results(problem, plan, edit)]

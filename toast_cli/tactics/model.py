@@ -179,13 +179,13 @@ def effective(problem: Problem, plan: Plan) -> Plan:
     """The plan without decisions that change nothing anywhere, and without a second one for the same group and axis."""
     kept: Plan = ()
     seen: set[tuple[int, int]] = set()
+    unlike = problem.unlike_patterns
     for decision in plan:
         if isinstance(decision, Shard):
             if decision[:2] in seen:
                 continue
             seen.add(decision[:2])
-            patterns = [p for p, groups in enumerate(problem.pattern_groups) if decision.group in groups]
-            if all(problem.iterate(p, kept) == problem.iterate(p, (*kept, decision)) for p in patterns):
+            if not any(problem.choice(p, kept) != problem.choice(p, (*kept, decision)) for p in unlike[decision.group]):
                 continue
         kept = (*kept, decision)
     return kept

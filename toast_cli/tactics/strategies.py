@@ -5,6 +5,9 @@ Enters: a `Problem`. Leaves: plans by name; any name is what `--strategy` takes.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 from toast_cli.errors import UsageError
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
@@ -46,15 +49,42 @@ def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[d
     return found, reasons
 
 
-def strategy(problem: Problem, name: str) -> Plan:
-    """The plan of one strategy. Raises UsageError where it does not apply, or the mesh has too few axes."""
+def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
+    """The plan of one strategy. Raises UsageError where it does not apply, or the mesh has too few axes.
+
+    Args:
+        first: of a strategy that has axes for two tactics, how many (of those with several devices) are the first one's; None: all but one.
+    """
     wanted = parse_wishes(strategy=name).wishes
     axes = [k for k, size in enumerate(problem.mesh.sizes) if size > 1]
     names = [problem.mesh.names[k] for k in axes]
     if not axes:
         raise UsageError("the mesh has one device", where="--strategy")
+    leading = [k for k, wish in enumerate(wanted) if k == 0 or not wish.tactic.companion]
+    if first is not None and len(leading) == 2 and 0 < first < len(names):
+        shares = dict(zip(leading, (names[:first], names[first:]), strict=True))
+        wanted = tuple(replace(w, axes=tuple(shares[k])) if k in shares else w for k, w in enumerate(wanted))
     placed = [(wish, tuple(axes[a] for a in over)) for wish, over in place(wanted, names)]
     return problem.canonical(compose(problem, placed))
 
 
-__all__ = ["BASELINES", "STRATEGIES", "applicable", "data_group", "strategies", "strategy", "weight_groups"]
+def starting_plans(problem: Problem) -> list[Plan]:
+    """What a search may start from: every strategy that applies, with every number of axes for the first of its two tactics."""
+    found: list[Plan] = []
+    for name in STRATEGIES if problem.choices else ():
+        for first in range(1, max(2, len(problem.mesh.sizes))):
+            with suppress(UsageError):
+                found.append(strategy(problem, name, first))
+    return list(dict.fromkeys(found))
+
+
+__all__ = [
+    "BASELINES",
+    "STRATEGIES",
+    "applicable",
+    "data_group",
+    "starting_plans",
+    "strategies",
+    "strategy",
+    "weight_groups",
+]
