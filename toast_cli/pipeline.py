@@ -20,7 +20,7 @@ from math import inf, prod
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
-from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend import Source, for_platform, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
@@ -121,6 +121,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
+        source = for_platform(source, spec.chip.platform)
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):
@@ -151,7 +152,7 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
     """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its first)."""
     with _without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
-        source = load(program)
+        source = for_platform(load(program), chosen.chip.platform)
         stated = stated_pins(source, chosen.names, chosen.sizes)
         return make_problem(source.program, analyse(source.program), chosen, pins, stated)
 
