@@ -9,9 +9,11 @@ value of v bytes that is computed from i bytes in memory:
     computed again: n i          written: i + v + n v
 
 (transcendental functions are no dearer than additions on units that have them in hardware; those that are not in hardware, such as the
-error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile; nor do two products
-both take exponentials and the like of the same array). What comes straight out of a product is
+error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile). What comes straight out of a product is
 not computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`.
+
+Where two products read exponentials and the like of one array (the probabilities of an attention), XLA:TPU writes them in some programs and
+has both products compute them in others. Memory is counted as if they were written, time as if they were not.
 """
 
 from __future__ import annotations
@@ -116,9 +118,9 @@ def is_elementwise(name: str) -> bool:
     return name in ELEMENTWISE or (name.startswith("chlo.") and name != "chlo.top_k")
 
 
-def materialised(program: Program, free: tuple[bool, ...]) -> list[bool]:
-    """[values] whether each value is written to memory."""
-    fusion = _Fusion(program, free)
+def materialised(program: Program, free: tuple[bool, ...], *, most: bool = True) -> list[bool]:
+    """[values] whether each value is written to memory; `most`: also what only some programs write, see above."""
+    fusion = _Fusion(program, free, most)
     for _ in range(ROUNDS):  # what is written depends on who reads it, and that on what is written further down
         readers = _kernels_reading(program, fusion.stored)
         fusion.decide(readers)
@@ -151,8 +153,9 @@ def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int
 class _Fusion:
     """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value -> bytes."""
 
-    def __init__(self, program: Program, free: tuple[bool, ...]) -> None:
+    def __init__(self, program: Program, free: tuple[bool, ...], most: bool) -> None:
         self._program = program
+        self._most = most
         self._free = free
         self._sizes = [value.bytes for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
@@ -236,7 +239,8 @@ class _Fusion:
 
     def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
-        if effort and effort + sum(ops[user].name in PRODUCTS for user, _ in self._program.users[value]) > 2:
+        products = sum(ops[user].name in PRODUCTS for user, _ in self._program.users[value]) if effort else 0
+        if products and (effort > 1 or (products > 1 and self._most)):
             return True
         if any(not _computes_operands(ops[r].name) for r in readers):
             return not (op.name in VIEWS and steps <= 1)

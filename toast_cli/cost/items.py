@@ -107,7 +107,7 @@ def make_items(problem: Problem) -> Items:
     needs = Needs(program, narrows=problem.mesh.chip.rewrites.narrows)
     sums, terms = sum_items(problem, late, needs)
     return Items(
-        work_items(problem, stored, late, terms, needs), sums, _arrays(problem, stored, late, needs),
+        work_items(problem, materialised(program, problem.free, most=False), late, terms, needs), sums, _arrays(problem, stored, late, needs),
         find_lives(program, stored, problem.free), stored,
     )  # fmt: skip
 
