@@ -16,7 +16,7 @@ from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import SumItem, sum_items
 from toast_cli.cost.needed import Needs
-from toast_cli.cost.tiling import Tiling, tilings
+from toast_cli.cost.tiling import Tiling, paddings, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.hardware.model import Attained, Chip
@@ -101,24 +101,26 @@ class Items:
 
 
 def make_items(problem: Problem) -> Items:
-    program = problem.program
-    stored = materialised(program, problem.free)
+    program, tile = problem.program, problem.mesh.chip.memory_tile
+    stored, tiled = materialised(program, problem.free), tilings(program, tile)
     late = late_values(program)
     needs = Needs(program, narrows=problem.mesh.chip.rewrites.narrows)
     sums, terms = sum_items(problem, late, needs)
+    done = kernels(
+        program, materialised(program, problem.free, most=False), problem.free, paddings(program, tiled, tile)
+    )
     return Items(
-        work_items(problem, materialised(program, problem.free, most=False), late, terms, needs), sums, _arrays(problem, stored, late, needs),
+        work_items(problem, done, late, terms, needs), sums, _arrays(problem, stored, tiled, late, needs),
         find_lives(program, stored, problem.free), stored,
     )  # fmt: skip
 
 
 def work_items(
-    problem: Problem, stored: list[bool], late: list[bool], terms: frozenset[int], needs: Needs
+    problem: Problem, done: list[Kernel | None], late: list[bool], terms: frozenset[int], needs: Needs
 ) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial."""
+    """Items of ops that have a kernel, or may have to communicate; done: [ops] the kernels; terms: ops whose results are added up partial."""
     program = problem.program
     sizes = [value.bytes for value in program.values]
-    done = kernels(program, stored, problem.free)
     runs: dict[Any, float] = defaultdict(float)
     example: dict[Any, int] = {}
     for number, op in enumerate(program.ops):
@@ -162,7 +164,9 @@ def _write_bytes(attained: Attained, side: KernelSide) -> float:
     return side.bytes * (attained.narrow_write if narrow else 1.0)
 
 
-def _arrays(problem: Problem, stored: list[bool], late: list[bool], needs: Needs) -> tuple[ArrayItem, ...]:
+def _arrays(
+    problem: Problem, stored: list[bool], tiled: list[Tiling], late: list[bool], needs: Needs
+) -> tuple[ArrayItem, ...]:
     program = problem.program
     producer = program.producer
     place = [0] * len(program.values)
@@ -170,7 +174,6 @@ def _arrays(problem: Problem, stored: list[bool], late: list[bool], needs: Needs
         for k, value in enumerate(op.results):
             place[value] = k
     early = early_values(program, problem.free)
-    tiled = tilings(program, problem.mesh.chip.memory_tile)
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]

@@ -49,16 +49,23 @@ class Kernel:
 
 @dataclass(slots=True)
 class _Walk:
-    """One kernel being gathered. read: (value, op that takes a part of it or -1) already counted. product: found on the way; others: more of them."""
+    """One kernel being gathered. padding: [values]. read: (value, op that takes a part of it or -1) already counted. product: found on the way; others: more of them."""
 
+    padding: list[float]
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     product: int = -1
     others: list[int] = field(default_factory=list)
 
 
-def kernels(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[Kernel | None]:
-    """[ops] the kernels of a program. Arguments, carries and results of the program have none."""
+def kernels(
+    program: Program, stored: list[bool], free: tuple[bool, ...], padding: list[float] | None = None
+) -> list[Kernel | None]:
+    """[ops] the kernels of a program. Arguments, carries and results of the program have none.
+
+    padding: [values] elements in memory over elements, see `tiling`; bytes, elements and flops count with it.
+    """
+    padded = padding or [1.0] * len(program.values)
     found: list[Kernel | None] = [None] * len(program.ops)
     # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
@@ -69,18 +76,20 @@ def kernels(program: Program, stored: list[bool], free: tuple[bool, ...]) -> lis
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found)
+            walk = _add(program, taken, free, end, found, _Walk(padded))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
     _let_reductions_ride(program, found, reads)
     return found
 
 
-def _add(program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None]) -> _Walk:
+def _add(
+    program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None], walk: _Walk
+) -> _Walk:
     """Adds the kernel that writes the results of op `number`, or adds these to the kernel of the product they finish."""
-    op, walk = program.ops[number], _Walk()
+    op = program.ops[number]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, taken, op, k) for k in range(len(op.results))]
+    results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
     if walk.product < 0:
         found[number] = Kernel(operands, results)
         return walk
@@ -92,7 +101,7 @@ def _add(program: Program, taken: list[bool], free: tuple[bool, ...], number: in
     finish = known.results[0]
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += op.flops + sum(s.flops for s in operands)
+    finish.flops += op.flops * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     return walk
 
@@ -139,7 +148,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
                 walk.others.append(maker)
                 _read(program, value, reader, at, walk, side)
             continue
-        side.flops += made.flops
+        side.flops += made.flops * walk.padding[value]
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
     return side
 
@@ -154,11 +163,12 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     walk.read.add(key)
     it = program.values[value]
     part = program.values[reader.results[0]] if takes else it
-    side.bytes += min(it.bytes, part.bytes)
-    side.elements += min(it.elements, part.elements)
+    padding = walk.padding[value]
+    side.bytes += round(min(it.bytes, part.bytes) * padding)
+    side.elements += round(min(it.elements, part.elements) * padding)
 
 
-def _written(program: Program, taken: list[bool], op: Op, k: int) -> Side:
+def _written(program: Program, taken: list[bool], op: Op, k: int, padding: list[float]) -> Side:
     value = op.results[k]
     if not taken[value]:
         return Side()
@@ -166,4 +176,4 @@ def _written(program: Program, taken: list[bool], op: Op, k: int) -> Side:
     if op.name in UPDATERS:
         update = program.values[op.operands[UPDATERS[op.name]]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
-    return Side(it.bytes, it.elements)
+    return Side(round(it.bytes * padding[value]), round(it.elements * padding[value]))

@@ -69,6 +69,14 @@ def tilings(program: Program, tile: Tile) -> list[Tiling]:
     return found
 
 
+def paddings(program: Program, tiled: list[Tiling], tile: Tile) -> list[float]:
+    """[values] elements in memory over elements of the whole arrays."""
+    return [
+        growth(value.shape, tiling.dims, tile) if tiling.dims else tiling.fixed
+        for value, tiling in zip(program.values, tiled, strict=True)
+    ]
+
+
 def _split(reshape: Op, lanes: int) -> Dims:
     """Dimensions that a reshape splits in the middle of a tile."""
     sizes, (operand, *_) = reshape.rule.sizes, reshape.rule.operands or ((),)
