@@ -13,7 +13,7 @@ thousand sums and products of different shapes with libtpu 0.0.42.1 for slices o
 * So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an all-reduce that uses all
   links, and no such reduce-scatter.
 
-Products come out in whichever layout has the fewest tiles; other arrays in row-major order.
+Products come out in whichever layout has the fewest tiles, batch dimensions outermost; other arrays in row-major order.
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one.
 """
@@ -25,6 +25,7 @@ from itertools import permutations
 from math import ceil, prod
 
 from toast_cli.hardware.model import Mesh
+from toast_cli.program.model import PRODUCTS, Op
 
 Tile = tuple[int, int]  # rows, columns
 _MOST_GROWTH = 1.5
@@ -32,12 +33,12 @@ _WORD_BITS = 32
 
 
 def stays_scatter(
-    mesh: Mesh, axes: tuple[int, ...], shape: tuple[int, ...], dim: int, bits: int, *, product: bool
+    mesh: Mesh, axes: tuple[int, ...], shape: tuple[int, ...], dim: int, bits: int, free: tuple[int, ...] = ()
 ) -> bool:
     """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place.
 
-    shape: of the array on one device, before. dim: the dimension that is scattered. bits: of an element. product: the array is a
-    matrix product's.
+    shape: of the array on one device, before. dim: the dimension that is scattered. bits: of an element. free: dimensions that the
+    compiler lays out as it likes, see `free_dims`; the others stay outside of them.
     """
     tile = mesh.chip.rewrites.scatter_tile
     if tile is None:
@@ -46,7 +47,7 @@ def stays_scatter(
     if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= 4)):
         return False
     streams = 4 if torus == [2, 2] and count == 4 else 2
-    return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, product)
+    return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, free)
 
 
 def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
@@ -60,15 +61,24 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
     return sorted(sizes.values())
 
 
+def free_dims(op: Op) -> tuple[int, ...]:
+    """Dimensions of an op's first result whose order the compiler chooses: all but the batch dimensions of a product; none of other ops'."""
+    if op.name not in PRODUCTS:
+        return ()
+    rule = op.rule
+    both = set.intersection(*({factor for factors in dims for factor in factors} for dims in rule.operands[:2]))
+    return tuple(dim for dim, factors in enumerate(rule.results[0]) if both.isdisjoint(factors))
+
+
 @lru_cache(maxsize=50_000)
 def _comes_apart(
-    tile: Tile, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, product: bool
+    tile: Tile, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, free: tuple[int, ...]
 ) -> bool:
     """Whether every device gets whole tiles, as many for each stream. packed: elements in 32 bits."""
     if len(shape) < 2 or shape[dim] % count:
         return False
     piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    order = _compact(tile, piece) if product else tuple(range(len(shape)))
+    order = _compact(tile, piece, free) if len(free) > 1 else tuple(range(len(shape)))
     majors, row, column = order[:-2], order[-2], order[-1]
     if shape[row] < tile[0]:
         return False
@@ -83,14 +93,13 @@ def _comes_apart(
     return dim in majors or piece[row] % (tile[0] * packed) == 0
 
 
-def _compact(tile: Tile, piece: tuple[int, ...]) -> tuple[int, ...]:
+def _compact(tile: Tile, piece: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
     """Dimensions, the outermost first, in the order with the fewest tiles; of such orders the last dimension's and longer rows first."""
-    last = len(piece) - 1
 
     def rank(pair: tuple[int, int]) -> tuple[int, bool, int]:
         row, column = pair
         tiles = ceil(piece[row] / tile[0]) * ceil(piece[column] / tile[1])
-        return tiles * prod(piece) // (piece[row] * piece[column]), column != last, -piece[row]
+        return tiles * prod(piece) // (piece[row] * piece[column]), column != free[-1], -piece[row]
 
-    row, column = min(permutations(range(len(piece)), 2), key=rank)
+    row, column = min(permutations(free, 2), key=rank)
     return (*(d for d in range(len(piece)) if d not in (row, column)), row, column)

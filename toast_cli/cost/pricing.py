@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.emitted import stays_scatter
+from toast_cli.cost.emitted import free_dims, stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
@@ -223,7 +223,7 @@ class Pricer:
         if len(dims) == 1:
             shape = tuple([n // _count(split, self._sizes) for n, split in zip(value.shape, layout, strict=True)])
             bits = DTYPE_BITS.get(value.dtype, 32)
-            stays = stays_scatter(mesh, axes, shape, dims[0], bits, product=op.name in PRODUCTS)
+            stays = stays_scatter(mesh, axes, shape, dims[0], bits, free_dims(op))
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * _count(axes, self._sizes)
