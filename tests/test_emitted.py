@@ -107,6 +107,17 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, (0, 1, 2))
 
 
+def test_a_head_alone_and_the_one_head_of_a_device() -> None:
+    """Gradients of keys' weights [128, heads, 64] over 8: 16 rows a device come apart if there is one head, and not if a device has one of
+    two, which stays a dimension outside of them."""
+    mesh = mesh_of("v4-32", {"data": 8, "model": 2})
+    for heads, kind in ((1, "reduce-scatter"), (2, "all-reduce")):
+        case = case_of(lambda x, y: jnp.einsum("bd,bhk->dhk", x, y), arg(64, 128), arg(64, heads, 64), mesh=mesh)
+        plan = [case.shard("x.0", "data"), case.shard("x.1", "data")]
+        plan += [case.shard("y.1", "model")] if heads > 1 else []
+        assert [use.kind for use in case.evaluator.collectives(tuple(plan))] == [kind]
+
+
 PADDED = """HloModule jit_f, num_partitions=4
 
 %add (a: f32[], b: f32[]) -> f32[] {

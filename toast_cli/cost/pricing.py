@@ -221,9 +221,13 @@ class Pricer:
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         stays = not dims or mesh.chip.rewrites.scatter_tile is None
         if len(dims) == 1:
-            shape = tuple([n // _count(split, self._sizes) for n, split in zip(value.shape, layout, strict=True)])
-            bits = DTYPE_BITS.get(value.dtype, 32)
-            stays = stays_scatter(mesh, axes, shape, dims[0], bits, free_dims(op))
+            free = free_dims(op)
+            kept = [
+                d for d, n in enumerate(value.shape) if n > 1 or d not in free
+            ]  # a product has no dimensions of size 1
+            shape = tuple([value.shape[d] // _count(layout[d], self._sizes) for d in kept])
+            bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
+            stays = stays_scatter(mesh, axes, shape, dim, bits, tuple([kept.index(d) for d in free if d in kept]))
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * _count(axes, self._sizes)

@@ -26,7 +26,7 @@ SCHEMA = "toast.verify/1"
 Outcome = Literal["agreed", "disagreed", "unchecked"]
 
 # More or less traffic than promised, by more than this part of it, is a disagreement …
-TRAFFIC_TOLERANCE = 0.10
+TRAFFIC_TOLERANCE = 0.05
 # … unless it is so little on each device that no link notices.
 SMALL_BYTES = 4096
 
