@@ -57,11 +57,6 @@ Compiler = Literal["cpu", "tpu", "gpu"]
 REASONS = """
 - XLA:TPU multiplies f32 in one bf16 pass unless told otherwise and gathers the operands as bf16: half the bytes of a gathered f32 weight.
 - XLA:TPU writes small reduce-scatters, and those over two devices, as all-reduces of which each device keeps a piece.
-- A sum whose terms are partial over different groups (multi-query attention under Megatron: queries over heads, keys and values over their
-  width) is reduced once by XLA; predicted is one reduction for each group.
-- The gradient of a look-up whose table rests split along what is looked up: XLA gathers the updates where a reduce-scatter is predicted.
-- Convolutions split in space and slices at the edge of a shard: XLA exchanges halos piece by piece.
-- Recurrent loops under FSDP: XLA gathers a weight once for each product in the loop that reads it; predicted is one gather.
 """.strip()
 
 
