@@ -25,13 +25,12 @@ PinnedLayout = tuple[tuple[int, ...] | None, ...]
 @dataclass(frozen=True, slots=True)
 class Space:
     """Slots of a convolution that has windows. tiled: of its image and its result, reached over by windows; summed: of its image and its
-    kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows; batch: what the image has and the kernel has not."""
+    kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows."""
 
     tiled: frozenset[int]
     summed: frozenset[int]
     contracted: frozenset[int]
     kernel: frozenset[int]
-    batch: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +194,14 @@ def _leave_space(space: Space, slot_axes: list[tuple[int, ...]], sizes: tuple[in
     """Takes away the axes that split space where XLA's partitioner would not go along.
 
     Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all devices: those that hold the
-    same pieces, because an axis does not split what is added up, count several times (jaxlib 0.10.2; a gradient comes out doubled). It does
-    so for every kernel that is split, unless the batch is split too.
+    same pieces, because an axis does not split what is added up, count several times (jaxlib 0.10.2; a gradient comes out doubled).
     """
 
     def spent(slots: frozenset[int]) -> set[int]:
         return {axis for slot in slots for axis in slot_axes[slot]}
 
     away: frozenset[int] = frozenset()
-    if spent(space.tiled) and (spent(space.kernel) or spent(space.summed)) and not spent(space.batch):
+    if spent(space.tiled) and (spent(space.kernel) or spent(space.summed)):
         away = space.tiled
     if spent(space.summed):
         added_up = spent(space.summed | space.contracted)

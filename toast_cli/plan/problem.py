@@ -288,7 +288,6 @@ def _space(op: Op, form: Form) -> Space | None:
         windowed & kernel,
         image & kernel - windowed,
         kernel - windowed,
-        image - kernel - windowed,
     )
     return Space(*map(frozenset, sets))
 
