@@ -22,6 +22,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.convert import convert
 from toast_cli.frontend.diagnostics import first_error
+from toast_cli.frontend.foreign import foreign_hint
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields
 
 STDIN = "-"
@@ -230,7 +231,7 @@ def _parse_text(data: bytes, where: str) -> Any:
         if not _MLIR_WORD.search(text):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
         place, message = first_error(error)
-        hint = "is the file complete, and StableHLO as this jaxlib knows it?"
+        hint = foreign_hint(message) or "is the file complete, and StableHLO as this jaxlib knows it?"
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
 
 

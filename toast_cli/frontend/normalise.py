@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend.foreign import refuse_foreign
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.leftovers import translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
@@ -58,7 +59,8 @@ class Normalised:
 def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
     """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
 
-    Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, or control flow between blocks.
+    Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between blocks, or operations
+    that are not StableHLO.
     """
     module = with_static_shapes(module, entry_function(module, path), path)
     function = entry_function(module, path)
@@ -66,6 +68,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     flatten_tuples(module)
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
+    refuse_foreign(module, path)
     findings = take_shardings(module, function, path)
     notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
     notices += settle_attributes(module)
