@@ -24,6 +24,7 @@ from toast_cli.program.model import Program
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
+from toast_cli.tactics import starting_plans
 
 MESHES = ("v4-32:data=8,model=2", "h100-8:data=4,model=2", "p100-8:data=4,model=2")
 REACHED = 1.0 + 1e-6  # of the optimum's time with the price of its decisions
@@ -72,7 +73,8 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     if not exact.proven:
         return row
     evaluator = Evaluator(problem)
-    found = [run_search(evaluator, "mcts", seed) for seed in range(seeds)]
+    starts = starting_plans(problem)
+    found = [run_search(evaluator, "mcts", seed, starts=starts) for seed in range(seeds)]
     reached = sum(priced(result) <= priced(exact) * REACHED for result in found)
     worst = max(result.cost.step_seconds if result.fits else float("inf") for result in found) / best - 1.0
     good = reached >= 0.95 * seeds and worst <= 0.02

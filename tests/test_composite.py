@@ -239,3 +239,24 @@ def test_little_memory_splits_weights_at_rest() -> None:
     assert share_at_rest(tight, result.plan, WEIGHTS) <= 1 / 8
     assert share_at_rest(tight, result.plan, STATE) <= 1 / 8
     assert share_at_rest(roomy, batch, WEIGHTS) == 1.0
+
+
+def test_much_memory_leaves_plain_data_parallelism_where_little_memory_splits_weights_at_rest() -> None:
+    def step(params: list[Any], x: jax.Array) -> list[Any]:
+        def loss(params: list[Any]) -> jax.Array:
+            y = x
+            for w in params:
+                y = y + jax.nn.relu(y @ w["up"]) @ w["down"]
+            return jnp.sum(y**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    shapes = ([{"down": arg(4096, 1024), "up": arg(1024, 4096)} for _ in range(4)], arg(2**13, 1024))
+    roomy = case_of(step, *shapes, donate=(0,), mesh=round_mesh(data=16))
+    found = run_search(roomy.evaluator, "mcts")
+    assert found.plan == (roomy.shard("x.0", "data"),)
+    limit = int(found.cost.peak_bytes - 0.4 * found.cost.argument_bytes)
+    tight = case_of(step, *shapes, donate=(0,), mesh=round_mesh(limit, data=16))
+    result = run_search(tight.evaluator, "mcts")
+    assert result.fits
+    assert share_at_rest(tight, result.plan, WEIGHTS) <= 1 / 8
