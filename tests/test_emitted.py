@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -116,6 +117,17 @@ def test_a_head_alone_and_the_one_head_of_a_device() -> None:
         plan = [case.shard("x.0", "data"), case.shard("x.1", "data")]
         plan += [case.shard("y.1", "model")] if heads > 1 else []
         assert [use.kind for use in case.evaluator.collectives(tuple(plan))] == [kind]
+
+
+def test_gathers_of_short_vectors_become_all_reduces() -> None:
+    """From 4 devices: 512 elements come in rows of 128, 256 do not; a matrix of as few is gathered."""
+    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    for shape, kind in (((512,), "all-gather"), ((256,), "all-reduce"), ((1, 256), "all-gather")):
+        case = case_of(
+            lambda v, w: v + w, arg(*shape), arg(*shape), mesh=mesh, pins=("v=" + "-," * (len(shape) - 1) + "data",)
+        )
+        (use,) = case.evaluator.collectives(())
+        assert (use.kind, use.bytes, use.written) == (kind, prod(shape) * 4, ("all-gather", prod(shape) * 4))
 
 
 PADDED = """HloModule jit_f, num_partitions=4

@@ -13,9 +13,11 @@ thousand sums and products of different shapes with libtpu 0.0.42.1 for slices o
 * So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an all-reduce that uses all
   links, and no such reduce-scatter.
 
+An all-gather of a vector in pieces of less than a row of a tile becomes an all-reduce of zeros and one's own piece.
+
 Products come out in whichever layout has the fewest tiles, batch dimensions outermost; other arrays in row-major order.
 
-Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one.
+Enters: a mesh and a local array. Leaves: whether a reduce-scatter or all-gather of it stays one.
 """
 
 from __future__ import annotations
@@ -48,6 +50,12 @@ def stays_scatter(
         return False
     streams = 4 if torus == [2, 2] and count == 4 else 2
     return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, free)
+
+
+def stays_gather(mesh: Mesh, shape: tuple[int, ...], shards: int) -> bool:
+    """Whether the chip's compiler keeps an all-gather of a whole array of that shape from so many pieces."""
+    tile = mesh.chip.rewrites.scatter_tile
+    return tile is None or len(shape) != 1 or shape[0] // shards >= tile[1]
 
 
 def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.emitted import free_dims, stays_scatter
+from toast_cli.cost.emitted import free_dims, stays_gather, stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
@@ -23,7 +23,7 @@ from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import PERMUTE, reshard_steps
+from toast_cli.plan.reshard import GATHER, PERMUTE, reshard_steps
 from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
@@ -284,8 +284,14 @@ class Pricer:
                 op = self._reader_op(item, item.readers[copy.places[0]])
                 written = (step.kind, item.moved_bytes * step.fraction)
                 size, value, waited_for = least * step.fraction, item.values[0], item.waited_for
-                seconds = self._seconds_of(step.kind, size, step.axes)
-                yield _use(step.kind, step.axes, size, runs, seconds, op, value, waited_for=waited_for, written=written)
+                kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
+                seconds = self._seconds_of(kind, size, step.axes)
+                yield _use(kind, step.axes, size, runs, seconds, op, value, waited_for=waited_for, written=written)
+
+    def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
+        """What becomes of a step of a reshard of a value that lies in so many pieces."""
+        shape = self._problem.program.values[value].shape
+        return "all-reduce" if kind == GATHER and not stays_gather(self._problem.mesh, shape, pieces) else kind
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program
