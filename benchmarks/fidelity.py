@@ -55,8 +55,8 @@ Compiler = Literal["cpu", "tpu", "gpu"]
 
 # Why rows miss the aim, as found by reading the compiled modules.
 REASONS = """
-- XLA:TPU multiplies f32 in one bf16 pass unless told otherwise and gathers the operands as bf16: half the bytes of a gathered f32 weight.
-- XLA:TPU writes small reduce-scatters, and those over two devices, as all-reduces of which each device keeps a piece.
+- XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a neighbour: permutes
+  without a source line. The padding itself is not counted.
 """.strip()
 
 
