@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import jax
-from programs import Case, arg, case_of
+import jax.numpy as jnp
+from jax import lax
+from programs import Case, arg, case_of, round_mesh
 
+from toast_cli.emit import emit_shardy
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.settle import settled
+from toast_cli.verify.child import Failure
+from toast_cli.verify.partitioned import collectives_after_partitioning
 
 
 def loss_case() -> Case:
@@ -18,7 +23,7 @@ def loss_case() -> Case:
     return case_of(jax.grad(loss), arg(8, 64), arg(16, 8))
 
 
-def test_a_scattered_reduction_has_both_its_layouts() -> None:
+def test_a_scattered_reduction_says_where_it_is_computed() -> None:
     case = loss_case()
     plan = (case.shard("x.0", "data"), case.shard("w.1", "model"), case.shard("x.0", "model"))
     lowered = settled(case.program, case.lowered(plan))
@@ -28,4 +33,23 @@ def test_a_scattered_reduction_has_both_its_layouts() -> None:
     pins = {pin.handle: pin.layouts for pin in choose_marks(case.source, lowered).marks.pins}
     assert scattered
     for value in scattered:
-        assert pins[case.source.definitions[value]] == (lowered.computed[value], lowered.layouts[value])
+        assert pins[case.source.definitions[value]][0] == lowered.computed[value]
+
+
+def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
+    def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+        def depthwise(k: jax.Array) -> jax.Array:
+            dims = ("NWC", "WIO", "NWC")
+            y = lax.conv_general_dilated(x, k, (1,), "SAME", dimension_numbers=dims, feature_group_count=128)
+            return (y * dy).sum()
+
+        return jax.grad(depthwise)(jnp.zeros((4, 1, 128)))
+
+    sizes = {"data": 2, "fsdp": 2, "model": 2}
+    case = case_of(gradient, arg(16, 32, 128), arg(16, 32, 128), mesh=round_mesh(**sizes))
+    plan = (
+        case.shard("x.0", "data"), case.shard("x.0", "fsdp"), case.shard("x.2", "model"), case.shard("x.2", "data"), case.shard("x.2", "fsdp"),
+    )  # fmt: skip
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("data", "fsdp"), 4 * 4 * 16)}

@@ -9,7 +9,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, replicated
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import PRODUCTS
+from toast_cli.program.model import CONVOLUTION, PRODUCTS
 
 
 def lower(problem: Problem, plan: Plan) -> LoweredPlan:
@@ -33,5 +33,7 @@ def lower(problem: Problem, plan: Plan) -> LoweredPlan:
             if iteration.operands[k] != layouts[value]:
                 required[number, k] = iteration.operands[k]
     layouts, computed, sums = accumulated(program, layouts, computed, reduced, required)
-    at_once = sums | {value for value in computed if program.ops[program.producer[value]].name not in PRODUCTS}
-    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, at_once)
+    makers = {value: program.ops[program.producer[value]].name for value in computed}
+    at_once = sums | {value for value, name in makers.items() if name not in PRODUCTS}
+    convolved = frozenset(value for value, name in makers.items() if name == CONVOLUTION)
+    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, at_once, convolved)

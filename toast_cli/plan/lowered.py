@@ -19,6 +19,7 @@ class LoweredPlan:
         required: (op number, operand position) -> the layout that use needs, where that differs from the value's: a reshard
             sits on this edge.
         at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
+        convolved: values in `computed` that a convolution makes.
     """
 
     axis_names: tuple[str, ...]
@@ -27,6 +28,7 @@ class LoweredPlan:
     computed: dict[int, Layout]
     required: dict[tuple[int, int], Layout]
     at_once: frozenset[int] = frozenset()
+    convolved: frozenset[int] = frozenset()
 
     def path(self, value: int) -> tuple[Layout, ...]:
         """Layouts a value goes through from where it is computed to where it stays.
@@ -34,11 +36,12 @@ class LoweredPlan:
         A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
         through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
         it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term;
-        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates.
+        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates. A convolution says in which layout it is
+        computed: asked for a finer one, XLA gathers its operands along the batch.
         """
         if value not in self.computed:
             return (self.layouts[value],)
         if value in self.at_once:
             return (self.computed[value], self.layouts[value])
         steps = refinements(self.computed[value], self.layouts[value])
-        return steps[1:] if len(steps) > 2 else steps
+        return steps[1:] if len(steps) > 2 and value not in self.convolved else steps

@@ -24,7 +24,8 @@ JOIN = "toast.join"
 RESULT = "toast.result"
 
 # Ops that multiply and add up: what a chip's matrix unit does.
-PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
+CONVOLUTION = "stablehlo.convolution"
+PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", CONVOLUTION})
 
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
 DimFactors = tuple[int, ...]
