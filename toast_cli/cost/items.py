@@ -27,10 +27,9 @@ from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Wind
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
-Side = tuple[
-    float, float, float
-]  # bytes read, bytes its passage counts as when it outweighs the others', elementwise flops
-NOTHING: Side = (0.0, 0.0, 0.0)
+# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes (see `kernels.Side`).
+Side = tuple[float, float, float, float]
+NOTHING: Side = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +152,10 @@ def _work(chip: Chip, op: Op, kernel: Kernel | None) -> tuple[float, tuple[Side,
     streams = op.name in PRODUCTS  # what a product reads goes to the matrix unit, not through the vector unit
     attained = chip.attained
     operands = tuple(
-        (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops) for s in kernel.operands
+        (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops, float(s.passing))
+        for s in kernel.operands
     )
-    results = tuple((float(s.read), _write_bytes(attained, s), s.flops) for s in kernel.results)
+    results = tuple((float(s.read), _write_bytes(attained, s), s.flops, float(s.passing)) for s in kernel.results)
     return op.flops, operands, results, 0 if kernel.rides else 1, float(kernel.unfinished)
 
 

@@ -25,12 +25,14 @@ UPDATERS = {"stablehlo.dynamic_update_slice": 1, "stablehlo.scatter": -1}
 @dataclass(slots=True)
 class Side:
     """What a kernel does on one side of its op. bytes and elements: read on the side of an operand, written on that of a result;
-    flops: elementwise. read: bytes read on the side of a result, by what finishes a product."""
+    flops: elementwise. read: bytes read on the side of a result, by what finishes a product. passing: of all these bytes those of arrays
+    that the program makes and does not keep."""
 
     bytes: int = 0
     elements: int = 0
     flops: float = 0.0
     read: int = 0
+    passing: int = 0
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ def _add(
     finish.elements += sum(s.elements for s in results)
     finish.flops += op.flops * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
+    finish.passing += sum(s.passing for s in (*operands, *results))
     return walk
 
 
@@ -121,7 +124,7 @@ def _let_reductions_ride(program: Program, found: list[Kernel | None], reads: di
         if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
-                side.bytes = side.elements = 0
+                side.bytes = side.elements = side.passing = 0
 
 
 def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:
@@ -164,7 +167,10 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     it = program.values[value]
     part = program.values[reader.results[0]] if takes else it
     padding = walk.padding[value]
-    side.bytes += round(min(it.bytes, part.bytes) * padding)
+    size = round(min(it.bytes, part.bytes) * padding)
+    side.bytes += size
+    if program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
+        side.passing += size
     side.elements += round(min(it.elements, part.elements) * padding)
 
 
@@ -176,4 +182,6 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, padding: list[
     if op.name in UPDATERS:
         update = program.values[op.operands[UPDATERS[op.name]]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
-    return Side(round(it.bytes * padding[value]), round(it.elements * padding[value]))
+    size = round(it.bytes * padding[value])
+    kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
+    return Side(size, round(it.elements * padding[value]), passing=0 if kept else size)

@@ -68,18 +68,20 @@ class Pricer:
             return 0.0
         sizes, chip = self._sizes, self._problem.mesh.chip
         cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
+        kept = chip.attained.kept_bytes
         reads = into = out = vector = 0.0
-        for (read, through, flops), layout in zip(work.operands, iteration.operands, strict=True):
+        for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
             if read or flops:
                 count = shards(layout, sizes)
-                reads += read / count
+                reads += (read - passing if passing <= kept * count else read) / count
                 vector += flops / count
                 into = max(into, through / count)
-        for (read, through, flops), layout in zip(work.results, iteration.computed, strict=True):
+        for (read, through, flops, passing), layout in zip(work.results, iteration.computed, strict=True):
             count = shards(layout, sizes)
-            reads += read / count
             vector += flops / count
-            out += through / count
+            if not passing or passing > kept * count:
+                reads += read / count
+                out += through / count
         kernels, flops = work.kernels, work.flops / prod(cuts)
         if work.unfinished and (iteration.reduced or any(iteration.scattered)):  # written, reduced, read to be finished
             reads += 2 * work.unfinished / shards(iteration.computed[0], sizes)
@@ -97,7 +99,7 @@ class Pricer:
         flops = work.flops / prod(_count(axes, sizes) for axes in iteration.slot_axes)
         moved = 0.0
         for sides, layouts in ((work.operands, iteration.operands), (work.results, iteration.computed)):
-            for (size, through, elementwise), layout in zip(sides, layouts, strict=True):
+            for (size, through, elementwise, _), layout in zip(sides, layouts, strict=True):
                 count = shards(layout, sizes)
                 moved += (size if sides is work.operands else max(size, through)) / count
                 flops += elementwise / count

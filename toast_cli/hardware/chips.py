@@ -26,7 +26,7 @@ _LIBTPU = "libtpu 0.0.42.1, out-of-memory message"
 _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
 # Fitted to the cycles that the compiler estimates for small programs: benchmarks/calibrate_ops.py.
-_FITTED = "fitted to libtpu 0.0.42.1's estimates, benchmarks/data/ops.csv"
+_FITTED = "fitted to libtpu 0.0.42.1's estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of programs.jsonl"
 # Not fitted: what vendors' own libraries are published to reach.
 _GPU_ATTAINED = "estimate"
 # src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
@@ -260,10 +260,42 @@ def _gpu(
 
 
 # Every figure but vector and pass_bytes, which all chips share, is fitted chip by chip.
-_V4 = Attained(matrix=0.90, vector=0.66, memory=0.735, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.5e-6)
-_V5E = Attained(matrix=0.84, vector=0.66, memory=0.675, pass_bytes=4.0, narrow_write=2.65, kernel_seconds=1.9e-6)
-_V5P = Attained(matrix=0.91, vector=0.66, memory=0.545, pass_bytes=4.0, narrow_write=2.7, kernel_seconds=3.8e-6)
-_V6E = Attained(matrix=0.65, vector=0.66, memory=0.80, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.45e-6)
+_V4 = Attained(
+    matrix=0.90,
+    vector=0.66,
+    memory=0.735,
+    pass_bytes=4.0,
+    narrow_write=2.9,
+    kernel_seconds=1.5e-6,
+    kept_bytes=16 * 2**20,
+)
+_V5E = Attained(
+    matrix=0.84,
+    vector=0.66,
+    memory=0.675,
+    pass_bytes=4.0,
+    narrow_write=2.65,
+    kernel_seconds=1.9e-6,
+    kept_bytes=32 * 2**20,
+)
+_V5P = Attained(
+    matrix=0.91,
+    vector=0.66,
+    memory=0.545,
+    pass_bytes=4.0,
+    narrow_write=2.7,
+    kernel_seconds=3.8e-6,
+    kept_bytes=16 * 2**20,
+)
+_V6E = Attained(
+    matrix=0.65,
+    vector=0.66,
+    memory=0.80,
+    pass_bytes=4.0,
+    narrow_write=2.9,
+    kernel_seconds=1.45e-6,
+    kept_bytes=32 * 2**20,
+)
 # The tile is that of the layouts XLA:TPU writes, `{1,0:T(8,128)}` ("Tiled layout", openxla.org/xla).
 _TPU_REWRITES = Rewrites(narrows=True, scatter_tile=(8, 128))
 _REWRITES_SOURCE = (
