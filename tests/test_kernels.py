@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, source_of
+from programs import ROUND_CHIP, arg, case_of, evaluator_of, problem_of, round_mesh, source_of
 
 from toast_cli.cost.compute import kernel_seconds, padding
 from toast_cli.cost.fusion import materialised
@@ -126,3 +126,12 @@ def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: i
     whole = seconds(rows, columns, depth)
     for cut in ((rows / ways, columns, depth), (rows, columns / ways, depth), (rows, columns, depth / ways)):
         assert seconds(*cut) <= whole * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("kept_bytes", "moved_kib"), [(0, 6), (KIB - 1, 6), (KIB, 4)])
+def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_bytes: int, moved_kib: int) -> None:
+    """Two products: three arrays of 1 KiB each, of which one passes from the first to the second."""
+    mesh = round_mesh(data=2)
+    chip = replace(mesh.chip, attained=replace(mesh.chip.attained, kept_bytes=kept_bytes))
+    evaluator = evaluator_of(source_of(lambda x, v, w: (x @ v) @ w, S, S, S), replace(mesh, chip=chip))
+    assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
