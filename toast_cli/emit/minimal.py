@@ -207,7 +207,8 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
 
-    It does for products over one axis that keep the whole mesh busy; else it may find odder ways. A reduction needs its pin for another
+    It does for products over one axis that keep the whole mesh busy, where the axes of each dimension are in the mesh's order; else it may
+    find odder ways. A reduction needs its pin for another
     reason: what it reads is mostly elementwise, and without one the layout of the result may spread over all of that. Whether it does
     hangs on the order in which propagation sees the operations, which is not XLA's.
     """
@@ -222,7 +223,8 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    return finer and not idle and spread == 1
+    ordered = all(list(axes) == sorted(axes) for axes in layout)
+    return finer and not idle and spread == 1 and ordered
 
 
 def is_cut_by_its_reader(source: Source, lowered: LoweredPlan, value: int) -> bool:
