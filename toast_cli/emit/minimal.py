@@ -207,8 +207,9 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
 
-    It does for products over one axis that keep the whole mesh busy, where the axes of each dimension are in the mesh's order; else it may
-    find odder ways. A reduction needs its pin for another
+    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each
+    dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a gather of everything and a slice. A reduction needs its
+    pin for another
     reason: what it reads is mostly elementwise, and without one the layout of the result may spread over all of that. Whether it does
     hangs on the order in which propagation sees the operations, which is not XLA's.
     """
@@ -222,9 +223,10 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
+    fresh = all(not a for a, b in zip(computed, layout, strict=True) if a != b)
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
     ordered = all(list(axes) == sorted(axes) for axes in layout)
-    return finer and not idle and spread == 1 and ordered
+    return finer and fresh and not idle and spread == 1 and ordered
 
 
 def is_cut_by_its_reader(source: Source, lowered: LoweredPlan, value: int) -> bool:

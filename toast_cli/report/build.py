@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import PEAK_ERROR, Cost
 from toast_cli.frontend.source import Source
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
-from toast_cli.report.format import format_percent
+from toast_cli.report.format import format_count, format_percent
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -191,13 +192,25 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
     return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text, unless)
 
 
-def _idle(problem: Problem, axis: int) -> str:
+def _idle(problem: Problem, plan: Plan, axis: int) -> str:
     why = (
         "no tactic uses it and the search was kept from it"
         if axis in problem.closed
-        else "nothing pays that is split over it"
+        else f"nothing pays that is split over it{_odd(problem, plan, axis)}"
     )
     return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
+
+
+def _odd(problem: Problem, plan: Plan, axis: int) -> str:
+    """What is split over other axes and would be over this one too, if only its size divided; empty where nothing is."""
+    sizes = problem.mesh.sizes
+    for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
+        found = problem.dimensions.groups[group]
+        count = sizes[axis] * prod(sizes[d.axis] for d in plan if isinstance(d, Shard) and d.group == group)
+        if found.size % count and found.size > count:
+            padded = -(-found.size // count) * count
+            return f"; {found.name} ({format_count(found.size)}) does not divide by {count}, padded to {format_count(padded)} it would"
+    return ""
 
 
 def _tight(problem: Problem, cost: Cost) -> list[str]:
@@ -217,7 +230,7 @@ def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> Analy
     opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
     notes = [
         *_tight(problem, cost),
-        *(_idle(problem, axis) for axis in idle_axes(problem, plan)),
+        *(_idle(problem, plan, axis) for axis in idle_axes(problem, plan)),
         *source.notices,
         *problem.notices,
     ]
