@@ -2,7 +2,7 @@
 
 Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the chip's clock, loops
 counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute. Ranks are compared among the plans
-of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md`.
+of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md` and draws `docs/time.svg`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
 from benchmarks.common import Row, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
+from benchmarks.plot import scatter
 from toast_cli.cost.evaluator import Evaluator
 
 START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- time: end -->"
@@ -116,7 +117,7 @@ def _ranked(values: np.ndarray) -> np.ndarray:
 
 
 def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
-    """Puts the tables between the markers of the page."""
+    """Puts the tables between the markers of the page, and the plot beside it."""
     lines = [
         *told(programs),
         "",
@@ -130,6 +131,11 @@ def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     before, _, rest = text.partition(START)
     after = rest.partition(END)[2]
     page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+    points = [
+        (r["compiled"], r["predicted"], f"{r['program']} {r['slice']} {r['plan']}", r["set"] == "test")
+        for r in programs
+    ]
+    (page.parent / "time.svg").write_text(scatter("compute of one device", "ms", points), encoding="utf-8")
 
 
 def _markdown(columns: dict[str, str], rows: list[Row]) -> list[str]:
@@ -142,7 +148,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE", help="compiled programs")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
     parser.add_argument("--no-ops", action="store_true", help="whole programs only")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables into the documentation: docs")
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="write tables and plot into the documentation: docs"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 
