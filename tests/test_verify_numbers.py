@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from toast_cli import xla
+from toast_cli.verify import numbers
+from toast_cli.verify.child import Failure
 from toast_cli.verify.compile import Form
 from toast_cli.verify.errors import (
     ResultError,
@@ -215,3 +217,34 @@ def test_too_large_to_run(program: Loaded, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         refuse_large([(program, 8)], 600.0)
     refuse_large([(Loaded(0, 1.0), 8)], 600.0)
+
+
+def result(index: int, error: float) -> ResultError:
+    return ResultError(index, "f32[8]", "value", error, 1e-4)
+
+
+# name, errors of each result with the first seed and with the second, results that are called wrong
+SEEDS: list[tuple[str, list[float], list[float] | Failure, list[int]]] = [
+    ("all right", [1e-6, 1e-6], Failure("must not be asked"), []),
+    ("an accident of the inputs", [1e-2, 1e-6], [1e-6, 1e-2], []),
+    ("wrong on all inputs", [1e-2, 1e-6], [1e-2, 1e-6], [0]),
+    ("the second run fails", [1e-2, 1e-6], Failure("out of memory"), [0]),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "wrong"), [s[1:] for s in SEEDS], ids=[s[0] for s in SEEDS])
+def test_what_differs_is_looked_at_again_on_other_inputs(
+    first: list[float], second: list[float] | Failure, wrong: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def once(original: bytes, partitioned: bytes, devices: int, seed: int, *rest: Any) -> list[ResultError] | Failure:
+        asked.append(seed)
+        errors = first if len(asked) == 1 else second
+        return errors if isinstance(errors, Failure) else [result(k, error) for k, error in enumerate(errors)]
+
+    monkeypatch.setattr(numbers, "compare_once", once)
+    errors = numbers.compare_numbers(b"", b"", 8, seed=5)
+    assert not isinstance(errors, Failure)
+    assert [e.index for e in errors if e.wrong] == wrong
+    assert asked == ([5, 6] if max(first) > 1e-4 else [5])
