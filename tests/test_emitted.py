@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from programs import ROUND_CHIP, arg, case_of, round_mesh
 
-from toast_cli.cost.emitted import free_dims, stays_scatter
+from toast_cli.cost.emitted import NO_PRODUCT, sides_of, stays_scatter
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.hardware.model import Rewrites
 from toast_cli.report.build import collective_facts
@@ -58,8 +58,10 @@ RING = [
 @pytest.mark.parametrize(("shape", "dim", "bits", "product", "stays"), RING)
 def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: int, product: bool, stays: bool) -> None:
     spec, axes, over = LINE
-    free = tuple(range(len(shape))) if product else ()
-    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, free) is stays
+    # The products are x [b, d] by y [b, h, k] where they have three dimensions, the longest of which is d.
+    longest = shape.index(max(shape))
+    sides = ((longest,), tuple(d for d in range(len(shape)) if d != longest)) if product else NO_PRODUCT
+    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, sides) is stays
 
 
 @pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True), ((4 * 8, 512), False)])  # fmt: skip
@@ -81,7 +83,7 @@ def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> Non
     ],
 )
 def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[int, ...], stays: bool) -> None:
-    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, (0, 1)) is stays
+    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, ((0,), (1,))) is stays
 
 
 def test_promises_for_the_chip_and_for_the_partitioner() -> None:
@@ -103,9 +105,19 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     mesh = mesh_of(LINE[0], LINE[1])
     program = case_of(lambda x, y: jnp.einsum("egd,egf->edf", x, y), arg(16, 32, 80), arg(16, 32, 96)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
-    assert free_dims(product) == (1, 2)
-    assert not stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, free_dims(product))
-    assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, (0, 1, 2))
+    assert sides_of(product) == ((1,), (2,))
+    assert not stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, sides_of(product))
+    assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, ((0, 1), (2,)))
+
+
+def test_dimensions_of_one_operand_of_a_product_stay_in_order() -> None:
+    """[32, 8, 8 x 20] of x [32, 8, d] by y [d, 160]: 20 rows a device are no whole tiles. Tiles of 8 x 32 would be fewer. Of
+    [8 x 10, 8, 40], gradients of 8 heads' weights, tiles of 8 x 40 are, and one device's come after the other's."""
+    program = case_of(lambda x, y: x @ y, arg(32, 8, 64), arg(64, 160)).program
+    (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
+    assert sides_of(product) == ((0, 1), (2,))
+    assert not stays_scatter(mesh_of(LINE[0], LINE[1]), (0,), (32, 8, 160), 2, 32, sides_of(product))
+    assert stays_scatter(mesh_of(LINE[0], LINE[1]), (0,), (80, 8, 40), 0, 16, ((0,), (1, 2)))
 
 
 def test_a_head_alone_and_the_one_head_of_a_device() -> None:

@@ -15,7 +15,7 @@ thousand sums and products of different shapes with libtpu 0.0.42.1 for slices o
 
 An all-gather of a vector in pieces of less than a row of a tile becomes an all-reduce of zeros and one's own piece.
 
-Products come out in whichever layout has the fewest tiles, batch dimensions outermost; other arrays in row-major order.
+Products come out in whichever layout has the fewest tiles and leaves each operand's dimensions in order; other arrays in row-major order.
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter or all-gather of it stays one.
 """
@@ -30,17 +30,19 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.program.model import PRODUCTS, Op
 
 Tile = tuple[int, int]  # rows, columns
+Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the operand they come from
+NO_PRODUCT: Sides = ((), ())
 _MOST_GROWTH = 1.5
 _WORD_BITS = 32
 
 
 def stays_scatter(
-    mesh: Mesh, axes: tuple[int, ...], shape: tuple[int, ...], dim: int, bits: int, free: tuple[int, ...] = ()
+    mesh: Mesh, axes: tuple[int, ...], shape: tuple[int, ...], dim: int, bits: int, sides: Sides = NO_PRODUCT
 ) -> bool:
     """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place.
 
-    shape: of the array on one device, before. dim: the dimension that is scattered. bits: of an element. free: dimensions that the
-    compiler lays out as it likes, see `free_dims`; the others stay outside of them.
+    shape: of the array on one device, before. dim: the dimension that is scattered. bits: of an element. sides: of the product
+    that the array is.
     """
     tile = mesh.chip.rewrites.scatter_tile
     if tile is None:
@@ -49,7 +51,7 @@ def stays_scatter(
     if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= 4)):
         return False
     streams = 4 if torus == [2, 2] and count == 4 else 2
-    return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, free)
+    return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, sides)
 
 
 def stays_gather(mesh: Mesh, shape: tuple[int, ...], shards: int) -> bool:
@@ -69,24 +71,24 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
     return sorted(sizes.values())
 
 
-def free_dims(op: Op) -> tuple[int, ...]:
-    """Dimensions of an op's first result whose order the compiler chooses: all but the batch dimensions of a product; none of other ops'."""
+def sides_of(op: Op) -> Sides:
+    """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other ops'."""
     if op.name not in PRODUCTS:
-        return ()
-    rule = op.rule
-    both = set.intersection(*({factor for factors in dims for factor in factors} for dims in rule.operands[:2]))
-    return tuple(dim for dim, factors in enumerate(rule.results[0]) if both.isdisjoint(factors))
+        return NO_PRODUCT
+    first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
+    dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
+    return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)
 
 
 @lru_cache(maxsize=50_000)
 def _comes_apart(
-    tile: Tile, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, free: tuple[int, ...]
+    tile: Tile, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, sides: Sides
 ) -> bool:
     """Whether every device gets whole tiles, as many for each stream. packed: elements in 32 bits."""
     if len(shape) < 2 or shape[dim] % count:
         return False
     piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    order = _compact(tile, piece, free) if len(free) > 1 else tuple(range(len(shape)))
+    order = _compact(tile, piece, sides) if all(sides) else tuple(range(len(shape)))
     majors, row, column = order[:-2], order[-2], order[-1]
     if shape[row] < tile[0]:
         return False
@@ -101,13 +103,16 @@ def _comes_apart(
     return dim in majors or piece[row] % (tile[0] * packed) == 0
 
 
-def _compact(tile: Tile, piece: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...]:
+def _compact(tile: Tile, piece: tuple[int, ...], sides: Sides) -> tuple[int, ...]:
     """Dimensions, the outermost first, in the order with the fewest tiles; of such orders the last dimension's and longer rows first."""
+    first, second = sides
+    last = max(*first, *second)
 
     def rank(pair: tuple[int, int]) -> tuple[int, bool, int]:
         row, column = pair
         tiles = ceil(piece[row] / tile[0]) * ceil(piece[column] / tile[1])
-        return tiles * prod(piece) // (piece[row] * piece[column]), column != free[-1], -piece[row]
+        return tiles * prod(piece) // (piece[row] * piece[column]), column != last, -piece[row]
 
-    row, column = min(permutations(free, 2), key=rank)
+    pairs = [(a, b) for a, b in permutations(first + second, 2) if a < b or (a in first) != (b in first)]
+    row, column = min(pairs, key=rank)
     return (*(d for d in range(len(piece)) if d not in (row, column)), row, column)

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.emitted import free_dims, stays_gather, stays_scatter
+from toast_cli.cost.emitted import sides_of, stays_gather, stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
@@ -223,13 +223,16 @@ class Pricer:
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         stays = not dims or mesh.chip.rewrites.scatter_tile is None
         if len(dims) == 1:
-            free = free_dims(op)
-            kept = [
-                d for d, n in enumerate(value.shape) if n > 1 or d not in free
-            ]  # a product has no dimensions of size 1
+            first, second = sides_of(op)
+            # A product has no dimensions of size 1.
+            kept = [d for d, n in enumerate(value.shape) if n > 1 or d not in first + second]
             shape = tuple([value.shape[d] // _count(layout[d], self._sizes) for d in kept])
             bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
-            stays = stays_scatter(mesh, axes, shape, dim, bits, tuple([kept.index(d) for d in free if d in kept]))
+            sides = (
+                tuple([kept.index(d) for d in first if d in kept]),
+                tuple([kept.index(d) for d in second if d in kept]),
+            )
+            stays = stays_scatter(mesh, axes, shape, dim, bits, sides)
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * _count(axes, self._sizes)
