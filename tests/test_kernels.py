@@ -14,7 +14,7 @@ from programs import ROUND_CHIP, arg, case_of, evaluator_of, problem_of, round_m
 
 from toast_cli.cost.compute import kernel_seconds, padding
 from toast_cli.cost.fusion import materialised
-from toast_cli.cost.kernels import kernels
+from toast_cli.cost.kernels import arithmetic, kernels
 from toast_cli.hardware import Attained, find_preset
 
 S = arg(16, 16)
@@ -135,3 +135,9 @@ def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_by
     chip = replace(mesh.chip, attained=replace(mesh.chip.attained, kept_bytes=kept_bytes))
     evaluator = evaluator_of(source_of(lambda x, v, w: (x @ v) @ w, S, S, S), replace(mesh, chip=chip))
     assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
+
+
+@pytest.mark.parametrize(("function", "each"), [(lax.erf, 15), (lax.erfc, 50), (jnp.exp, 4), (jnp.negative, 1)])
+def test_error_functions_are_polynomials_on_the_vector_unit(function: Any, each: int) -> None:
+    program = source_of(function, S).program
+    assert sum(arithmetic(program, op) for op in program.ops) == each * 256

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.cost.fusion import materialised
-from toast_cli.cost.kernels import Kernel, kernels
+from toast_cli.cost.kernels import Kernel, arithmetic, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import SumItem, sum_items
@@ -19,7 +19,7 @@ from toast_cli.cost.needed import Needs
 from toast_cli.cost.tiling import Tiling, paddings, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.hardware.model import Attained, Chip
+from toast_cli.hardware.model import Attained
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
 
@@ -132,7 +132,7 @@ def work_items(
             problem.op_pattern[number],
             op.name,
             program.values[op.operands[0]].dtype if op.operands else "",
-            *_work(problem.mesh.chip, op, kernel),
+            *_work(problem, op, kernel),
             tuple(sizes[v] for v in op.results),
             number in terms,
             op.windows,
@@ -145,18 +145,20 @@ def work_items(
     return tuple(WorkItem(*key, *rest) for key, *rest in ((k, runs[k], example[k]) for k in runs))
 
 
-def _work(chip: Chip, op: Op, kernel: Kernel | None) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
+def _work(
+    problem: Problem, op: Op, kernel: Kernel | None
+) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
     streams = op.name in PRODUCTS  # what a product reads goes to the matrix unit, not through the vector unit
-    attained = chip.attained
+    attained = problem.mesh.chip.attained
     operands = tuple(
         (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops, float(s.passing))
         for s in kernel.operands
     )
     results = tuple((float(s.read), _write_bytes(attained, s), s.flops, float(s.passing)) for s in kernel.results)
-    return op.flops, operands, results, 0 if kernel.rides else 1, float(kernel.unfinished)
+    return arithmetic(problem.program, op), operands, results, 0 if kernel.rides else 1, float(kernel.unfinished)
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toast_cli.cost.fusion import POLYNOMIALS
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
 
 # Ops that read only as much of their first operand as they make.
@@ -103,10 +104,16 @@ def _add(
     finish = known.results[0]
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += op.flops * walk.padding[op.results[0]] + sum(s.flops for s in operands)
+    finish.flops += arithmetic(program, op) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
     return walk
+
+
+def arithmetic(program: Program, op: Op) -> float:
+    """Operations of the vector unit for one execution of an op, or of the matrix unit."""
+    each = POLYNOMIALS.get(op.name)
+    return op.flops if each is None else each * program.values[op.results[0]].elements
 
 
 def _let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
@@ -151,7 +158,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
                 walk.others.append(maker)
                 _read(program, value, reader, at, walk, side)
             continue
-        side.flops += made.flops * walk.padding[value]
+        side.flops += arithmetic(program, made) * walk.padding[value]
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
     return side
 
