@@ -120,10 +120,11 @@ def test_a_bound_that_an_outer_loop_carries_unchanged_is_known() -> None:
     assert [loop.trips for loop in source_of_text(text).program.loops] == [3, 5]
 
 
-def test_a_loop_that_may_end_early_counts_as_the_most_it_can_be() -> None:
+@pytest.mark.parametrize("both", [jnp.logical_and, jnp.bitwise_and])
+def test_a_loop_that_may_end_early_counts_as_the_most_it_can_be(both: Callable[[Any, Any], Any]) -> None:
     def until_small(x: Any) -> Any:
         def going(s: Any) -> Any:
-            return (s[0] < 50) & (jnp.sum(s[1]) > 1.0)
+            return both(s[0] < 50, jnp.sum(s[1]) > 1.0)
 
         return lax.while_loop(going, lambda s: (s[0] + 1, s[1] / 2), (jnp.int32(10), x))[1]
 

@@ -26,12 +26,27 @@ def trip_limit(operation: Any) -> int | None:
     limits: list[int] = []
     while waiting:
         test = waiting.pop()
-        if test is not None and test.name == "stablehlo.and":
+        if test is not None and _is_true_unless_false(test):
+            waiting.append(_producer(_through(test.operands[0])))
+        elif test is not None and test.name == "stablehlo.and":
             waiting += [_producer(_through(operand)) for operand in test.operands]
         else:
             count = _compared(test, operation)
             limits += [] if count is None else [count]
     return min(limits, default=None)
+
+
+def _is_true_unless_false(test: Any) -> bool:
+    """Whether an operation compares a truth value with false, as JAX writes the parts of an `&`."""
+    if test.name != "stablehlo.compare" or "NE" not in str(test.attributes["comparison_direction"]):
+        return False
+    other = _producer(test.operands[1])
+    if other is not None and other.name == "stablehlo.broadcast_in_dim":
+        other = _producer(other.operands[0])
+    if other is None or other.name != "stablehlo.constant":
+        return False
+    array = np.array(other.attributes["value"])
+    return array.dtype.kind == "b" and not array.any()
 
 
 def _compared(compare: Any | None, operation: Any) -> int | None:
