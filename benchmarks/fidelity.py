@@ -57,6 +57,8 @@ Compiler = Literal["cpu", "tpu", "gpu"]
 REASONS = """
 - XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a neighbour: permutes
   without a source line. The padding itself is not counted.
+- A product with as many tiles laid out by rows as by columns is laid out as its surroundings want it, which decides whether XLA:TPU takes it apart.
+- XLA:TPU gathers several short vectors by one all-reduce: it has no source line.
 """.strip()
 
 
@@ -188,7 +190,8 @@ def page(rows: list[Row]) -> str:
         "kind and axes. Rows of XLA:CPU are read right after partitioning, where types are still the program's and every backend is alike;",
         "rows of XLA:TPU and XLA:GPU are read from the final program, compiled ahead of time. *Numbers* are those of the unpartitioned",
         "program, looked at as `toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
-        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models.", "",
+        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that were stored (`--stored`)",
+        "are as they were measured then: those of `corpus:scan` before the rules for XLA:TPU were known.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
