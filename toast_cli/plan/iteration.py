@@ -11,8 +11,7 @@ Enters: an `OpPattern` and a plan. Leaves: an `Iteration`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import Form, SlotKind, Strand
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
@@ -49,6 +48,10 @@ class OpPattern:
     operand_pins: tuple[PinnedLayout | None, ...] = ()
     result_pins: tuple[PinnedLayout | None, ...] = ()
     space: Space | None = None
+    # (group, sides) -> slots in the order in which they are tried, as far as asked for: plans ask for the same few again and again.
+    candidates: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +223,24 @@ def _divides(count: int, extents: tuple[int, ...]) -> bool:
 
 def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
     """Slots of the decision's group, the chosen side of a conflict first."""
-    slots = _slots_of(pattern.groups, decision.group)
-    if pattern.strands and len(slots) > 1:
-
-        def place(slot: int) -> tuple[bool, int]:
-            strand = pattern.strands[slot]
-            at = resolutions.get(strand.resolution, NOWHERE) if strand else NOWHERE
-            chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
-            side = strand.side if strand else chosen
-            return side < chosen, side
-
-        return tuple(sorted(slots, key=place))
-    return slots
+    key = decision.group, decision.sides
+    found = pattern.candidates.get(key)
+    if found is None:
+        found = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
+    return found
 
 
-@lru_cache(maxsize=100_000)
-def _slots_of(groups: tuple[int, ...], group: int) -> tuple[int, ...]:
-    return tuple(slot for slot, other in enumerate(groups) if other == group)
+def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
+    slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
+
+    def place(slot: int) -> tuple[bool, int]:
+        strand = pattern.strands[slot]
+        at = resolutions.get(strand.resolution, NOWHERE) if strand else NOWHERE
+        chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
+        side = strand.side if strand else chosen
+        return side < chosen, side
+
+    return tuple(sorted(slots, key=place)) if pattern.strands and len(slots) > 1 else slots
 
 
 def _wants(

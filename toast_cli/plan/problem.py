@@ -87,6 +87,12 @@ class Problem:
         return defaultdict(list, {group: list(alike.values()) for group, alike in found.items()})
 
     @cached_property
+    def reach(self) -> float:
+        """Unlike patterns that a decision to split something matters to, on average."""
+        reached = [len(self.unlike_patterns[d.group]) for d in self.choices if isinstance(d, Shard)]
+        return sum(reached) / len(reached) if reached else 0.0
+
+    @cached_property
     def pattern_groups(self) -> tuple[frozenset[int], ...]:
         """[patterns] class groups that matter to each."""
         return tuple(frozenset(p.groups) for p in self.patterns)

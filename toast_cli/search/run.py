@@ -30,6 +30,8 @@ ROOTS = 2
 # no more than the most; of a small program three times as many as the least, as they take no more time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3000, 1500, 30, 6000
 SMALL_OPS = 2000
+# Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the fewest all the same.
+MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
 EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
 
@@ -89,10 +91,11 @@ def run_search(
 
 def default_evaluations(problem: Problem) -> int:
     """How many plans a search looks at where the user does not say."""
-    if len(problem.program.ops) < SMALL_OPS:
-        return 3 * EVALUATIONS
     axes = sum(size > 1 for size in problem.mesh.sizes)
-    return min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.choices)))
+    wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.choices)))
+    if len(problem.program.ops) < SMALL_OPS:
+        wanted = 3 * EVALUATIONS
+    return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
 
 
 class Confirmed:
