@@ -176,9 +176,13 @@ def search_meshes(
         problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
         return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
 
+    previous: Evaluator | None = None
+
     def evaluator_of(mesh: Mesh) -> Evaluator:
+        nonlocal previous
         problem = problem_on(mesh)
-        return Evaluator(problem, strategies(problem).values())
+        previous = Evaluator(problem, strategies(problem).values(), previous)
+        return previous
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)

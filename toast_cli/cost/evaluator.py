@@ -81,11 +81,16 @@ class _State:
 
 
 class Evaluator:
-    """Costs of plans for one problem. `evaluations` counts the calls of `cost`."""
+    """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
 
-    def __init__(self, problem: Problem, references: Iterable[Plan] = ()) -> None:
+    Args:
+        references: plans that say when memory is looked at. like: an evaluator of the same program for the same chip, if there is one: what
+            does not depend on the mesh and the decisions is taken from it.
+    """
+
+    def __init__(self, problem: Problem, references: Iterable[Plan] = (), like: Evaluator | None = None) -> None:
         self.problem = problem
-        self.items: Items = make_items(problem)
+        self.items: Items = make_items(problem, like.items.compilation if like and like.serves(problem) else None)
         self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
         self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
@@ -106,6 +111,10 @@ class Evaluator:
         self._state: _State | None = None
         self._before: _State | None = None
         self.timeline.select([self.profile(plan) for plan in ((), *references)])
+
+    def serves(self, problem: Problem) -> bool:
+        """Whether another problem is about the same program on the same chip."""
+        return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
 
     # -- whole plans ---------------------------------------------------------------------------------------------
 

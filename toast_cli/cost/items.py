@@ -19,7 +19,7 @@ from toast_cli.cost.needed import Needs
 from toast_cli.cost.tiling import Tiling, paddings, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.hardware.model import Attained
+from toast_cli.hardware.model import Attained, Chip
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
 
@@ -91,27 +91,51 @@ class ArrayItem:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """What a chip's compiler makes of a program whatever the plan. stored, tiled, late: [values] whether each is written to memory, how it
+    can lie there, whether nothing waits for it. kernels: [ops]."""
+
+    stored: list[bool]
+    tiled: list[Tiling]
+    late: list[bool]
+    needs: Needs
+    kernels: list[Kernel | None]
+    lives: Lives
+
+
+@dataclass(frozen=True)
 class Items:
     work: tuple[WorkItem, ...]
     sums: tuple[SumItem, ...]
     arrays: tuple[ArrayItem, ...]
-    lives: Lives
-    stored: list[bool]
+    compilation: Compilation
+
+    @property
+    def lives(self) -> Lives:
+        return self.compilation.lives
+
+    @property
+    def stored(self) -> list[bool]:
+        return self.compilation.stored
 
 
-def make_items(problem: Problem) -> Items:
-    program, tile = problem.program, problem.mesh.chip.memory_tile
-    stored, tiled = materialised(program, problem.free), tilings(program, tile)
-    late = late_values(program)
-    needs = Needs(program, narrows=problem.mesh.chip.rewrites.narrows)
-    sums, terms = sum_items(problem, late, needs)
-    done = kernels(
-        program, materialised(program, problem.free, most=False), problem.free, paddings(program, tiled, tile)
-    )
+def make_items(problem: Problem, compilation: Compilation | None = None) -> Items:
+    """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
+    made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip)
+    sums, terms = sum_items(problem, made.late, made.needs)
     return Items(
-        work_items(problem, done, late, terms, needs), sums, _arrays(problem, stored, tiled, late, needs),
-        find_lives(program, stored, problem.free), stored,
+        work_items(problem, made.kernels, made.late, terms, made.needs), sums,
+        _arrays(problem, made.stored, made.tiled, made.late, made.needs), made,
     )  # fmt: skip
+
+
+def compile_program(program: Program, free: tuple[bool, ...], chip: Chip) -> Compilation:
+    """free: [values] derived from constants alone."""
+    tile = chip.memory_tile
+    stored, tiled = materialised(program, free), tilings(program, tile)
+    done = kernels(program, materialised(program, free, most=False), free, paddings(program, tiled, tile))
+    needs = Needs(program, narrows=chip.rewrites.narrows)
+    return Compilation(stored, tiled, late_values(program), needs, done, find_lives(program, stored, free))
 
 
 def work_items(

@@ -33,7 +33,7 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
         return evaluator, result
     wide, parts = unmirror(problem, apart)
     start_plan = wide.canonical(taken_apart(result.plan, parts))
-    plan, looked = _edit(Evaluator(wide, [start_plan]), start_plan, parts, budget)
+    plan, looked = _edit(Evaluator(wide, [start_plan], evaluator), start_plan, parts, budget)
     spent = replace(result, evaluations=result.evaluations + looked, seconds=result.seconds + time.monotonic() - start)
     needed = [g for g in apart if _differ(plan, g, parts[g])]
     if not needed:
@@ -48,7 +48,7 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
             if isinstance(d, Replicate) or d.group not in gone
         )
     )
-    final = Evaluator(narrow, [found])
+    final = Evaluator(narrow, [found], evaluator)
     cost = final.exact_cost(found)
     spent = replace(spent, evaluations=spent.evaluations + 1)
     objective = Objective(problem, evaluator.cost(problem.fixed))
