@@ -20,7 +20,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -54,6 +54,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_of(__doc__, TABLE)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep compiled texts")
     options = parser.parse_args(arguments)
+    return fill(
+        options,
+        lambda loaded, plan, point: measure(loaded, plan, options.keep and options.keep / name_of(point)),
+        summary,
+    )
+
+
+def fill(
+    options: argparse.Namespace, look: Callable[[Loaded, Plan, Point], Point], said: Callable[[Point], str]
+) -> int:
+    """Adds what `look` finds of the points that the table lacks, and tells of each."""
     start, added = time.monotonic(), 0
     known = {key(point) for point in read_points(options.table)}
     for loaded, point, plan in wanted(options):
@@ -62,11 +73,11 @@ def main(arguments: list[str] | None = None) -> int:
         if key(point) in known:
             continue
         known.add(key(point))
-        point |= measure(loaded, plan, options.keep and options.keep / name_of(point))
+        point |= look(loaded, plan, point)
         with options.table.open("a") as table:
             table.write(json.dumps(point) + "\n")
         added += 1
-        note(summary(point))
+        note(said(point))
     return 0
 
 

@@ -12,7 +12,6 @@ adds the points that the table lacks, one JSON line each: `program`, `slice`, `p
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -20,8 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.calibrate import Point, astray_values, failed, key, options_of, read_points, wanted
-from benchmarks.common import note
+from benchmarks.calibrate import Point, astray_values, failed, fill, options_of
 from benchmarks.corpus import Loaded
 from toast_cli import xla
 from toast_cli.emit import write
@@ -38,22 +36,14 @@ SAVING_FROM = 95  # percent of its memory from which on XLA:TPU saves memory, by
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(__doc__, TABLE).parse_args(arguments)
-    start, added = time.monotonic(), 0
-    known = {key(point) for point in read_points(options.table)}
-    for loaded, point, plan in wanted(options):
-        if added >= options.most or time.monotonic() - start > options.seconds:
-            break
-        if key(point) in known:
-            continue
-        known.add(key(point))
-        point |= measure(loaded, plan)
-        with options.table.open("a") as table:
-            table.write(json.dumps(point) + "\n")
-        added += 1
-        needed = point.get("needed_bytes")
-        said = f"{needed / 2**30:.3f} GiB" if needed else point["failed"]
-        note(f"{point['program']} {point['slice']} {point['plan']}: {said}, {point['seconds']} s")
-    return 0
+    return fill(options, lambda loaded, plan, _: measure(loaded, plan), summary)
+
+
+def summary(point: Point) -> str:
+    """One line about a point, for people who wait."""
+    found = point.get("needed_bytes")
+    said = f"{found / 2**30:.3f} GiB" if found else point["failed"]
+    return f"{point['program']} {point['slice']} {point['plan']}: {said}, {point['seconds']} s"
 
 
 def measure(loaded: Loaded, plan: Plan) -> Point:

@@ -1,0 +1,51 @@
+"""What each TPU generation attains of its published figures, and what its compiler rewrites: fitted to libtpu, as no vendor says so."""
+
+from __future__ import annotations
+
+from toast_cli.hardware.model import Attained, Rewrites
+
+# Fitted to the cycles that the compiler estimates for small programs: benchmarks/calibrate_ops.py.
+FITTED = "fitted to libtpu 0.0.42.1's estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of programs.jsonl"
+
+# Every figure but vector and pass_bytes, which all chips share, is fitted chip by chip.
+V4 = Attained(
+    matrix=0.90,
+    vector=0.66,
+    memory=0.735,
+    pass_bytes=4.0,
+    narrow_write=2.9,
+    kernel_seconds=1.5e-6,
+    kept_bytes=16 * 2**20,
+)
+V5E = Attained(
+    matrix=0.84,
+    vector=0.66,
+    memory=0.675,
+    pass_bytes=4.0,
+    narrow_write=2.65,
+    kernel_seconds=1.9e-6,
+    kept_bytes=32 * 2**20,
+)
+V5P = Attained(
+    matrix=0.91,
+    vector=0.66,
+    memory=0.545,
+    pass_bytes=4.0,
+    narrow_write=2.7,
+    kernel_seconds=3.8e-6,
+    kept_bytes=16 * 2**20,
+)
+V6E = Attained(
+    matrix=0.65,
+    vector=0.66,
+    memory=0.80,
+    pass_bytes=4.0,
+    narrow_write=2.9,
+    kernel_seconds=1.45e-6,
+    kept_bytes=32 * 2**20,
+)
+# The tile is that of the layouts XLA:TPU writes, `{1,0:T(8,128)}` ("Tiled layout", openxla.org/xla).
+TPU_REWRITES = Rewrites(narrows=True, scatter_tile=(8, 128))
+REWRITES_SOURCE = (
+    "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (cost/emitted.py, cost/needed.py)"
+)
