@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from toast_cli.cost.buckets import ArrayShare, Bucket, Share, Vector, make_buckets
 from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.liveness import Interval
@@ -27,45 +27,9 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 
-Vector = NDArray[np.float64]
-
 MEMO_LIMIT = 400_000  # rows and shares kept before the memos start afresh
 # Shares are rounded to this fraction of a second. Sums of such numbers are exact, in whatever order and by whichever machine.
 QUANTUM = 2.0**-48
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What one bucket adds to a plan's cost. seconds: compute, communication; arguments: bytes; alive: [moments] bytes."""
-
-    compute: float
-    communication: float
-    arguments: float
-    alive: Vector
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrayShare:
-    """What one array item adds. memory: pairs of how many are alive [moments] and bytes of one."""
-
-    communication: float
-    arguments: float
-    memory: tuple[tuple[Vector, float], ...]
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """views: those whose rows decide the share. memo: their rows -> share. axis_memo: their rows -> [axes] seconds. held: their rows
-    when the bucket's memory was last looked at everywhere, and its `Spans`."""
-
-    views: list[int]
-    patterns: set[int] = field(default_factory=set)
-    work: list[WorkItem] = field(default_factory=list)
-    sums: list[SumItem] = field(default_factory=list)
-    arrays: list[ArrayItem] = field(default_factory=list)
-    memo: dict[tuple[int, ...], _Share] = field(default_factory=dict)
-    axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
-    held: tuple[tuple[int, ...], Spans] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +41,7 @@ class _State:
     rows: list[int]
     parts: Vector
     alive: Vector
-    shares: list[_Share]
+    shares: list[Share]
 
 
 class Evaluator:
@@ -99,9 +63,9 @@ class Evaluator:
         self._rows = Rows(problem)
         self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
         self._sum_memo: dict[tuple[int, ...], float] = {}
-        self._array_memo: dict[tuple[int, ...], _ArrayShare] = {}
+        self._array_memo: dict[tuple[int, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind], Vector] = {}
-        self._buckets = self._make_buckets()
+        self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
             for view in bucket.views:
@@ -199,7 +163,7 @@ class Evaluator:
     @property
     def parts(self) -> list[frozenset[int]]:
         """[buckets] what has to be decided for the bucket's cost to be known, see `touch`."""
-        return list(self._bucket_touches)
+        return [bucket.touches for bucket in self._buckets]
 
     def views_of(self, bucket: int) -> list[int]:
         return self._buckets[bucket].views
@@ -279,30 +243,7 @@ class Evaluator:
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
-    def _make_buckets(self) -> list[_Bucket]:
-        buckets: dict[frozenset[int], _Bucket] = {}
-
-        def bucket(patterns: Iterable[int]) -> _Bucket:
-            used = set(patterns)
-            touches = frozenset().union(*(self._rows.views[self._rows.place[p][0]].touches for p in used))
-            found = buckets.setdefault(touches, _Bucket([]))
-            found.patterns |= used
-            return found
-
-        for work in self.items.work:
-            bucket([work.pattern]).work.append(work)
-        for found in self.items.sums:
-            bucket([*(term.pattern for term in found.terms), *(pattern for pattern, _ in found.readers)]).sums.append(
-                found
-            )
-        for array in self.items.arrays:
-            bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
-        for each in buckets.values():
-            each.views = sorted({self._rows.place[p][0] for p in each.patterns})
-        self._bucket_touches = tuple(buckets)
-        return list(buckets.values())
-
-    def _share(self, bucket: _Bucket, rows: list[int]) -> _Share:
+    def _share(self, bucket: Bucket, rows: list[int]) -> Share:
         key = tuple([rows[view] for view in bucket.views])
         share = bucket.memo.get(key)
         if share is None:
@@ -310,7 +251,7 @@ class Evaluator:
             self._shares += 1
         return share
 
-    def _make_share(self, bucket: _Bucket, rows: RowNumbers) -> _Share:
+    def _make_share(self, bucket: Bucket, rows: RowNumbers) -> Share:
         lowered = self._lower(bucket, rows)
         compute = communication = arguments = 0.0
         alive = np.zeros(len(self.timeline.moments))
@@ -326,7 +267,7 @@ class Evaluator:
             arguments += share.arguments
             for count, size in share.memory:
                 alive += count * size
-        return _Share(_rounded(compute), _rounded(communication), arguments, alive)
+        return Share(_rounded(compute), _rounded(communication), arguments, alive)
 
     def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
         """[axes] seconds of the collectives over each; () where the goal does not ask."""
@@ -343,7 +284,7 @@ class Evaluator:
             total += found
         return tuple(total.tolist())
 
-    def _bucket_collectives(self, bucket: _Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
+    def _bucket_collectives(self, bucket: Bucket, rows: list[int]) -> Iterator[CollectiveUse]:
         lowered = self._lower(bucket, rows)
         for work in bucket.work:
             yield from self._pricer.work_collectives(work, lowered[work.pattern])
@@ -352,7 +293,7 @@ class Evaluator:
         for array in bucket.arrays:
             yield from self._pricer.array_collectives(array, lowered)
 
-    def _lower(self, bucket: _Bucket, rows: RowNumbers) -> Lowered:
+    def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:
         return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}
 
     # -- items ---------------------------------------------------------------------------------------------------
@@ -377,7 +318,7 @@ class Evaluator:
             found = self._sum_memo[key] = sum(use.seconds for use in self._pricer.sum_collectives(item, lowered))
         return found
 
-    def _array_share(self, item: ArrayItem, lowered: Lowered) -> _ArrayShare:
+    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
         key = (item.values[0], id(lowered[item.pattern]), *[id(lowered[r.pattern]) for r in item.readers])
         found = self._array_memo.get(key)
         if found is None:
@@ -386,7 +327,7 @@ class Evaluator:
             if self._pricer.is_argument(item):
                 rest = len(item.values) * self._pricer.local(item.bytes, self._pricer.made(item, lowered))
             memory = tuple(self._presences(item, lowered))
-            found = self._array_memo[key] = _ArrayShare(seconds, rest, memory)
+            found = self._array_memo[key] = ArrayShare(seconds, rest, memory)
         return found
 
     def _presences(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Vector, float]]:
@@ -398,7 +339,7 @@ class Evaluator:
                 self._presence[item.values[0], kind] = presence
             yield presence, size
 
-    def _bucket_spans(self, bucket: _Bucket, rows: list[int]) -> Spans:
+    def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
         """What the arrays of one bucket hold; of the rows looked at last it is remembered."""
         key = tuple([rows[view] for view in bucket.views])
         if bucket.held is None or bucket.held[0] != key:

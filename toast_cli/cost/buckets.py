@@ -1,0 +1,79 @@
+"""Buckets: the items of a program around patterns that the same decisions touch, with what is remembered of them.
+
+Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; what it costs is the evaluator's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.cost.items import ArrayItem, Items, WorkItem
+from toast_cli.cost.merging import SumItem
+from toast_cli.cost.rows import Rows
+from toast_cli.cost.timeline import Spans
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one bucket adds to a plan's cost. seconds: compute, communication; arguments: bytes; alive: [moments] bytes."""
+
+    compute: float
+    communication: float
+    arguments: float
+    alive: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShare:
+    """What one array item adds. memory: pairs of how many are alive [moments] and bytes of one."""
+
+    communication: float
+    arguments: float
+    memory: tuple[tuple[Vector, float], ...]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """touches: what has to be decided for its cost to be known, see `rows.touch`. views: those whose rows decide the share.
+
+    memo: their rows -> share. axis_memo: their rows -> [axes] seconds. held: their rows when the bucket's memory was last looked at
+    everywhere, and its `Spans`.
+    """
+
+    touches: frozenset[int]
+    views: list[int] = field(default_factory=list)
+    patterns: set[int] = field(default_factory=set)
+    work: list[WorkItem] = field(default_factory=list)
+    sums: list[SumItem] = field(default_factory=list)
+    arrays: list[ArrayItem] = field(default_factory=list)
+    memo: dict[tuple[int, ...], Share] = field(default_factory=dict)
+    axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
+    held: tuple[tuple[int, ...], Spans] | None = None
+
+
+def make_buckets(items: Items, rows: Rows) -> list[Bucket]:
+    """All items in their buckets."""
+    buckets: dict[frozenset[int], Bucket] = {}
+
+    def bucket(patterns: Iterable[int]) -> Bucket:
+        used = set(patterns)
+        touches = frozenset().union(*(rows.views[rows.place[p][0]].touches for p in used))
+        found = buckets.setdefault(touches, Bucket(touches))
+        found.patterns |= used
+        return found
+
+    for work in items.work:
+        bucket([work.pattern]).work.append(work)
+    for added in items.sums:
+        bucket([*(term.pattern for term in added.terms), *(p for p, _ in added.readers)]).sums.append(added)
+    for array in items.arrays:
+        bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
+    for each in buckets.values():
+        each.views = sorted({rows.place[p][0] for p in each.patterns})
+    return list(buckets.values())
