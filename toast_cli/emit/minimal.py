@@ -76,6 +76,7 @@ class Chooser:
         self._cut = {v for v in self._twofold if is_cut_by_its_reader(source, lowered, v)}
         self.pinned = set(self._twofold)
         self.rounds = 0
+        self._insufficient: list[set[int]] = []
 
     def choose(self) -> Choice:
         wrong: list[int] = []
@@ -84,8 +85,10 @@ class Chooser:
             wrong, wrong_reshards = self._wrong(found)
             if not wrong and not wrong_reshards:
                 break
+            self._insufficient.append(set(self.pinned))
             for k in wrong_reshards:
                 self.reshards[k] = replace(self.reshards[k], open=frozenset())
+                self._insufficient.clear()
             fresh = [v for v in wrong if v not in self.pinned]
             self.pinned.update(fresh if attempt >= EVERYTHING_FROM_ROUND else self._starts(fresh))
         if not wrong:
@@ -154,17 +157,19 @@ class Chooser:
         return self.pinned - self._twofold
 
     def _prune(self) -> None:
-        """Takes away pins, halves of them first, for as long as the work allowed lasts."""
+        """Takes away pins, halves of them first, for as long as the work allowed lasts; what is known not to suffice is not tried."""
         tries = PRUNING_WORK // max(1, len(self._program.ops))
         waiting = [sorted(self.optional())]
         while waiting and tries > 0:
             values = waiting.pop()
-            if not values:
-                continue
-            tries -= 1
-            if self.settles(self.pinned.difference(values)):
-                self.pinned.difference_update(values)
-            elif len(values) > 1:
+            rest = self.pinned.difference(values)
+            if not any(rest <= known for known in self._insufficient):
+                tries -= 1
+                if self.settles(rest):
+                    self.pinned = rest
+                    continue
+                self._insufficient.append(rest)
+            if len(values) > 1:
                 half = len(values) // 2
                 waiting += [values[:half], values[half:]]
 
