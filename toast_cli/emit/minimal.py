@@ -162,6 +162,8 @@ class Chooser:
         waiting = [sorted(self.optional())]
         while waiting and tries > 0:
             values = waiting.pop()
+            if not values:
+                continue
             rest = self.pinned.difference(values)
             if not any(rest <= known for known in self._insufficient):
                 tries -= 1
