@@ -85,12 +85,13 @@ class Propagation:
                 yield number, found[k] if found else ((),) * len(self._lowered.layouts[number])
 
     def _read(self, attribute: Any) -> tuple[Layout, ...]:
-        """Layouts in a sharding of one or of several values."""
+        """Layouts in a sharding of one or of several values, without axes of size 1."""
         if attribute not in self._layouts:
             several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
             parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
-            self._layouts[attribute] = tuple(read_layout(part, self._lowered.axis_names) for part in parts)
-        return tuple(without_units(layout, self._lowered.axis_sizes) for layout in self._layouts[attribute])
+            names, sizes = self._lowered.axis_names, self._lowered.axis_sizes
+            self._layouts[attribute] = tuple(without_units(read_layout(part, names), sizes) for part in parts)
+        return self._layouts[attribute]
 
 
 class NumberingNotation(ShardyNotation):
