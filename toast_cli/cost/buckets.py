@@ -17,15 +17,17 @@ from toast_cli.cost.rows import Rows
 from toast_cli.cost.timeline import Spans
 
 Vector = NDArray[np.float64]
+TICK = 2.0**-48  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one bucket adds to a plan's cost. seconds: compute, communication; arguments: bytes; alive: [moments] bytes."""
+    """What one bucket adds to a plan's cost. compute, communication: in ticks; arguments: bytes; alive: [moments] bytes. Whole numbers all,
+    so that sums are exact, in whatever order and by whichever machine."""
 
-    compute: float
-    communication: float
-    arguments: float
+    compute: int
+    communication: int
+    arguments: int
     alive: Vector
 
 
@@ -55,6 +57,10 @@ class Bucket:
     memo: dict[tuple[int, ...], Share] = field(default_factory=dict)
     axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
     held: tuple[tuple[int, ...], Spans] | None = None
+
+
+def ticks(seconds: float) -> int:
+    return round(seconds / TICK)
 
 
 def make_buckets(items: Items, rows: Rows) -> list[Bucket]:

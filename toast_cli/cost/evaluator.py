@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toast_cli.cost.buckets import ArrayShare, Bucket, Share, Vector, make_buckets
+from toast_cli.cost.buckets import TICK, ArrayShare, Bucket, Share, Vector, make_buckets, ticks
 from toast_cli.cost.held import Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.liveness import Interval
 from toast_cli.cost.merging import SumItem
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
-from toast_cli.cost.rows import RowNumbers, Rows, touch
+from toast_cli.cost.rows import RowNumbers, Rows, Steps
 from toast_cli.cost.temporaries import temporary_growth
 from toast_cli.cost.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
@@ -28,20 +28,19 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 
 MEMO_LIMIT = 400_000  # rows and shares kept before the memos start afresh
-# Shares are rounded to this fraction of a second. Sums of such numbers are exact, in whatever order and by whichever machine.
-QUANTUM = 2.0**-48
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A plan evaluated before. rows: [views] row numbers; parts: [3, buckets] compute, communication, arguments; alive: [moments];
-    shares: [buckets]."""
+    """A plan evaluated before. steps: its decisions (see `rows`); rows: [views] row numbers; shares: [buckets]; the others: their sums."""
 
-    plan: Plan
+    steps: Steps
     rows: list[int]
-    parts: Vector
-    alive: Vector
     shares: list[Share]
+    compute: int
+    communication: int
+    arguments: int
+    alive: Vector  # [moments]
 
 
 class Evaluator:
@@ -86,9 +85,9 @@ class Evaluator:
         """Predicted step time and peak memory of `plan`; memory at the selected moments only, see `exact_cost`."""
         self.evaluations += 1
         state = self._evaluate(plan)
-        compute, communication, arguments = state.parts.sum(axis=1).tolist()
+        arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
-        return Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows))
+        return Cost(state.compute * TICK, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows))
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
         """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
@@ -171,7 +170,7 @@ class Evaluator:
     def part_cost(self, bucket: int, rows: dict[int, int]) -> tuple[float, Vector]:
         """(seconds, [moments] bytes alive) that one bucket adds; rows: view -> row number, of all its views."""
         share = self._make_share(self._buckets[bucket], rows)
-        return share.compute + share.communication, share.alive
+        return (share.compute + share.communication) * TICK, share.alive
 
     def work_of(self, bucket: int) -> list[WorkItem]:
         return self._buckets[bucket].work
@@ -192,43 +191,47 @@ class Evaluator:
         """The state of `plan`, found from the nearer of the last two."""
         if self._shares + self._rows.size > MEMO_LIMIT:
             self._forget()
-        near = [(*self._rows.changed(s.plan, plan), s) for s in (self._state, self._before) if s is not None]
+        steps = self._rows.steps(plan)
+        near = [(*self._rows.changed(s.steps, steps), s) for s in (self._state, self._before) if s is not None]
         if not near:
-            self._state = self._evaluate_whole(plan)
+            self._state = self._evaluate_whole(steps)
             return self._state
         _, touches, state = min(near, key=lambda n: n[0])
         if touches:
-            self._before, self._state = state, self._evaluate_change(state, touches, plan)
+            self._before, self._state = state, self._evaluate_change(state, touches, steps)
             return self._state
         return state
 
-    def _evaluate_whole(self, plan: Plan) -> _State:
-        rows = self._rows_of(plan)
+    def _evaluate_whole(self, steps: Steps) -> _State:
+        rows = [self._rows.row(view, steps) for view in self._rows.views]
         shares = [self._share(bucket, rows) for bucket in self._buckets]
-        parts = np.array(
-            [[s.compute for s in shares], [s.communication for s in shares], [s.arguments for s in shares]]
-        )
         alive = np.zeros(len(self.timeline.moments))
         for share in shares:
             alive += share.alive
-        return _State(plan, rows, parts.reshape(3, -1), alive, shares)
+        return _State(
+            steps, rows, shares, sum(s.compute for s in shares), sum(s.communication for s in shares),
+            sum(s.arguments for s in shares), alive,
+        )  # fmt: skip
 
-    def _evaluate_change(self, state: _State, touches: set[int], plan: Plan) -> _State:
+    def _evaluate_change(self, state: _State, touches: set[int], steps: Steps) -> _State:
         """Only views that the changed decisions touch can have other rows, only buckets around those another share."""
-        touched = [(touch(decision), decision) for decision in plan]
         rows, views, buckets = state.rows.copy(), self._rows.views, set()
         for number in {view for what in touches for view in self._rows.of_touch[what]}:
-            row = self._rows.row(views[number], touched)
+            row = self._rows.row(views[number], steps)
             if row != rows[number]:
                 rows[number] = row
                 buckets.update(self._of_view[number])
-        parts, alive, shares = state.parts.copy(), state.alive.copy(), state.shares.copy()
+        compute, communication, arguments = state.compute, state.communication, state.arguments
+        alive, shares = state.alive.copy(), state.shares.copy()
         for number in buckets:
             share, before = self._share(self._buckets[number], rows), shares[number]
-            alive += share.alive - before.alive
-            parts[:, number] = share.compute, share.communication, share.arguments
+            compute += share.compute - before.compute
+            communication += share.communication - before.communication
+            arguments += share.arguments - before.arguments
+            alive += share.alive
+            alive -= before.alive
             shares[number] = share
-        return _State(plan, rows, parts, alive, shares)
+        return _State(steps, rows, shares, compute, communication, arguments, alive)
 
     def _forget(self) -> None:
         """Drops everything that depends on the selected moments, and all shares."""
@@ -267,7 +270,7 @@ class Evaluator:
             arguments += share.arguments
             for count, size in share.memory:
                 alive += count * size
-        return Share(_rounded(compute), _rounded(communication), arguments, alive)
+        return Share(ticks(compute), ticks(communication), round(arguments), np.rint(alive))
 
     def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
         """[axes] seconds of the collectives over each; () where the goal does not ask."""
@@ -280,7 +283,7 @@ class Evaluator:
             if found is None:
                 found = bucket.axis_memo[key] = np.zeros(len(total))
                 for use in self._bucket_collectives(bucket, rows):
-                    found[list(use.axes)] += _rounded(use.seconds)
+                    found[list(use.axes)] += ticks(use.seconds) * TICK
             total += found
         return tuple(total.tolist())
 
@@ -355,8 +358,8 @@ class Evaluator:
         return bucket.held[1]
 
     def _rows_of(self, plan: Plan) -> list[int]:
-        touched = [(touch(decision), decision) for decision in plan]
-        return [self._rows.row(view, touched) for view in self._rows.views]
+        steps = self._rows.steps(plan)
+        return [self._rows.row(view, steps) for view in self._rows.views]
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
         rows = self._rows_of(plan)
@@ -374,7 +377,3 @@ class Evaluator:
 
 def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:
     return any(first <= moment <= last for first, last in intervals)
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds / QUANTUM) * QUANTUM

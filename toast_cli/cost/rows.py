@@ -2,6 +2,11 @@
 
 Patterns that the same decisions can touch form one *view*. What all patterns of a view iterate over under some plan is one
 *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has changed.
+
+A view is a machine: what its patterns have made of some decisions (see `plan.spending`) is a *state*, and one more decision leads to the next.
+States are few, however many plans there are, since most decisions find the axis taken, and since orders that come to the same lead to the
+same state. So a plan's row is mostly found by following what is known.
+
 Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 """
 
@@ -11,22 +16,45 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, choose, decisive, lay_out
+from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, decisive, lay_out
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.spending import Spent, replicates_first, settle, spend, unspent
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
 
 
+Steps = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
+State = tuple[Spent, ...]  # [lists of patterns of the view] what each has made of the decisions so far
+
+
+_START = 0
+_UNKNOWN = -1
+
+
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter, see `touch`. patterns: numbers of those that always choose alike, together."""
+    """touches: of the decisions that matter, see `touch`. patterns: numbers of those that always choose alike, together. matters: numbers of
+    the decisions that do."""
 
     touches: frozenset[int]
     patterns: list[list[int]]
+    matters: set[int] = field(default_factory=set)
+    states: list[State] = field(default_factory=list)
+    state_number: dict[State, int] = field(default_factory=dict)
+    after: list[dict[int, int]] = field(default_factory=list)  # [states] decision -> state
+    row_of: list[int] = field(default_factory=list)  # [states]
     rows: list[Row] = field(default_factory=list)
-    number: dict[tuple[Choice, ...], int] = field(default_factory=dict)  # [lists of patterns] choices -> row number
-    memo: dict[Plan, int] = field(default_factory=dict)  # the decisions that matter -> row number
+    row_number: dict[tuple[Choice, ...], int] = field(default_factory=dict)  # [lists of patterns] choices -> row
+
+    def enter(self, state: State) -> int:
+        """Number of a state."""
+        found = self.state_number.setdefault(state, len(self.states))
+        if found == len(self.states):
+            self.states.append(state)
+            self.after.append({})
+            self.row_of.append(_UNKNOWN)
+        return found
 
 
 def touch(decision: Decision) -> int:
@@ -39,7 +67,7 @@ def _role(role: int) -> int:
 
 
 class Rows:
-    """Rows of one problem. `size` counts the plans remembered, over all views."""
+    """Rows of one problem. `size` counts the steps remembered, over all views."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -49,8 +77,11 @@ class Rows:
             problem.patterns
         )  # [patterns] number of its view, place in it
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
+        self._decisions: list[Decision] = []
+        self._number: dict[Decision, int] = {}
         self._iterations: list[dict[Choice, Iteration]] = [{} for _ in problem.patterns]
         self.views = self._make_views()
+        self.forget()
 
     def _make_views(self) -> list[View]:
         found: dict[frozenset[int], dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -65,22 +96,55 @@ class Rows:
                 self.place[number] = at, place
         return views
 
-    def row(self, view: View, touched: list[tuple[int, Decision]]) -> int:
-        """Number of the view's row under a plan, given as pairs of `touch` and decision."""
-        touches = view.touches
-        key = tuple([decision for what, decision in touched if what in touches])
-        found = view.memo.get(key)
-        if found is None:
-            found = view.memo[key] = self._make_row(view, key)
-            self.size += 1
-        return found
+    def steps(self, plan: Plan) -> Steps:
+        """The plan as a view takes it."""
+        known = self._number
+        return tuple([known[d] if d in known else self._enter(d) for d in replicates_first(plan)])
 
-    def _make_row(self, view: View, plan: Plan) -> int:
+    def _enter(self, decision: Decision) -> int:
+        number = self._number[decision] = len(self._decisions)
+        self._decisions.append(decision)
+        for view in self.of_touch[touch(decision)]:
+            self.views[view].matters.add(number)
+        return number
+
+    def row(self, view: View, steps: Steps) -> int:
+        """Number of the view's row under a plan."""
+        state = self.state(view, steps)
+        row = view.row_of[state]
+        if row == _UNKNOWN:
+            row = view.row_of[state] = self._settle(view, state)
+        return row
+
+    def state(self, view: View, steps: Steps) -> int:
+        """Number of the view's state after these decisions."""
+        state, after, matters = _START, view.after, view.matters
+        for decision in steps:
+            if decision in matters:
+                reached = after[state].get(decision)
+                state = self._step(view, state, decision) if reached is None else reached
+        return state
+
+    def _step(self, view: View, state: int, decision: int) -> int:
+        problem, made, sizes = self._problem, self._decisions[decision], self._sizes
+        reached = view.enter(
+            tuple(
+                spend(problem.patterns[alike[0]], spent, made, problem.resolution_place, sizes)
+                for alike, spent in zip(view.patterns, view.states[state], strict=True)
+            )
+        )
+        view.after[state][decision] = reached
+        self.size += 1
+        return reached
+
+    def _settle(self, view: View, state: int) -> int:
+        """The row where no more decisions come."""
         problem = self._problem
         choices = tuple(
-            choose(problem.patterns[alike[0]], plan, problem.resolution_place, self._sizes) for alike in view.patterns
+            settle(problem.patterns[alike[0]], spent, problem.resolution_place, self._sizes)
+            for alike, spent in zip(view.patterns, view.states[state], strict=True)
         )
-        found = view.number.setdefault(choices, len(view.rows))
+        found = view.row_number.setdefault(choices, len(view.rows))
         if found == len(view.rows):
             view.rows.append(
                 tuple(
@@ -105,12 +169,14 @@ class Rows:
         return self.views[view].rows[rows[view]][place]
 
     def forget(self) -> None:
-        """Forgets plans; rows keep their numbers."""
+        """Forgets where decisions lead; rows keep their numbers."""
         for view in self.views:
-            view.memo.clear()
+            for memo in (view.states, view.state_number, view.after, view.row_of):
+                memo.clear()
+            view.enter(tuple(unspent(self._problem.patterns[alike[0]]) for alike in view.patterns))
         self.size = 0
 
-    def changed(self, old: Plan, new: Plan) -> tuple[float, set[int]]:
+    def changed(self, old: Steps, new: Steps) -> tuple[float, set[int]]:
         """How much may differ between two plans: (views, counted once per decision; touches).
 
         A decision that both plans hold in the same order among all those they share changes nothing; the most far-reaching
@@ -122,20 +188,20 @@ class Rows:
         while first < min(last_old, last_new) and old[last_old - 1] == new[last_new - 1]:
             last_old, last_new = last_old - 1, last_new - 1
         moved = self._not_shared(old[first:last_old], new[first:last_new])
-        touches = [touch(decision) for decision in moved]
+        touches = [touch(self._decisions[decision]) for decision in moved]
         return float(sum(len(self.of_touch[what]) for what in touches)), set(touches)
 
-    def _not_shared(self, old: Plan, new: Plan) -> list[Decision]:
+    def _not_shared(self, old: Steps, new: Steps) -> list[int]:
         if not old or not new:
             return [*old, *new]
-        weights = [len(self.of_touch[touch(decision)]) + 1 for decision in old]
+        weights = [len(self.of_touch[touch(self._decisions[decision])]) + 1 for decision in old]
         # best[i][j]: weight of what old[i:] and new[j:] can share
         best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
         for i in range(len(old) - 1, -1, -1):
             row, below, it, weight = best[i], best[i + 1], old[i], weights[i]
             for j in range(len(new) - 1, -1, -1):
                 row[j] = below[j + 1] + weight if it == new[j] else max(below[j], row[j + 1])
-        moved: list[Decision] = []
+        moved: list[int] = []
         i = j = 0
         while i < len(old) and j < len(new):
             if old[i] == new[j]:

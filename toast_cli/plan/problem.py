@@ -21,11 +21,10 @@ from toast_cli.plan.iteration import (
     OpPattern,
     PinnedLayout,
     Space,
-    choose,
     decisive,
-    iterate,
 )
 from toast_cli.plan.pins import number_pins
+from toast_cli.plan.spending import choose, iterate
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.remade import remade_values

@@ -35,7 +35,7 @@ from toast_cli.report.model import (
 )
 from toast_cli.report.words import decision_text, idle_axes, summary
 from toast_cli.search import SearchResult
-from toast_cli.search.objective import figure_value
+from toast_cli.search.objective import reader
 from toast_cli.tactics import strategies
 
 _LISTED = 400  # live values the report names: enough to tell what is alike
@@ -85,7 +85,7 @@ def build_report(
 
 def _goal(problem: Problem, cost: Cost) -> GoalFacts:
     def facts(bound: Bound) -> BoundFacts:
-        value = figure_value(bound.figure, cost, problem.mesh.names)
+        value = reader(bound.figure, problem.mesh.names)(cost)
         return BoundFacts(str(bound.figure), bound.limit, value, value <= bound.limit)
 
     return GoalFacts([str(figure) for figure in problem.goal.minimise], [facts(bound) for bound in problem.goal.bounds])

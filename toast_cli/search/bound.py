@@ -44,7 +44,7 @@ class LowerBound:
         self._evaluator.watch(
             _MOMENTS if self._evaluator.cost(problem.fixed).peak_bytes > problem.mesh.limit_bytes else 0
         )
-        self.states = States(problem, self._evaluator.rows)
+        self.states = States(self._evaluator.rows)
         self._work: dict[tuple[WorkItem, SlotAxes], float] = {}
         self._clusters, self._loose = self._gather()
         self._given_up = [cluster is self._loose for cluster in self._clusters]

@@ -90,6 +90,7 @@ class Incumbent:
         self.best_found_at = 0
         self.reference = evaluate(self.fixed)
         self.objective = Objective(problem, self.reference)
+        self._best_rank = self.rank(self.fixed, self.reference)
         self.best: Plan = self.fixed
         self.best_cost = self.reference
         self.seen[self.fixed] = self.reference
@@ -118,8 +119,9 @@ class Incumbent:
                 raise OutOfBudget("iterations")
             self.check()
             cost = self.seen[plan] = self._evaluate(plan)
-            if self.rank(plan, cost) < self.rank(self.best, self.best_cost):
-                self.best, self.best_cost, self.best_found_at = plan, cost, count
+            rank = self.rank(plan, cost)
+            if rank < self._best_rank:
+                self._best_rank, self.best, self.best_cost, self.best_found_at = rank, plan, cost, count
                 self._trail.append((count, cost))
             if self._progress and count % 32 == 0:
                 self.report()

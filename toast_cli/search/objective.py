@@ -5,7 +5,11 @@ Enters: a `Problem` (its goal, its device memory) and the cost of the plan that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import total_ordering
 from math import inf, log
+from operator import attrgetter
 
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
@@ -21,73 +25,91 @@ SAME = 0.005
 _WEIGHT = 0.01
 # Seconds, as a fraction of the reference's step, below which times are much alike: a plan may have no communication at all.
 _NEGLIGIBLE = 1e-4
+_ATTRIBUTES = {  # of a `Cost`, by figure
+    "step_time": "step_seconds",
+    "compute": "compute_seconds",
+    "communication": "communication_seconds",
+    "peak_memory": "peak_bytes",
+    "argument_memory": "argument_bytes",
+}
 
-Rank = tuple[float | int | str, ...]
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class InWords:
+    """Orders plans by how they are written down: an order that has nothing to do with merit, for ties alone. Few comparisons get so
+    far, so a plan is written down only then."""
+
+    plan: Plan
+
+    def __lt__(self, other: InWords) -> bool:
+        return repr(self.plan) < repr(other.plan)
+
+
+Read = Callable[[Cost], float]
+Rank = tuple[float | int | InWords, ...]
 
 
 class Objective:
-    """Device memory and the goal's bounds come first, then what is to be minimised; step time settles what is left."""
+    """Device memory and the goal's bounds come first, then what is to be minimised; step time settles what is left. `fastest`: whether a plan that
+    keeps the bounds is the better the faster it is, and nothing else counts."""
 
     def __init__(self, problem: Problem, reference: Cost) -> None:
-        goal = problem.goal
-        self._names = problem.mesh.names
-        self.minimised = goal.minimise if STEP_TIME in goal.minimise else (*goal.minimise, STEP_TIME)
-        self.bounds = (Bound(PEAK_MEMORY, float(problem.mesh.limit_bytes)), *goal.bounds)
-        self._least = {
-            f: max(reference.step_seconds * _NEGLIGIBLE if f.is_time else 1.0, 1e-12) for f in self.minimised
-        }
-        self._logs = {f: log(self._value(f, reference) + self._least[f]) for f in self.minimised}
-
-    @property
-    def fastest(self) -> bool:
-        """Whether a plan that keeps the bounds is the better the faster it is, and nothing else counts."""
-        return self.minimised == (STEP_TIME,)
+        goal, names = problem.goal, problem.mesh.names
+        minimised = goal.minimise if STEP_TIME in goal.minimise else (*goal.minimise, STEP_TIME)
+        self._minimised = [_Minimised.of(figure, names, reference) for figure in minimised]
+        bounds = (Bound(PEAK_MEMORY, float(problem.mesh.limit_bytes)), *goal.bounds)
+        self._bounds = [(reader(bound.figure, names), bound.limit) for bound in bounds]
+        self.fastest = minimised == (STEP_TIME,)
 
     def met(self, cost: Cost) -> bool:
         """Whether all bounds hold."""
-        return all(self._value(bound.figure, cost) <= bound.limit for bound in self.bounds)
+        return all(read(cost) <= limit for read, limit in self._bounds)
 
     def excess(self, cost: Cost) -> float:
         """How far the bounds are exceeded: the sum of the logarithms of by what factor; 0 where all hold."""
-        return sum(_over(self._value(bound.figure, cost), bound.limit) for bound in self.bounds)
+        return sum([_over(read(cost), limit) for read, limit in self._bounds])
 
     def rank(self, plan: Plan, cost: Cost) -> Rank:
         """Smaller is better; a decision must pay for itself (`PRICE`), and ties go to a fixed order."""
         excess = self.excess(cost)
         if excess > 0.0:
-            return (1, _rounded(excess + PRICE * len(plan)), len(plan), repr(plan))
-        *first, last = self.minimised
-        classes = [round(log(self._value(f, cost) + self._least[f]) / SAME) for f in first]
-        return (0, *classes, _rounded(self._value(last, cost) * (1.0 + PRICE * len(plan))), len(plan), repr(plan))
+            return (1, _rounded(excess + PRICE * len(plan)), len(plan), InWords(plan))
+        *first, last = self._minimised
+        classes = [round(log(figure.read(cost) + figure.least) / SAME) for figure in first]
+        return (0, *classes, _rounded(last.read(cost) * (1.0 + PRICE * len(plan))), len(plan), InWords(plan))
 
     def reward(self, plan: Plan, cost: Cost) -> float:
         """Log of how much better than the reference, less the price, less a penalty that grows with the excess."""
         gain, weight = -PRICE * len(plan), 1.0
-        for figure in self.minimised:
-            gain += weight * (self._logs[figure] - log(self._value(figure, cost) + self._least[figure]))
+        for figure in self._minimised:
+            gain += weight * (figure.reference - log(figure.read(cost) + figure.least))
             weight *= _WEIGHT
         excess = self.excess(cost)
         return gain if excess <= 0.0 else gain - 1.0 - 4.0 * excess
 
-    def _value(self, figure: Figure, cost: Cost) -> float:
-        return figure_value(figure, cost, self._names)
+
+@dataclass(frozen=True, slots=True)
+class _Minimised:
+    """A figure to be minimised. least: what is added before the logarithm is taken; reference: that of the plan that decides nothing."""
+
+    read: Read
+    least: float
+    reference: float
+
+    @classmethod
+    def of(cls, figure: Figure, names: tuple[str, ...], reference: Cost) -> _Minimised:
+        read = reader(figure, names)
+        least = max(reference.step_seconds * _NEGLIGIBLE if figure.is_time else 1.0, 1e-12)
+        return cls(read, least, log(read(reference) + least))
 
 
-def figure_value(figure: Figure, cost: Cost, names: tuple[str, ...]) -> float:
-    """Seconds or bytes of one figure; `names` [axes] of the mesh. Communication over an axis the mesh lacks is none."""
-    match figure.name:
-        case "step_time":
-            return cost.step_seconds
-        case "compute":
-            return cost.compute_seconds
-        case "communication" if figure.axis:
-            return cost.axis_seconds[names.index(figure.axis)] if figure.axis in names else 0.0
-        case "communication":
-            return cost.communication_seconds
-        case "peak_memory":
-            return cost.peak_bytes
-        case _:
-            return cost.argument_bytes
+def reader(figure: Figure, names: tuple[str, ...]) -> Read:
+    """What reads one figure, seconds or bytes; `names` [axes] of the mesh. Communication over an axis the mesh lacks is none."""
+    if figure.axis:
+        place = names.index(figure.axis) if figure.axis in names else None
+        return lambda cost: 0.0 if place is None else cost.axis_seconds[place]
+    return attrgetter(_ATTRIBUTES[figure.name])
 
 
 def _over(value: float, limit: float) -> float:

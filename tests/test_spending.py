@@ -1,0 +1,101 @@
+"""How ops spend mesh axes: decision after decision, and by following what is known, against the rules read off the plan as a whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import cases, plans
+
+from toast_cli.cost.rows import Rows
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.iteration import Choice, OpPattern, lay_out
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.spending import replicates_first
+
+
+def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
+    """Who gets which axis, each axis and each partial result looked at over the whole plan; patterns with windows aside."""
+    form, sizes = pattern.form, problem.mesh.sizes
+    shards = [d for d in plan if isinstance(d, Shard) and d.unless not in pattern.groups]
+    closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}
+    axes: list[list[int]] = [[] for _ in pattern.groups]
+
+    def count(of: list[int]) -> int:
+        total = 1
+        for axis in of:
+            total *= sizes[axis]
+        return total
+
+    def slots_of(decision: Shard) -> list[int]:
+        def rank(slot: int) -> tuple[bool, int]:
+            strand = pattern.strands[slot] if pattern.strands else None
+            at = problem.resolution_place.get(strand.resolution, NOWHERE) if strand else NOWHERE
+            chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
+            side = strand.side if strand else chosen
+            return side < chosen, side
+
+        return sorted((s for s, group in enumerate(pattern.groups) if group == decision.group), key=rank)
+
+    for decision in shards:
+        if decision.axis not in closed:
+            for slot in slots_of(decision):
+                divides = all(e % (count(axes[slot]) * sizes[decision.axis]) == 0 for e in form.extents[slot])
+                majors_full = all(count(axes[m]) == form.sizes[m] for m in form.majors[slot])
+                if form.kinds[slot] is not SlotKind.BLOCKED and divides and majors_full:
+                    axes[slot].append(decision.axis)
+                    closed.add(decision.axis)
+                    break
+    partial = [a for kind, spent in zip(form.kinds, axes, strict=True) if kind is SlotKind.REDUCTION for a in spent]
+    wanted = []
+    for dims in form.results if partial else ():
+        own, places = [list(spent) for spent in axes], []
+        for axis in partial:
+            places.append(NOWHERE)
+            for slot in (slot for d in shards if d.axis == axis for slot in slots_of(d)):
+                slots = next((slots for slots in dims if slot in slots), ())
+                divides = all(e % (count(own[slot]) * sizes[axis]) == 0 for e in form.extents[slot])
+                if slots and divides and all(count(own[m]) == form.sizes[m] for m in slots[: slots.index(slot)]):
+                    own[slot].append(axis)
+                    places[-1] = slot
+                    break
+        wanted.append(tuple(places))
+    return tuple(map(tuple, axes)), tuple(wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> None:
+    problem = data.draw(cases()).problem
+    rows = Rows(problem)
+    for plan in data.draw(st.lists(plans(problem), min_size=1, max_size=4)):
+        steps = rows.steps(plan)
+        numbers = [rows.row(view, steps) for view in rows.views]
+        for number, pattern in enumerate(problem.patterns):
+            if pattern.space is None:
+                found = lay_out(pattern, plain_choice(problem, pattern, plan))
+                assert found == rows.iteration(number, numbers) == problem.iterate(number, plan)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
+    problem = data.draw(cases()).problem
+    rows = Rows(problem)
+    one, other, more = (replicates_first(data.draw(plans(problem))) for _ in range(3))
+    more = tuple(d for d in more if isinstance(d, Shard))
+    for view in rows.views:
+        if rows.state(view, rows.steps(one)) == rows.state(view, rows.steps(other)):
+            assert rows.row(view, rows.steps((*one, *more))) == rows.row(view, rows.steps((*other, *more)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "first"),
+    [
+        ((Shard(0, 0), Replicate(0, 0)), [Replicate(0, 0), Shard(0, 0)]),
+        ((Shard(1, 0), Shard(0, 1)), [Shard(1, 0), Shard(0, 1)]),
+    ],
+)
+def test_replicates_are_spent_first_and_all_else_keeps_its_order(plan: Plan, first: list[Decision]) -> None:
+    assert list(replicates_first(plan)) == first
