@@ -121,7 +121,7 @@ class Pricer:
             for k, whole in enumerate(work.whole_bytes):
                 yield from self._reductions(iteration, k, whole, how, apart=work.name in PRODUCTS)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
-            for step in reshard_steps(source, target, self._sizes):
+            for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
                 size, waited_for = written[1] * work.needed[k], not work.late
                 seconds = self._seconds_of(step.kind, size, step.axes)
@@ -270,7 +270,8 @@ class Pricer:
             layout = lowered[reader.pattern].operands[reader.position]
             if layout != made:
                 wanted.setdefault(layout, []).append(place)
-        return [Copy(at, tuple(places)) for at, places in wanted.items() if reshard_steps(made, at, self._sizes)]
+        shape = self._shape(item.values[0])
+        return [Copy(at, tuple(places)) for at, places in wanted.items() if reshard_steps(made, at, self._sizes, shape)]
 
     def array_collectives(self, item: ArrayItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
@@ -280,7 +281,7 @@ class Pricer:
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in self.copies(item, lowered):
             least = min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
-            steps = reshard_steps(made, copy.layout, self._sizes)
+            steps = reshard_steps(made, copy.layout, self._sizes, self._shape(item.values[0]))
             for k, step in enumerate(steps):
                 each = _runs(item, copy)
                 if k == 0 and len(steps) > 1 and step.kind == PERMUTE:
@@ -295,8 +296,14 @@ class Pricer:
 
     def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""
-        shape = self._problem.program.values[value].shape
-        return "all-reduce" if kind == GATHER and not stays_gather(self._problem.mesh, shape, pieces) else kind
+        return (
+            "all-reduce"
+            if kind == GATHER and not stays_gather(self._problem.mesh, self._shape(value), pieces)
+            else kind
+        )
+
+    def _shape(self, value: int) -> tuple[int, ...]:
+        return self._problem.program.values[value].shape
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

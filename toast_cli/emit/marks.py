@@ -216,7 +216,11 @@ def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
     remade = remade_values(source.program)
 
     def through(value: int, layout: Layout) -> tuple[Layout, ...]:
-        return () if remade[value] else waypoints(lowered.layouts[value], layout, lowered.axis_sizes)
+        return (
+            ()
+            if remade[value]
+            else waypoints(lowered.layouts[value], layout, lowered.axis_sizes, source.program.values[value].shape)
+        )
 
     for number, position in sorted(lowered.required):
         op, layout = source.program.ops[number], lowered.required[number, position]

@@ -37,6 +37,8 @@ PRUNING_WORK = 30_000
 
 # Operations whose operands follow from the layout of the result, dimension by dimension.
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
+# Operations that XLA may compute with their operands as they lie and cut the result afterwards.
+LOOKUPS = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 # The operation that XLA reduce-scatters by itself when its result lies where the reduction's axis was.
 PRODUCT = "stablehlo.dot_general"
 
@@ -198,13 +200,13 @@ def cut_dimensions(have: Layout, want: Layout) -> list[int] | None:
 def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
     """Whether a use comes by the layout it requires without a constraint.
 
-    Elementwise operations bring their operands to the layout of the result. So does every operation where the operand only has to
-    be cut further, along dimensions the results have too.
+    Elementwise operations bring their operands to the layout of the result. So does every operation but a look-up where the operand only
+    has to be cut further, along dimensions the results have too.
     """
     op = source.program.ops[number]
     if op.name in FOLLOWING:
         return True
-    if cuts is None or not op.results:
+    if cuts is None or not op.results or op.name in LOOKUPS:
         return False
     factors = op.rule.operands[position]
     kept = {factor for result in op.rule.results for dimension in result for factor in dimension}

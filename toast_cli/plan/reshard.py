@@ -35,15 +35,22 @@ _Queued = tuple[float, int, Layout, tuple[Hop, ...]]  # bytes moved so far, hops
 
 
 @lru_cache(maxsize=200_000)
-def reshard_steps(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Step, ...]:
-    """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh."""
-    return tuple(step for step, _ in _route(source, target, sizes) if step.kind != SLICE)
+def reshard_steps(
+    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[Step, ...]:
+    """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh.
+
+    Given the `shape` of the array, no dimension is cut unevenly on the way, which would pad it.
+    """
+    return tuple(step for step, _ in _even_route(source, target, sizes, shape) if step.kind != SLICE)
 
 
 @lru_cache(maxsize=200_000)
-def waypoints(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+def waypoints(
+    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[Layout, ...]:
     """Layouts between the two without which XLA would not find its way; none where it takes one step."""
-    hops = _route(source, target, sizes)
+    hops = _even_route(source, target, sizes, shape)
     kinds = [step.kind for step, _ in hops]
     if (
         len(set(kinds) - {SLICE}) < 2
@@ -59,9 +66,26 @@ def _finer(source: Layout, target: Layout, kinds: list[str]) -> bool:
     return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
 
 
+def _even_route(
+    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None
+) -> tuple[Hop, ...]:
+    """The route for any array, unless it cuts this one unevenly; then the best of those that do not."""
+    hops = _route(source, target, sizes)
+    if shape is None or all(is_even(at, shape, sizes) for _, at in hops[:-1]):
+        return hops
+    return _route(source, target, sizes, shape)
+
+
+def is_even(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether every dimension is cut into pieces of one size."""
+    return all(size % shards((axes,), sizes) == 0 for size, axes in zip(shape, layout, strict=True))
+
+
 @lru_cache(maxsize=200_000)
-def _route(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Hop, ...]:
-    """Hops from one layout to the other that move the fewest bytes."""
+def _route(
+    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[Hop, ...]:
+    """Hops from one layout to the other that move the fewest bytes; with a `shape`, over layouts that cut it evenly."""
     if source == target:
         return ()
     if all(have[: len(want)] == want for have, want in zip(source, target, strict=True)):
@@ -76,7 +100,7 @@ def _route(source: Layout, target: Layout, sizes: tuple[int, ...]) -> tuple[Hop,
             continue
         done.add(at)
         for step, to in _hops(at, target, sizes):
-            if to not in done:
+            if to not in done and (shape is None or to == target or is_even(to, shape, sizes)):
                 moved = 0.0 if step.kind == SLICE else step.fraction
                 heappush(queue, (cost + moved, count + 1, to, (*hops, (step, to))))
     raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
