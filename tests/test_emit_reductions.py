@@ -53,3 +53,29 @@ def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
     found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
     assert not isinstance(found, Failure)
     assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("data", "fsdp"), 4 * 4 * 16)}
+
+
+def test_a_product_is_scattered_before_a_look_up_reads_it() -> None:
+    def pairs(z: jax.Array) -> jax.Array:
+        i, j = jnp.tril_indices(5, -1)
+        return jnp.einsum("bnd,bmd->bnm", z, z)[:, i, j]
+
+    sizes = {"data": 4, "model": 2}
+    case = case_of(pairs, arg(64, 5, 16), mesh=round_mesh(**sizes))
+    plan = (case.shard("z.0", "data"), case.shard("z.2", "model"), case.shard("z.0", "model"))
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("model",), 8 * 5 * 5 * 4)}
+
+
+def test_a_product_scattered_out_of_mesh_order_says_where_it_is_computed() -> None:
+    def combine(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+        return x + jnp.einsum("gtec,egcd->gtd", w, h)
+
+    sizes = {"data": 2, "fsdp": 2, "model": 2, "seq": 2}
+    case = case_of(combine, arg(8, 64, 8, 24), arg(8, 8, 24, 64), arg(8, 64, 64), mesh=round_mesh(**sizes))
+    groups = [("w.0", "data"), ("w.0", "seq"), ("w.2", "fsdp"), ("w.2", "model"), ("x.0", "fsdp"), ("x.1", "model")]
+    plan = tuple(case.shard(dimension, axis) for dimension, axis in groups)
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert {c.kind for c in found} == {"reduce-scatter"}

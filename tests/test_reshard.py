@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toast_cli.plan.layout import Layout, replicated, shards
-from toast_cli.plan.reshard import reshard_steps
+from toast_cli.plan.reshard import is_even, reshard_steps, waypoints
 
 # The mesh a=2, b=4, c=8; a layout is written as one word a dimension.
 AXES = "abc"
@@ -114,3 +114,14 @@ def test_four_axes_on_one_dimension_find_a_way_to_every_layout_of_fewer() -> Non
             for there in (((0, 1, 2, 3), ()), ((3, 0, 2, 1), ()), ((2,), (0, 1, 3))):
                 reshard_steps(there, (target, ()), sizes)
                 reshard_steps(there, ((), target), sizes)
+
+
+def test_no_dimension_is_cut_unevenly_on_the_way() -> None:
+    sizes = (2, 2, 2, 2)
+    source, target = ((0, 1, 2), (3,)), ((2, 3), ())
+    assert any(step.kind == "all-to-all" and 3 in step.axes for step in reshard_steps(source, target, sizes))
+    steps = reshard_steps(source, target, sizes, (8, 32))
+    assert steps[-1].fraction == 1 / 4
+    ways = waypoints(source, target, sizes, (8, 32))
+    assert ways and all(is_even(at, (8, 32), sizes) for at in ways)
+    assert not all(is_even(at, (8, 32), sizes) for at in waypoints(source, target, sizes))

@@ -25,7 +25,7 @@ from toast_cli.emit.marks import (
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.lowered import LoweredPlan, in_mesh_order
 from toast_cli.program.model import CARRY
 from toast_cli.program.remade import PRESERVING, remade_values
 
@@ -234,8 +234,7 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
     fresh = all(not a for a, b in zip(computed, layout, strict=True) if a != b)
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    ordered = all(list(axes) == sorted(axes) for axes in layout)
-    return finer and fresh and not idle and spread == 1 and ordered
+    return finer and fresh and not idle and spread == 1 and in_mesh_order(layout)
 
 
 def is_cut_by_its_reader(source: Source, lowered: LoweredPlan, value: int) -> bool:
