@@ -125,3 +125,15 @@ def test_no_dimension_is_cut_unevenly_on_the_way() -> None:
     ways = waypoints(source, target, sizes, (8, 32))
     assert ways and all(is_even(at, (8, 32), sizes) for at in ways)
     assert not all(is_even(at, (8, 32), sizes) for at in waypoints(source, target, sizes))
+
+
+@given(layouts(), layouts(), st.tuples(*[st.integers(1, 64)] * 3))
+def test_there_is_a_way_for_an_array_of_any_shape(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
+    even = all(is_even(at, shape, SIZES) for at in (source, target))
+    ways = waypoints(source, target, SIZES, shape)
+    assert not even or all(is_even(at, shape, SIZES) for at in ways)
+
+
+def test_what_finds_no_room_is_gathered() -> None:
+    steps = reshard_steps(((1,), (0,)), ((0,), (1,)), (4, 2), (4, 4))
+    assert steps[0].kind == "all-gather"

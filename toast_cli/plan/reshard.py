@@ -99,8 +99,8 @@ def _route(
         if at in done:
             continue
         done.add(at)
-        for step, to in _hops(at, target, sizes):
-            if to not in done and (shape is None or to == target or is_even(to, shape, sizes)):
+        for step, to in _hops(at, target, sizes, may_gather=shape is not None):
+            if to not in done and (shape is None or _is_allowed(to, source, target, shape, sizes)):
                 moved = 0.0 if step.kind == SLICE else step.fraction
                 heappush(queue, (cost + moved, count + 1, to, (*hops, (step, to))))
     raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
@@ -116,8 +116,16 @@ def _gathers(source: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator
             yield Step(GATHER, gone, 1 / shards(at, sizes)), at
 
 
-def _hops(at: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
-    """What one step can do that may lead to the target."""
+def _is_allowed(at: Layout, source: Layout, target: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether each dimension is cut evenly, or begins as at either end."""
+    return all(
+        size % shards((axes,), sizes) == 0 or axes == have[: len(axes)] or axes == want[: len(axes)]
+        for size, axes, have, want in zip(shape, at, source, target, strict=True)
+    )
+
+
+def _hops(at: Layout, target: Layout, sizes: tuple[int, ...], may_gather: bool) -> Iterator[Hop]:
+    """What one step can do that may lead to the target; gathers what has a place there only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
     present = {axis for axes in at for axis in axes}
     local = 1 / shards(at, sizes)
@@ -131,7 +139,7 @@ def _hops(at: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
         for count in range(1, len(axes) + 1):
             kept, minor = axes[:-count], axes[-count:]
             to = _replaced(at, dim, kept)
-            if len(axes) > MOST_REORDERED or not home.keys() & set(minor):
+            if may_gather or len(axes) > MOST_REORDERED or not home.keys() & set(minor):
                 yield Step(GATHER, minor, 1 / shards(to, sizes)), to
             goals = {home.get(axis, dim) for axis in minor}
             if len(goals) == 1 and dim not in goals:
