@@ -28,8 +28,10 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
         communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))
     alive = [0.0] * (items.lives.end + 2)
     for item in items.arrays:
-        communication += sum(use.seconds for use in pricer.array_collectives(item, lowered))
-        for kind, size in holdings.held(item, lowered):
+        iteration, copies = lowered[item.pattern], pricer.copies(item, lowered)
+        made = iteration.layouts[item.result]
+        communication += sum(use.seconds for use in pricer.array_collectives(item, made, copies))
+        for kind, size in holdings.held(item, iteration, copies):
             for value in item.values:
                 for first, last in holdings.of_value(item, kind, value):
                     for step in range(first, last + 1):

@@ -136,7 +136,7 @@ class Evaluator:
         """[timeline.candidates] bytes alive, by role (see `Alive`), as the chip's compiler lays them out."""
         found: dict[str, tuple[list[tuple[int, int]], list[float]]] = {}
         for item, lowered in self._lowered_arrays(plan):
-            for kind, size in self._holdings.held(item, lowered):
+            for kind, size in self._held(item, lowered):
                 spans = self._holdings.intervals(item, kind)
                 role = self._holdings.role(item, kind)
                 intervals, sizes = found.setdefault(role, ([], []))
@@ -294,7 +294,8 @@ class Evaluator:
         for added in bucket.sums:
             yield from self._pricer.sum_collectives(added, lowered)
         for array in bucket.arrays:
-            yield from self._pricer.array_collectives(array, lowered)
+            made = lowered[array.pattern].layouts[array.result]
+            yield from self._pricer.array_collectives(array, made, self._pricer.copies(array, lowered))
 
     def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:
         return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}
@@ -322,25 +323,37 @@ class Evaluator:
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
-        key = (item.values[0], id(lowered[item.pattern]), *[id(lowered[r.pattern]) for r in item.readers])
+        iteration = lowered[item.pattern]
+        made = iteration.layouts[item.result]
+        # Equal layouts are one object. Of an op that leaves partial results more counts than what becomes of them.
+        partial = iteration.reduced or iteration.scattered[item.result]
+        key = (
+            item.values[0],
+            id(iteration if partial else made),
+            *[id(lowered[reader.pattern].operands[reader.position]) for reader in item.readers],
+        )
         found = self._array_memo.get(key)
         if found is None:
-            seconds = sum(use.seconds for use in self._pricer.array_collectives(item, lowered))
-            rest = 0.0
-            if self._pricer.is_argument(item):
-                rest = len(item.values) * self._pricer.local(item.bytes, self._pricer.made(item, lowered))
-            memory = tuple(self._presences(item, lowered))
+            copies = self._pricer.copies(item, lowered)
+            seconds = (
+                sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
+            )
+            rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
+            held = self._holdings.held(item, iteration, copies)
+            memory = tuple([(self._presence_of(item, kind), size) for kind, size in held])
             found = self._array_memo[key] = ArrayShare(seconds, rest, memory)
         return found
 
-    def _presences(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Vector, float]]:
-        """Pairs of how many arrays are alive [moments] and bytes of one: the arrays themselves, then resharded copies."""
-        for kind, size in self._holdings.held(item, lowered):
-            presence = self._presence.get((item.values[0], kind))
-            if presence is None:
-                presence = self.timeline.presence(self._holdings.intervals(item, kind))
-                self._presence[item.values[0], kind] = presence
-            yield presence, size
+    def _presence_of(self, item: ArrayItem, kind: Kind) -> Vector:
+        """[moments] how many of the item's arrays of that kind are alive."""
+        presence = self._presence.get((item.values[0], kind))
+        if presence is None:
+            presence = self.timeline.presence(self._holdings.intervals(item, kind))
+            self._presence[item.values[0], kind] = presence
+        return presence
+
+    def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
+        return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
         """What the arrays of one bucket hold; of the rows looked at last it is remembered."""
@@ -350,7 +363,7 @@ class Evaluator:
             intervals: list[Interval] = []
             sizes: list[float] = []
             for item in bucket.arrays:
-                for kind, size in self._holdings.held(item, lowered):
+                for kind, size in self._held(item, lowered):
                     found = self._holdings.intervals(item, kind)
                     intervals.extend(found)
                     sizes.extend([size] * len(found))
@@ -369,7 +382,7 @@ class Evaluator:
                 yield item, lowered
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[Alive]:
-        for kind, size in self._holdings.held(item, lowered):
+        for kind, size in self._held(item, lowered):
             for value in item.values:
                 if _covers(self._holdings.of_value(item, kind, value), moment):
                     yield Alive(value, size, self._holdings.role(item, kind))

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from toast_cli.cost.items import ArrayItem, Items
 from toast_cli.cost.liveness import Interval
-from toast_cli.cost.pricing import Lowered, Pricer
+from toast_cli.cost.pricing import Copy, Pricer
+from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY
 
@@ -32,9 +33,11 @@ class Holdings:
         self._lives = items.lives
         self._pricer = pricer
 
-    def held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
-        """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when."""
-        iteration = lowered[item.pattern]
+    def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
+        """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when.
+
+        iteration: of the op that makes it. copies: of it, see `Pricer.copies`.
+        """
         made = iteration.layouts[item.result]
         if item.stored:
             yield OWN, self._pricer.laid_out(item, item.bytes, made)
@@ -42,7 +45,7 @@ class Holdings:
             yield REDUCED, self._pricer.laid_out(item, item.bytes, made)
             if iteration.scattered[item.result]:
                 yield PARTIAL, self._pricer.laid_out(item, item.bytes, iteration.computed[item.result])
-        for copy in self._pricer.copies(item, lowered):
+        for copy in copies:
             yield copy.places, self._pricer.laid_out(item, item.moved_bytes, copy.layout)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:

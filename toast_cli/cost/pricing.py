@@ -23,7 +23,7 @@ from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, PERMUTE, reshard_steps
+from toast_cli.plan.reshard import GATHER, PERMUTE, Step, reshard_steps
 from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
@@ -31,10 +31,11 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A resharded copy of the arrays of one item: in `layout`, for the readers at `places`; the reshard communicates."""
+    """A resharded copy of the arrays of one item: in `layout`, for the readers at `places`, by `steps` that communicate."""
 
     layout: Layout
     places: tuple[int, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,32 +257,29 @@ class Pricer:
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
-    def made(self, item: ArrayItem, lowered: Lowered) -> Layout:
-        """The layout in which the item's arrays are made."""
-        return lowered[item.pattern].layouts[item.result]
-
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
         """Layouts other than its own in which readers need the array, where getting there communicates."""
-        if item.free:
-            return []
-        made = self.made(item, lowered)
+        made = lowered[item.pattern].layouts[item.result]
         wanted: dict[Layout, list[int]] = {}
         for place, reader in enumerate(item.readers):
             layout = lowered[reader.pattern].operands[reader.position]
-            if layout != made:
+            if layout is not made:
                 wanted.setdefault(layout, []).append(place)
-        shape = self._shape(item.values[0])
-        return [Copy(at, tuple(places)) for at, places in wanted.items() if reshard_steps(made, at, self._sizes, shape)]
+        if not wanted or item.free:
+            return []
+        found = [
+            Copy(at, tuple(places), reshard_steps(made, at, self._sizes, item.shape)) for at, places in wanted.items()
+        ]
+        return [copy for copy in found if copy.steps]
 
-    def array_collectives(self, item: ArrayItem, lowered: Lowered) -> Iterator[CollectiveUse]:
+    def array_collectives(self, item: ArrayItem, made: Layout, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
         XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
         since propagation takes the layout on the way to be the array's."""
-        made = self.made(item, lowered)
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
-        for copy in self.copies(item, lowered):
+        for copy in copies:
             least = min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
-            steps = reshard_steps(made, copy.layout, self._sizes, self._shape(item.values[0]))
+            steps = copy.steps
             for k, step in enumerate(steps):
                 each = _runs(item, copy)
                 if k == 0 and len(steps) > 1 and step.kind == PERMUTE:

@@ -3,9 +3,8 @@
 Patterns that the same decisions can touch form one *view*. What all patterns of a view iterate over under some plan is one
 *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has changed.
 
-A view is a machine: what its patterns have made of some decisions (see `plan.spending`) is a *state*, and one more decision leads to the next.
-States are few, however many plans there are, since most decisions find the axis taken, and since orders that come to the same lead to the
-same state. So a plan's row is mostly found by following what is known.
+What the patterns of a view have made of some decisions (see `plan.spending`) is a *state* of it, and one more decision leads to the next, so that
+a plan's row is mostly found by following what is known.
 
 Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 """
@@ -15,37 +14,43 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, decisive, lay_out
+from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.spending import Spent, replicates_first, settle, spend, unspent
+from toast_cli.plan.spending import START, Bid, Spender, bid_of, replicates_first
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
 
 
 Steps = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
-State = tuple[Spent, ...]  # [lists of patterns of the view] what each has made of the decisions so far
+State = tuple[int, ...]  # [kinds of the view] number of the state of its `Spender`
 
-
-_START = 0
 _UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Patterns that always choose alike. patterns: their numbers."""
+
+    spender: Spender
+    patterns: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter, see `touch`. patterns: numbers of those that always choose alike, together. matters: numbers of
-    the decisions that do."""
+    """touches: of the decisions that matter, see `touch`. matters: decision -> [kinds] what it comes to, of those that do."""
 
     touches: frozenset[int]
-    patterns: list[list[int]]
-    matters: set[int] = field(default_factory=set)
+    kinds: list[Kind]
+    matters: dict[int, list[Bid | None]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
     state_number: dict[State, int] = field(default_factory=dict)
     after: list[dict[int, int]] = field(default_factory=list)  # [states] decision -> state
     row_of: list[int] = field(default_factory=list)  # [states]
     rows: list[Row] = field(default_factory=list)
-    row_number: dict[tuple[Choice, ...], int] = field(default_factory=dict)  # [lists of patterns] choices -> row
+    row_number: dict[tuple[int, ...], int] = field(default_factory=dict)  # [kinds] choices -> row
 
     def enter(self, state: State) -> int:
         """Number of a state."""
@@ -79,20 +84,25 @@ class Rows:
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._decisions: list[Decision] = []
         self._number: dict[Decision, int] = {}
-        self._iterations: list[dict[Choice, Iteration]] = [{} for _ in problem.patterns]
+        self._iterations: list[dict[int, Iteration]] = [{} for _ in problem.patterns]  # choice -> iteration
+        self._alike: dict[tuple[object, ...], dict[Choice, Iteration]] = {}
+        self._known = [self._alike.setdefault(_arrangement(pattern), {}) for pattern in problem.patterns]
         self.views = self._make_views()
         self.forget()
 
     def _make_views(self) -> list[View]:
-        found: dict[frozenset[int], dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+        spenders = self._problem.spenders
+        found: dict[frozenset[int], dict[tuple[object, ...], Kind]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             role = [] if pattern.role == NO_ROLE else [_role(pattern.role)]
-            found[frozenset([*pattern.groups, *role])][decisive(pattern)].append(number)
-        views = [View(touches, list(alike.values())) for touches, alike in found.items()]
+            kinds, spender = found[frozenset([*pattern.groups, *role])], spenders[number]
+            alike = (pattern.groups, pattern.strands, pattern.role, id(spender))
+            kinds.setdefault(alike, Kind(spender)).patterns.append(number)
+        views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         for at, view in enumerate(views):
             for what in view.touches:
                 self.of_touch[what].append(at)
-            for place, number in enumerate(number for alike in view.patterns for number in alike):
+            for place, number in enumerate(number for kind in view.kinds for number in kind.patterns):
                 self.place[number] = at, place
         return views
 
@@ -104,8 +114,9 @@ class Rows:
     def _enter(self, decision: Decision) -> int:
         number = self._number[decision] = len(self._decisions)
         self._decisions.append(decision)
-        for view in self.of_touch[touch(decision)]:
-            self.views[view].matters.add(number)
+        patterns, places = self._problem.patterns, self._problem.resolution_place
+        for view in (self.views[at] for at in self.of_touch[touch(decision)]):
+            view.matters[number] = [bid_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
         return number
 
     def row(self, view: View, steps: Steps) -> int:
@@ -118,7 +129,7 @@ class Rows:
 
     def state(self, view: View, steps: Steps) -> int:
         """Number of the view's state after these decisions."""
-        state, after, matters = _START, view.after, view.matters
+        state, after, matters = START, view.after, view.matters
         for decision in steps:
             if decision in matters:
                 reached = after[state].get(decision)
@@ -126,41 +137,39 @@ class Rows:
         return state
 
     def _step(self, view: View, state: int, decision: int) -> int:
-        problem, made, sizes = self._problem, self._decisions[decision], self._sizes
-        reached = view.enter(
-            tuple(
-                spend(problem.patterns[alike[0]], spent, made, problem.resolution_place, sizes)
-                for alike, spent in zip(view.patterns, view.states[state], strict=True)
-            )
-        )
-        view.after[state][decision] = reached
+        made = [
+            now if bid is None else kind.spender.after(now, bid)
+            for kind, now, bid in zip(view.kinds, view.states[state], view.matters[decision], strict=True)
+        ]
+        reached = view.after[state][decision] = view.enter(tuple(made))
         self.size += 1
         return reached
 
     def _settle(self, view: View, state: int) -> int:
         """The row where no more decisions come."""
-        problem = self._problem
-        choices = tuple(
-            settle(problem.patterns[alike[0]], spent, problem.resolution_place, self._sizes)
-            for alike, spent in zip(view.patterns, view.states[state], strict=True)
-        )
-        found = view.row_number.setdefault(choices, len(view.rows))
+        chosen = [kind.spender.choice(at) for kind, at in zip(view.kinds, view.states[state], strict=True)]
+        found = view.row_number.setdefault(tuple(chosen), len(view.rows))
         if found == len(view.rows):
             view.rows.append(
                 tuple(
-                    self._lay_out(number, choice)
-                    for alike, choice in zip(view.patterns, choices, strict=True)
-                    for number in alike
+                    [
+                        self._lay_out(number, kind.spender, choice)
+                        for kind, choice in zip(view.kinds, chosen, strict=True)
+                        for number in kind.patterns
+                    ]
                 )
             )
         return found
 
-    def _lay_out(self, pattern: int, choice: Choice) -> Iteration:
+    def _lay_out(self, pattern: int, spender: Spender, number: int) -> Iteration:
         """Equal choices give one object, so that items can be remembered by identity."""
-        known = self._iterations[pattern]
-        found = known.get(choice)
+        found = self._iterations[pattern].get(number)
         if found is None:
-            found = known[choice] = lay_out(self._problem.patterns[pattern], choice)
+            choice, alike = spender.choices[number], self._known[pattern]
+            found = alike.get(choice)
+            if found is None:
+                found = alike[choice] = lay_out(self._problem.patterns[pattern], choice)
+            self._iterations[pattern][number] = found
         return found
 
     def iteration(self, pattern: int, rows: RowNumbers) -> Iteration:
@@ -173,7 +182,7 @@ class Rows:
         for view in self.views:
             for memo in (view.states, view.state_number, view.after, view.row_of):
                 memo.clear()
-            view.enter(tuple(unspent(self._problem.patterns[alike[0]]) for alike in view.patterns))
+            view.enter((START,) * len(view.kinds))
         self.size = 0
 
     def changed(self, old: Steps, new: Steps) -> tuple[float, set[int]]:
@@ -213,3 +222,10 @@ class Rows:
                 moved.append(new[j])
                 j += 1
         return [*moved, *old[i:], *new[j:]]
+
+
+def _arrangement(pattern: OpPattern) -> tuple[object, ...]:
+    """What the layouts that follow from a choice depend on, see `lay_out`."""
+    form = pattern.form
+    summed = tuple([kind is SlotKind.REDUCTION for kind in form.kinds])
+    return form.operands, form.results, summed, pattern.operand_pins, pattern.result_pins

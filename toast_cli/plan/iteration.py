@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import Form, SlotKind, Strand
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.layout import Layout, one_of
 
 NO_ROLE = -1
 SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
@@ -34,8 +34,7 @@ class OpPattern:
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its buffer.
-    result_pins, operand_pins: layouts insisted on, per array, or None. space: of a convolution with windows. scatters: slots that
-    partial results can be scattered on.
+    result_pins, operand_pins: layouts insisted on, per array, or None. space: of a convolution with windows.
     """
 
     form: Form
@@ -49,16 +48,11 @@ class OpPattern:
     candidates: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    scatters: frozenset[int] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        results = self.form.results if SlotKind.REDUCTION in self.form.kinds else ()
-        object.__setattr__(self, "scatters", frozenset(slot for dims in results for slots in dims for slot in slots))
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One op under one plan.
+    """One op under one plan. Equal layouts are one object.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
@@ -105,12 +99,12 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     slot_axes, wanted = choice
 
     def layout(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Layout:
-        return tuple(tuple(axis for slot in slots for axis in axes_of[slot]) for slots in dims)
+        return one_of(tuple([_along(slots, axes_of) for slots in dims]))
 
     operands = tuple(map(layout, form.operands))
     if pattern.operand_pins:
         operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
-    partial = partial_axes(form, slot_axes)
+    partial = [a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes]
     computed = tuple(map(layout, form.results))
     layouts = list(computed)
     scattered: list[tuple[int, ...]] = [()] * len(computed)
@@ -134,9 +128,9 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     )
 
 
-def partial_axes(form: Form, slot_axes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Axes over which results are partial."""
-    return [a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes]
+def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Axes that split a dimension made of these slots."""
+    return slot_axes[slots[0]] if len(slots) == 1 else tuple([axis for slot in slots for axis in slot_axes[slot]])
 
 
 def _pin(layout: Layout, pin: PinnedLayout | None) -> Layout:
@@ -144,7 +138,9 @@ def _pin(layout: Layout, pin: PinnedLayout | None) -> Layout:
     if pin is None:
         return layout
     taken = {axis for axes in pin if axes is not None for axis in axes}
-    return tuple(
-        tuple(a for a in axes if a not in taken) if want is None else want
-        for axes, want in zip(layout, pin, strict=True)
+    return one_of(
+        tuple(
+            tuple(a for a in axes if a not in taken) if want is None else want
+            for axes, want in zip(layout, pin, strict=True)
+        )
     )

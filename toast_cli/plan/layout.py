@@ -6,6 +6,12 @@ A `Layout` has one entry per dimension: the mesh axes (by number) that split it,
 from __future__ import annotations
 
 Layout = tuple[tuple[int, ...], ...]
+_KNOWN: dict[Layout, Layout] = {}
+
+
+def one_of(layout: Layout) -> Layout:
+    """The one object that stands for all layouts equal to this one, so that they can be told apart by identity."""
+    return _KNOWN.setdefault(layout, layout)
 
 
 def replicated(rank: int) -> Layout:

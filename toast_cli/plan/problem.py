@@ -22,9 +22,10 @@ from toast_cli.plan.iteration import (
     PinnedLayout,
     Space,
     decisive,
+    lay_out,
 )
 from toast_cli.plan.pins import number_pins
-from toast_cli.plan.spending import choose, iterate
+from toast_cli.plan.spending import START, Spender, bid_of, replicates_first, rules_of, spender
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.remade import remade_values
@@ -60,21 +61,26 @@ class Problem:
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""
-        return iterate(self.patterns[pattern], plan, self.resolution_place, self.mesh.sizes)
+        return lay_out(self.patterns[pattern], self.choice(pattern, plan))
 
     def choice(self, pattern: int, plan: Plan) -> Choice:
         """Who gets which axis in ops of one pattern under `plan`."""
-        groups = self.pattern_groups[pattern]
-        plan = tuple([d for d in plan if isinstance(d, Replicate) or d.group in groups])
-        found = self._choices.get((pattern, plan))
-        if found is None:
-            found = choose(self.patterns[pattern], plan, self.resolution_place, self.mesh.sizes)
-            self._choices[pattern, plan] = found
-        return found
+        spender, state = self.spenders[pattern], START
+        for decision in replicates_first(plan):
+            bid = bid_of(self.patterns[pattern], decision, self.resolution_place)
+            if bid is not None:
+                state = spender.after(state, bid)
+        return spender.choices[spender.choice(state)]
 
     @cached_property
-    def _choices(self) -> dict[tuple[int, Plan], Choice]:
-        return {}
+    def spenders(self) -> tuple[Spender, ...]:
+        """[patterns] what says who gets which axis in their ops."""
+        sizes, known = self.mesh.sizes, {}
+        for pattern in self.patterns:
+            key = id(pattern.form), pattern.space
+            if key not in known:
+                known[key] = spender(rules_of(pattern.form, pattern.space, sizes), sizes)
+        return tuple(known[id(pattern.form), pattern.space] for pattern in self.patterns)
 
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:

@@ -6,19 +6,51 @@ slot that is major to it in some dimension is already fully split. Results of an
 partial; they are reduce-scattered where a decision wants that axis on one of their own dimensions, all-reduced otherwise.
 
 `Replicate` frees axes that other decisions would take, so all `Replicate`s of a plan come before the others here; then nothing is ever taken
-back, and what an op has made of the first decisions of a plan is all that has to be known of them.
+back, and what an op has made of the first decisions of a plan is all that has to be known of them. Such states are few, however many plans
+there are: most decisions find the axis taken, and orders that come to the same lead to the same state. Nor do they depend on much of the op:
+whatever its arrays are called and however large they are, ops whose slots can be split alike go through the same states, in all layers and on all
+sides of a program. So each is worked out once.
 
-Enters: an `OpPattern` and a plan, or one decision after the other. Leaves: a `Choice`.
+Enters: an `OpPattern` and a plan. Leaves: a `Choice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
+from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
-from toast_cli.plan.iteration import Choice, Iteration, OpPattern, SlotAxes, Space, lay_out, partial_axes
+from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
+
+START = 0  # the state in which nothing is decided
+
+
+class Bid(NamedTuple):
+    """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is to have it."""
+
+    axis: int
+    slots: tuple[int, ...]
+
+
+class Rules(NamedTuple):
+    """All about an op that says who gets which axis.
+
+    Attributes:
+        limits: [slots] number that the shards must divide. full: [slots] shards that split it fully; 0 where none do.
+        majors: [slots] slots that must be fully split before. whole: slots that the op needs whole.
+        summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is summed.
+        space: of a convolution with windows.
+    """
+
+    limits: tuple[int, ...]
+    full: tuple[int, ...]
+    majors: tuple[tuple[int, ...], ...]
+    whole: frozenset[int]
+    summed: tuple[int, ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    space: Space | None
 
 
 class Spent(NamedTuple):
@@ -27,30 +59,136 @@ class Spent(NamedTuple):
     Attributes:
         slot_axes: [slots] mesh axes that split each.
         gone: axes that no further decision can have, because they are spent or not to be.
-        waiting: decisions that may yet have a partial result scattered, axis after axis, those about one axis in order.
+        waiting: bids by which a partial result may yet be scattered, axis after axis, those for one axis in order.
     """
 
     slot_axes: SlotAxes
     gone: frozenset[int]
-    waiting: tuple[Shard, ...]
+    waiting: tuple[Bid, ...]
 
 
-def iterate(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Iteration:
-    """Lowers one op.
+class Spender:
+    """Ops of one set of rules on a mesh of these sizes. States and choices are numbered as they are met."""
 
-    Args:
-        plan: decisions in order of priority. resolutions: resolution group -> its place in its group's `Shard.sides`.
-        sizes: [axes] of the mesh.
-    """
-    return lay_out(pattern, choose(pattern, plan, resolutions, sizes))
+    def __init__(self, rules: Rules, sizes: tuple[int, ...]) -> None:
+        self._rules, self._sizes = rules, sizes
+        self._scatters = frozenset(slot for dims in rules.results for slots in dims for slot in slots)
+        self._states: list[Spent] = []
+        self._number: dict[Spent, int] = {}
+        self._after: list[dict[Bid, int]] = []
+        self._chosen: dict[int, int] = {}
+        self._choice_number: dict[Choice, int] = {}
+        self.choices: list[Choice] = []
+        self._enter(Spent(((),) * len(rules.limits), frozenset(), ()))
+
+    def after(self, state: int, bid: Bid) -> int:
+        """The state that one more bid leads to."""
+        found = self._after[state].get(bid)
+        if found is None:
+            found = self._after[state][bid] = self._enter(self._spend(self._states[state], bid))
+        return found
+
+    def choice(self, state: int) -> int:
+        """Number of the choice where nothing more is decided."""
+        found = self._chosen.get(state)
+        if found is None:
+            choice = self._settle(self._states[state])
+            found = self._chosen[state] = self._choice_number.setdefault(choice, len(self.choices))
+            if found == len(self.choices):
+                self.choices.append(choice)
+        return found
+
+    def _enter(self, spent: Spent) -> int:
+        found = self._number.setdefault(spent, len(self._states))
+        if found == len(self._states):
+            self._states.append(spent)
+            self._after.append({})
+        return found
+
+    def _spend(self, spent: Spent, bid: Bid) -> Spent:
+        slot_axes, gone, waiting = spent
+        axis, slots = bid
+        if not slots:
+            return Spent(slot_axes, gone | {axis}, waiting)
+        taken = NOWHERE if axis in gone else self._eligible(slot_axes, bid)
+        if taken != NOWHERE:
+            slot_axes = (*slot_axes[:taken], (*slot_axes[taken], axis), *slot_axes[taken + 1 :])
+            gone = gone | {axis}
+        if axis in gone and axis not in self._partial(slot_axes):
+            waiting = tuple([other for other in waiting if other.axis != axis])
+        elif scatter := tuple([slot for slot in slots if slot in self._scatters]):
+            waiting = tuple(sorted((*waiting, Bid(axis, scatter)), key=_axis))
+        return Spent(slot_axes, gone, waiting)
+
+    def _eligible(self, slot_axes: SlotAxes, bid: Bid) -> int:
+        """The first slot that can be split further by the axis; NOWHERE if none."""
+        rules, sizes = self._rules, self._sizes
+        for slot in bid.slots:
+            if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[bid.axis]):
+                continue
+            if all(_count(slot_axes[major], sizes) == rules.full[major] for major in rules.majors[slot]):
+                return slot
+        return NOWHERE
+
+    def _partial(self, slot_axes: SlotAxes) -> list[int]:
+        return [axis for slot in self._rules.summed for axis in slot_axes[slot]]
+
+    def _settle(self, spent: Spent) -> Choice:
+        space, slot_axes = self._rules.space, spent.slot_axes
+        if space is not None:
+            slot_axes = _space_left(space, slot_axes, self._sizes)
+        partial = self._partial(slot_axes)
+        if not partial:
+            return slot_axes, ()
+        wanted: list[tuple[int, ...]] = []
+        for dims in self._rules.results:
+            own = {slot: slot_axes[slot] for slots in dims for slot in slots}
+            places: list[int] = []
+            for axis in partial:
+                slot = self._wants(spent.waiting, axis, own, dims)
+                places.append(slot)
+                if slot != NOWHERE:
+                    own[slot] = (*own[slot], axis)
+            wanted.append(tuple(places))
+        return slot_axes, tuple(wanted)
+
+    def _wants(
+        self, waiting: tuple[Bid, ...], axis: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...]
+    ) -> int:
+        """The slot of a result on which the first interested decision wants `axis`, which the result is partial over, or NOWHERE."""
+        for slot in (slot for bid in waiting if bid.axis == axis for slot in bid.slots):
+            if slot in own and self._room(slot, own, dims, self._sizes[axis]):
+                return slot
+        return NOWHERE
+
+    def _room(self, slot: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
+        """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are used up."""
+        rules, sizes = self._rules, self._sizes
+        if rules.limits[slot] % (_count(own[slot], sizes) * more):
+            return False
+        slots = next(slots for slots in dims if slot in slots)
+        return all(_count(own[major], sizes) == rules.full[major] for major in slots[: slots.index(slot)])
 
 
-def choose(pattern: OpPattern, plan: Plan, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Choice:
-    """Who gets which axis in one op; arguments as for `iterate`."""
-    spent = unspent(pattern)
-    for decision in replicates_first(plan):
-        spent = spend(pattern, spent, decision, resolutions, sizes)
-    return settle(pattern, spent, resolutions, sizes)
+@lru_cache(maxsize=20_000)
+def spender(rules: Rules, sizes: tuple[int, ...]) -> Spender:
+    """One for all problems, since the rules are all that matters."""
+    return Spender(rules, sizes)
+
+
+def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> Rules:
+    """What counts of a form on a mesh of these sizes: shards are products of some of them."""
+    devices = prod(sizes)
+    summed = tuple([slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.REDUCTION])
+    return Rules(
+        tuple([gcd(devices, *extents) for extents in form.extents]),
+        tuple([size if devices % size == 0 else 0 for size in form.sizes]),
+        form.majors,
+        frozenset(slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.BLOCKED),
+        summed,
+        form.results if summed else (),
+        space,
+    )
 
 
 def replicates_first(plan: Plan) -> Plan:
@@ -58,85 +196,21 @@ def replicates_first(plan: Plan) -> Plan:
     return tuple(sorted(plan, key=_is_shard))
 
 
-def _is_shard(decision: Decision) -> bool:
-    return isinstance(decision, Shard)
-
-
-def unspent(pattern: OpPattern) -> Spent:
-    """Nothing decided yet."""
-    return Spent(((),) * len(pattern.groups), frozenset(), ())
-
-
-def spend(
-    pattern: OpPattern, spent: Spent, decision: Decision, resolutions: dict[int, int], sizes: tuple[int, ...]
-) -> Spent:
-    """The same after one more decision; `Replicate`s come before all others."""
+def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> Bid | None:
+    """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in `Shard.sides`."""
     if isinstance(decision, Replicate):
-        return spent if decision.role != pattern.role else spent._replace(gone=spent.gone | {decision.axis})
+        return Bid(decision.axis, ()) if decision.role == pattern.role else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
-        return spent
-    slot_axes, gone, waiting = spent
-    candidates, axis = _candidates(pattern, decision, resolutions), decision.axis
-    if axis not in gone:
-        taken = _eligible(pattern, slot_axes, candidates, sizes, sizes[axis])
-        if taken != NOWHERE:
-            slot_axes = (*slot_axes[:taken], (*slot_axes[taken], axis), *slot_axes[taken + 1 :])
-            gone = gone | {axis}
-    if not pattern.scatters.isdisjoint(candidates):
-        waiting = tuple(sorted((*waiting, decision), key=_axis))
-    if waiting and axis in gone and axis not in partial_axes(pattern.form, slot_axes):
-        waiting = tuple([d for d in waiting if d.axis != axis])
-    return Spent(slot_axes, gone, waiting)
-
-
-def _axis(decision: Shard) -> int:
-    return decision.axis
-
-
-def _eligible(
-    pattern: OpPattern, slot_axes: SlotAxes, candidates: Iterable[int], sizes: tuple[int, ...], more: int
-) -> int:
-    """The first of these slots that can be split `more` times further; NOWHERE if none."""
-    form = pattern.form
-    for slot in candidates:
-        if form.kinds[slot] is SlotKind.BLOCKED or not _divides(
-            _count(slot_axes[slot], sizes) * more, form.extents[slot]
-        ):
-            continue
-        if all(_count(slot_axes[major], sizes) == form.sizes[major] for major in form.majors[slot]):
-            return slot
-    return NOWHERE
-
-
-def settle(pattern: OpPattern, spent: Spent, resolutions: dict[int, int], sizes: tuple[int, ...]) -> Choice:
-    """The choice where no more decisions come."""
-    slot_axes = spent.slot_axes if pattern.space is None else _space_left(pattern.space, spent.slot_axes, sizes)
-    partial = partial_axes(pattern.form, slot_axes)
-    if not partial:
-        return slot_axes, ()
-    wanted: list[tuple[int, ...]] = []
-    for dims in pattern.form.results:
-        own = {slot: slot_axes[slot] for slots in dims for slot in slots}
-        places: list[int] = []
-        for axis in partial:
-            slot = _wants(pattern, spent.waiting, resolutions, sizes, axis, own, dims)
-            places.append(slot)
-            if slot != NOWHERE:
-                own[slot] = (*own[slot], axis)
-        wanted.append(tuple(places))
-    return slot_axes, tuple(wanted)
-
-
-def _candidates(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first."""
+        return None
     key = decision.group, decision.sides
-    found = pattern.candidates.get(key)
-    if found is None:
-        found = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
-    return found
+    slots = pattern.candidates.get(key)
+    if slots is None:
+        slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
+    return Bid(decision.axis, slots)
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
+    """Slots of the decision's group, the chosen side of a conflict first."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
 
     def place(slot: int) -> tuple[bool, int]:
@@ -169,51 +243,16 @@ def _space_left(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> Sl
     return tuple([() if slot in away else axes for slot, axes in enumerate(slot_axes)])
 
 
-def _wants(
-    pattern: OpPattern,
-    waiting: tuple[Shard, ...],
-    resolutions: dict[int, int],
-    sizes: tuple[int, ...],
-    axis: int,
-    own: dict[int, tuple[int, ...]],
-    dims: tuple[tuple[int, ...], ...],
-) -> int:
-    """The slot of a result on which the first interested decision wants `axis`, which the result is partial over, or NOWHERE."""
-    form = pattern.form
-    for decision in waiting:
-        if decision.axis != axis:
-            continue
-        for slot in _candidates(pattern, decision, resolutions):
-            if slot in own and _room(form, slot, own, dims, sizes, sizes[axis]):
-                return slot
-    return NOWHERE
-
-
-def _room(
-    form: Form,
-    slot: int,
-    own: dict[int, tuple[int, ...]],
-    dims: tuple[tuple[int, ...], ...],
-    sizes: tuple[int, ...],
-    more: int,
-) -> bool:
-    """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are used up."""
-
-    if not _divides(_count(own[slot], sizes) * more, form.extents[slot]):
-        return False
-    slots = next(slots for slots in dims if slot in slots)
-    return all(_count(own[major], sizes) == form.sizes[major] for major in slots[: slots.index(slot)])
-
-
-def _divides(count: int, extents: tuple[int, ...]) -> bool:
-    for extent in extents:  # noqa: SIM110 - called millions of times, and a generator costs more than the loop
-        if extent % count:
-            return False
-    return True
-
-
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     count = 1
     for axis in axes:
         count *= sizes[axis]
     return count
+
+
+def _axis(bid: Bid) -> int:
+    return bid.axis
+
+
+def _is_shard(decision: Decision) -> bool:
+    return isinstance(decision, Shard)
