@@ -26,7 +26,8 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
         communication += sum(use.seconds for use in pricer.work_collectives(work, lowered[work.pattern]))
     for added in items.sums:
         communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))
-    alive = [0.0] * (items.lives.end + 2)
+    alive, brief = [0.0] * (items.lives.end + 2), [0.0] * (items.lives.end + 2)
+    on_chip = holdings.on_chip
     for item in items.arrays:
         iteration, copies = lowered[item.pattern], pricer.copies(item, lowered)
         made = iteration.layouts[item.result]
@@ -36,9 +37,12 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
                 for first, last in holdings.of_value(item, kind, value):
                     for step in range(first, last + 1):
                         alive[step] += size
+                        if size <= on_chip.largest and holdings.is_brief(kind, value, (first, last)):
+                            brief[step] += size
             if holdings.role(item, kind) == "argument":
                 arguments += size * len(item.values)
-    return compute, communication, max(alive), arguments
+    peak = max(a - min(b, on_chip.capacity) for a, b in zip(alive, brief, strict=True))
+    return compute, communication, peak, arguments
 
 
 @settings(max_examples=40, deadline=None)

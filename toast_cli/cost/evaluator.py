@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toast_cli.cost.buckets import TICK, ArrayShare, Bucket, Share, Vector, make_buckets, ticks
-from toast_cli.cost.held import Holdings, Kind
+from toast_cli.cost.held import HeldArrays, Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
-from toast_cli.cost.liveness import Interval
 from toast_cli.cost.merging import SumItem
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
@@ -54,16 +53,16 @@ class Evaluator:
     def __init__(self, problem: Problem, references: Iterable[Plan] = (), like: Evaluator | None = None) -> None:
         self.problem = problem
         self.items: Items = make_items(problem, like.items.compilation if like and like.serves(problem) else None)
-        self.timeline = Timeline(self.items.lives)
         self.evaluations = 0
         self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
         self._pricer = Pricer(problem, self.items)
         self._holdings = Holdings(problem, self.items, self._pricer)
+        self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = Rows(problem)
         self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
         self._sum_memo: dict[tuple[int, ...], float] = {}
         self._array_memo: dict[tuple[int, ...], ArrayShare] = {}
-        self._presence: dict[tuple[int, Kind], Vector] = {}
+        self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
@@ -134,24 +133,21 @@ class Evaluator:
 
     def memory_by_role(self, plan: Plan) -> dict[str, Vector]:
         """[timeline.candidates] bytes alive, by role (see `Alive`), as the chip's compiler lays them out."""
-        found: dict[str, tuple[list[tuple[int, int]], list[float]]] = {}
+        found: dict[str, HeldArrays] = defaultdict(HeldArrays)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._held(item, lowered):
-                spans = self._holdings.intervals(item, kind)
                 role = self._holdings.role(item, kind)
-                intervals, sizes = found.setdefault(role, ([], []))
-                intervals.extend(spans)
-                sizes.extend([size if role == "argument" else self._growth * size] * len(spans))
-        return {role: self.timeline.profile([self.timeline.spans(*held)]) for role, held in found.items() if held[0]}
+                found[role].add(self._holdings, item, kind, size if role == "argument" else self._growth * size)
+        return self.timeline.shared({role: held.spans(self.timeline) for role, held in found.items() if held.intervals})
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
         profile = self.profile(plan)
         moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
-        found: list[Alive] = []
+        found: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
             found.extend(self._alive(item, lowered, moment))
-        return moment // 2, sorted(found, key=lambda a: -a.bytes)
+        return moment // 2, sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
 
     # -- parts of the program, for bounds ------------------------------------------------------------------------
 
@@ -205,7 +201,7 @@ class Evaluator:
     def _evaluate_whole(self, steps: Steps) -> _State:
         rows = [self._rows.row(view, steps) for view in self._rows.views]
         shares = [self._share(bucket, rows) for bucket in self._buckets]
-        alive = np.zeros(len(self.timeline.moments))
+        alive = self.timeline.start()
         for share in shares:
             alive += share.alive
         return _State(
@@ -257,7 +253,7 @@ class Evaluator:
     def _make_share(self, bucket: Bucket, rows: RowNumbers) -> Share:
         lowered = self._lower(bucket, rows)
         compute = communication = arguments = 0.0
-        alive = np.zeros(len(self.timeline.moments))
+        alive = self.timeline.nothing()
         for work in bucket.work:
             seconds = self._work_share(work, lowered[work.pattern])
             compute += seconds[0]
@@ -340,16 +336,17 @@ class Evaluator:
             )
             rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
             held = self._holdings.held(item, iteration, copies)
-            memory = tuple([(self._presence_of(item, kind), size) for kind, size in held])
+            memory = tuple([(self._presence_of(item, kind, size), size) for kind, size in held])
             found = self._array_memo[key] = ArrayShare(seconds, rest, memory)
         return found
 
-    def _presence_of(self, item: ArrayItem, kind: Kind) -> Vector:
-        """[moments] how many of the item's arrays of that kind are alive."""
-        presence = self._presence.get((item.values[0], kind))
+    def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
+        """[entries of the timeline] how many of the item's arrays of that kind, of so many bytes, are alive."""
+        key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
+        presence = self._presence.get(key)
         if presence is None:
-            presence = self.timeline.presence(self._holdings.intervals(item, kind))
-            self._presence[item.values[0], kind] = presence
+            brief = self._holdings.brief(item, kind, size)
+            presence = self._presence[key] = self.timeline.presence(self._holdings.intervals(item, kind), brief)
         return presence
 
     def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
@@ -360,14 +357,11 @@ class Evaluator:
         key = tuple([rows[view] for view in bucket.views])
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
-            intervals: list[Interval] = []
-            sizes: list[float] = []
+            held = HeldArrays()
             for item in bucket.arrays:
                 for kind, size in self._held(item, lowered):
-                    found = self._holdings.intervals(item, kind)
-                    intervals.extend(found)
-                    sizes.extend([size] * len(found))
-            bucket.held = key, self.timeline.spans(intervals, sizes)
+                    held.add(self._holdings, item, kind, size)
+            bucket.held = key, held.spans(self.timeline)
         return bucket.held[1]
 
     def _rows_of(self, plan: Plan) -> list[int]:
@@ -381,12 +375,12 @@ class Evaluator:
             for item in bucket.arrays:
                 yield item, lowered
 
-    def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[Alive]:
+    def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
+        """With whether each may be in on-chip memory at that moment."""
         for kind, size in self._held(item, lowered):
+            small = size <= self._holdings.on_chip.largest
             for value in item.values:
-                if _covers(self._holdings.of_value(item, kind, value), moment):
-                    yield Alive(value, size, self._holdings.role(item, kind))
-
-
-def _covers(intervals: list[tuple[int, int]], moment: int) -> bool:
-    return any(first <= moment <= last for first, last in intervals)
+                there = [i for i in self._holdings.of_value(item, kind, value) if i[0] <= moment <= i[1]]
+                if there:
+                    brief = small and all(self._holdings.is_brief(kind, value, i) for i in there)
+                    yield Alive(value, size, self._holdings.role(item, kind)), brief

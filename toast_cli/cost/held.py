@@ -13,10 +13,13 @@ Enters: array items with the iterations around them. Leaves: bytes and half step
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from toast_cli.cost.items import ArrayItem, Items
 from toast_cli.cost.liveness import Interval
+from toast_cli.cost.onchip import OnChipMemory
 from toast_cli.cost.pricing import Copy, Pricer
+from toast_cli.cost.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY
@@ -32,6 +35,7 @@ class Holdings:
         self._problem = problem
         self._lives = items.lives
         self._pricer = pricer
+        self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, problem.mesh.devices, items.compilation.elapsed)
 
     def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
         """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when.
@@ -60,6 +64,21 @@ class Holdings:
             return self._copied(item, kind, value)
         made = self._lives.times[self._problem.program.producer[value]]
         return [(made, made)] if kind == PARTIAL else self._waiting(item, made, value)
+
+    def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
+        """Of these intervals those that arrays of `size` bytes may spend in on-chip memory."""
+        if not 0 < size <= self.on_chip.largest:
+            return []
+        return [
+            found
+            for value in item.values
+            for found in self.of_value(item, kind, value)
+            if self.is_brief(kind, value, found)
+        ]
+
+    def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
+        """Whether that array, if it is small enough, may spend this interval there."""
+        return self.on_chip.brief(interval) and (kind not in (OWN, REDUCED) or self.on_chip.may_hold(value))
 
     def role(self, item: ArrayItem, kind: Kind) -> str:
         """What to call it: "argument", "carry", "temporary", "gathered" or "partial"."""
@@ -96,3 +115,24 @@ class Holdings:
                 first = min(first, 2 * program.loops[loop].first)
             found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
         return found
+
+
+@dataclass(slots=True)
+class HeldArrays:
+    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see `onchip`)."""
+
+    intervals: list[Interval] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+    brief: list[Interval] = field(default_factory=list)
+    brief_sizes: list[float] = field(default_factory=list)
+
+    def add(self, holdings: Holdings, item: ArrayItem, kind: Kind, size: float) -> None:
+        for intervals, sizes, found in (
+            (self.intervals, self.sizes, holdings.intervals(item, kind)),
+            (self.brief, self.brief_sizes, holdings.brief(item, kind, size)),
+        ):
+            intervals.extend(found)
+            sizes.extend([size] * len(found))
+
+    def spans(self, timeline: Timeline) -> Spans:
+        return timeline.spans(self.intervals, self.sizes, self.brief, self.brief_sizes)

@@ -10,12 +10,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toast_cli.cost.fusion import materialised
 from toast_cli.cost.kernels import Kernel, arithmetic, kernels
 from toast_cli.cost.kernels import Side as KernelSide
 from toast_cli.cost.liveness import Lives, find_lives
 from toast_cli.cost.merging import SumItem, sum_items
 from toast_cli.cost.needed import Needs
+from toast_cli.cost.onchip import elapsed_seconds
 from toast_cli.cost.tiling import Tiling, paddings, tilings
 from toast_cli.cost.waiting import early_values, late_values
 from toast_cli.dimensions.model import SlotKind
@@ -93,7 +97,7 @@ class ArrayItem:
 @dataclass(frozen=True)
 class Compilation:
     """What a chip's compiler makes of a program whatever the plan. stored, tiled, late: [values] whether each is written to memory, how it
-    can lie there, whether nothing waits for it. kernels: [ops]."""
+    can lie there, whether nothing waits for it. kernels: [ops]. elapsed: [half steps] see `onchip`."""
 
     stored: list[bool]
     tiled: list[Tiling]
@@ -101,6 +105,7 @@ class Compilation:
     needs: Needs
     kernels: list[Kernel | None]
     lives: Lives
+    elapsed: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,9 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip) -> Com
     stored, tiled = materialised(program, free), tilings(program, tile)
     done = kernels(program, materialised(program, free, most=False), free, paddings(program, tiled, tile))
     needs = Needs(program, narrows=chip.rewrites.narrows)
-    return Compilation(stored, tiled, late_values(program), needs, done, find_lives(program, stored, free))
+    lives = find_lives(program, stored, free)
+    elapsed = elapsed_seconds(program, chip, done, lives.times)
+    return Compilation(stored, tiled, late_values(program), needs, done, lives, elapsed)
 
 
 def work_items(

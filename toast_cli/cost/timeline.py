@@ -3,6 +3,10 @@
 Memory can only peak where something has been made since the last time something died. Of those moments a search looks at a
 few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a search
 returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
+
+Up to some bytes of the arrays that live briefly take no device memory at all (see `onchip`). With `alive` bytes of which `brief` are such, what
+lies in device memory is max(alive - capacity, alive - brief). So each moment counts twice, as a moment of all arrays that starts below
+zero and as one of those that are not brief, and the peak is the highest of all.
 """
 
 from __future__ import annotations
@@ -16,17 +20,29 @@ SELECTED = 256
 _SPREAD = 64
 
 Intervals = list[tuple[int, int]]  # first and last half step, both included
-# [intervals] first candidate covered, first candidate after it, bytes
+# [intervals] first entry of a profile covered, first entry after it, bytes
 Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 class Timeline:
     """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search looks at; ascending."""
 
-    def __init__(self, lives: Lives) -> None:
+    def __init__(self, lives: Lives, on_chip_bytes: float = 0.0) -> None:
         self.candidates: NDArray[np.int64] = np.array(_peak_candidates(lives), np.int64)
         self.moments: NDArray[np.int64] = self.candidates
         self._selected = self.moments
+        self._on_chip_bytes = on_chip_bytes
+
+    def start(self) -> NDArray[np.float64]:
+        """[entries] bytes in device memory at the moments looked at, before any array is alive."""
+        count = len(self.moments)
+        if not self._on_chip_bytes:
+            return np.zeros(count)
+        return np.repeat([-self._on_chip_bytes, 0.0], count)
+
+    def nothing(self) -> NDArray[np.float64]:
+        """[entries] what nothing adds to that."""
+        return np.zeros(2 * len(self.moments) if self._on_chip_bytes else len(self.moments))
 
     def select(self, profiles: list[NDArray[np.float64]]) -> None:
         """Keeps the highest moments of each profile [candidates], and an even spread."""
@@ -57,28 +73,59 @@ class Timeline:
         self.moments = self._selected
         return grown
 
-    def presence(self, intervals: Intervals) -> NDArray[np.float64]:
-        """[moments] how many of the intervals cover each moment."""
+    def presence(self, intervals: Intervals, brief: Intervals) -> NDArray[np.float64]:
+        """[entries] how many of the intervals cover each moment; `brief`: those of them that can be spent in on-chip memory."""
+        covered = self._covered(intervals)
+        if not self._on_chip_bytes:
+            return covered
+        return np.concatenate([covered, covered - self._covered(brief) if brief else covered])
+
+    def _covered(self, intervals: Intervals) -> NDArray[np.float64]:
         pairs = np.array(intervals, np.int64).reshape(-1, 2)
         born = np.searchsorted(np.sort(pairs[:, 0]), self.moments, "right")
         dead = np.searchsorted(np.sort(pairs[:, 1]), self.moments, "left")
         return (born - dead).astype(np.float64)
 
-    def spans(self, intervals: Intervals, sizes: list[float]) -> Spans:
-        """Intervals in numbers of candidates, each with its size in bytes."""
+    def spans(self, intervals: Intervals, sizes: list[float], brief: Intervals, brief_sizes: list[float]) -> Spans:
+        """Intervals in numbers of candidates, each with its size in bytes; `brief`: those of them that can be spent in on-chip memory."""
+        first, last = self._numbers(intervals)
+        held = np.array(sizes, np.float64)
+        if not self._on_chip_bytes:
+            return first, last, held
+        row = len(self.candidates) + 1
+        start, end = self._numbers(brief)
+        return (
+            np.concatenate([first, first + row, start + row]), np.concatenate([last, last + row, end + row]),
+            np.concatenate([held, held, -np.array(brief_sizes, np.float64)]),
+        )  # fmt: skip
+
+    def _numbers(self, intervals: Intervals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         pairs = np.array(intervals, np.int64).reshape(-1, 2)
         first = np.searchsorted(self.candidates, pairs[:, 0], "left")
-        last = np.searchsorted(self.candidates, pairs[:, 1], "right")
-        return first, last, np.array(sizes, np.float64)
+        return first, np.searchsorted(self.candidates, pairs[:, 1], "right")
 
     def profile(self, parts: list[Spans]) -> NDArray[np.float64]:
-        """[candidates] bytes alive: each interval counts with its size."""
-        count = len(self.candidates)
+        """[candidates] bytes in device memory: each interval counts with its size."""
+        alive, lasting = self.profiles(parts)
+        return np.maximum(alive - self._on_chip_bytes, lasting)
+
+    def shared(self, parts: dict[str, Spans]) -> dict[str, NDArray[np.float64]]:
+        """The profile of all parts together, by part: each has its share of the on-chip memory."""
+        profiles = {name: self.profiles([spans]) for name, spans in parts.items()}
+        brief = sum((alive - lasting for alive, lasting in profiles.values()), np.zeros(len(self.candidates)))
+        out = np.maximum(brief - self._on_chip_bytes, 0.0) / np.maximum(brief, 1.0)  # part that finds no place
+        return {name: lasting + out * (alive - lasting) for name, (alive, lasting) in profiles.items()}
+
+    def profiles(self, parts: list[Spans]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """[candidates] bytes of all arrays, and of those that are not brief."""
+        count, rows = len(self.candidates), 2 if self._on_chip_bytes else 1
         if not parts:
-            return np.zeros(count)
+            return np.zeros(count), np.zeros(count)
         first, last, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        change = np.bincount(first, sizes, count + 1) - np.bincount(last, sizes, count + 1)
-        return np.cumsum(change)[:count]
+        length = rows * (count + 1)
+        change = np.bincount(first, sizes, length) - np.bincount(last, sizes, length)
+        alive, *lasting = np.cumsum(change.reshape(rows, count + 1), axis=1)[:, :count]
+        return alive, lasting[0] if lasting else alive
 
 
 def _peak_candidates(lives: Lives) -> list[int]:

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 from toast_cli.errors import SpecError
-from toast_cli.hardware.fitted import FITTED, REWRITES_SOURCE, TPU_REWRITES, V4, V5E, V5P, V6E
-from toast_cli.hardware.model import Attained, Chip
+from toast_cli.hardware.fitted import FITTED, ON_CHIP, ON_CHIP_SOURCE, REWRITES_SOURCE, TPU_REWRITES, V4, V5E, V5P, V6E
+from toast_cli.hardware.model import Attained, Chip, OnChip
 
 _GIB = 2**30
 # jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply Them".
@@ -171,11 +171,13 @@ def _tpu(
             "reserved_bytes": _LIBTPU,
             "memory_bytes_per_second": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
             "attained": attained_source,
+            "on_chip": ON_CHIP_SOURCE if name in ON_CHIP else "unknown, counted as none",
             "temporary_growth": "1: the memory model is that of XLA:TPU",
             "rewrites": REWRITES_SOURCE,
             "clock_hertz": "the clock of vector_flops: 8192^3 products then take the published peak and 8 to 12 % more",
         },
         attained=attained,
+        on_chip=ON_CHIP.get(name, OnChip()),
         clock_hertz=clock,
         # Seen in loops compiled for each generation; of v5e's alone.
         rewrites=replace(TPU_REWRITES, gathers_first=name == "v5e"),
@@ -238,6 +240,7 @@ def _gpu(
             "memory_bytes_per_second": sheet,
             "attained": _GPU_ATTAINED,
             "rewrites": "none that change kind or bytes",
+            "on_chip": "caches hold no arrays of their own",
             "clock_hertz": "not needed: XLA:GPU estimates no cycles",
             "temporary_growth": "fitted to XLA:GPU of jaxlib 0.10.2, benchmarks/data/gpu.jsonl",
         },

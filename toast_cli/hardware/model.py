@@ -30,6 +30,21 @@ class Attained:
 
 
 @dataclass(frozen=True, slots=True)
+class OnChip:
+    """What the chip's compiler keeps out of device memory, see `cost.onchip`; the default is nothing.
+
+    Attributes:
+        bytes: of on-chip memory that it gives to arrays.
+        filled: part of that which temporaries fill; prefetched arguments and gaps have the rest.
+        refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device memory.
+    """
+
+    bytes: float = 0.0
+    filled: float = 0.0
+    refills: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrites:
     """What the chip's compiler does to collectives after partitioning; the default is nothing.
 
@@ -57,7 +72,7 @@ class Chip:
         memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements.
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
-        attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
+        on_chip: what of an array's life is spent in on-chip memory. attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
         temporary_growth: temporaries as its compiler lays them out over those that the model counts.
         rewrites: what its compiler does to collectives.
         sources: figure name -> where it was published.
@@ -73,6 +88,7 @@ class Chip:
     memory_bytes_per_second: float
     sources: dict[str, str]
     attained: Attained = Attained()
+    on_chip: OnChip = OnChip()
     clock_hertz: float = 0.0
     temporary_growth: float = 1.0
     rewrites: Rewrites = Rewrites()

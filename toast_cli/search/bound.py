@@ -55,7 +55,7 @@ class LowerBound:
 
     def may_fit(self, parts: list[Least]) -> bool:
         """Whether memory may suffice for some completion."""
-        alive = np.sum([least.alive for least in parts], axis=0)
+        alive = np.sum([self._evaluator.timeline.start(), *(least.alive for least in parts)], axis=0)
         return bool(alive.max(initial=0.0) <= self._problem.mesh.limit_bytes)
 
     def parts(self, plan: Plan, before: list[Least] | None = None) -> list[Least]:
@@ -116,7 +116,7 @@ class LowerBound:
                 cluster.forget()
         work = (work for bucket in cluster.buckets for work in self._evaluator.work_of(bucket))
         seconds = sum(self._work_least(item, plan) for item in work)
-        return Least(seconds, np.zeros(len(self._evaluator.timeline.moments)))
+        return Least(seconds, self._evaluator.timeline.nothing())
 
     def _work_least(self, work: WorkItem, plan: Plan) -> float:
         """Least seconds of one work item, whatever its free axes are spent on."""

@@ -112,7 +112,7 @@ class Cluster:
 
     def _cost(self, rows: tuple[int, ...]) -> Least:
         """What the buckets add under exactly this plan."""
-        seconds, alive = 0.0, np.zeros(len(self._evaluator.timeline.moments))
+        seconds, alive = 0.0, self._evaluator.timeline.nothing()
         for bucket, places, shares in zip(self.buckets, self._places, self._shares, strict=True):
             key = tuple([rows[k] for k in places])
             share = shares.get(key)

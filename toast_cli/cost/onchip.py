@@ -1,0 +1,87 @@
+"""Which temporaries lie in on-chip memory instead of device memory, and when.
+
+XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the arrays that gain most by
+it, so long as they fit beside those that are there and do not wait too long: from the kernel that makes an array to the last that
+reads it, no more time may pass than it takes to fill that memory a few times over. What loops carry and what the program returns lies in
+device memory. Which of the arrays that may get a place do get one depends on much; that it is nearly full where there are enough of them does not.
+So of the *brief* temporaries alive at a moment, up to `OnChip.bytes * OnChip.filled` take no device memory.
+
+Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that what is brief is
+known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are too large as well.
+
+Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left in device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.cost.compute import kernel_seconds
+from toast_cli.cost.kernels import Kernel, arithmetic
+from toast_cli.cost.liveness import Interval
+from toast_cli.cost.model import Alive
+from toast_cli.hardware import Chip
+from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
+
+_KEPT = frozenset({CARRY, RESULT})  # what these read lies in device memory
+
+
+class OnChipMemory:
+    """That of the devices of one problem.
+
+    capacity: bytes of temporaries in it at once; 0 for chips of which none are known. largest: bytes of an array that fits.
+    """
+
+    def __init__(self, program: Program, chip: Chip, devices: int, elapsed: NDArray[np.float64]) -> None:
+        self._program, self._elapsed = program, elapsed
+        self.capacity, self.largest = round(chip.on_chip.bytes * chip.on_chip.filled), chip.on_chip.bytes
+        self._longest = chip.on_chip.refills * self.largest / chip.memory_bytes_per_second * devices
+
+    def may_hold(self, value: int) -> bool:
+        """Whether the value itself may lie there, if only briefly."""
+        program = self._program
+        maker, readers = program.ops[program.producer[value]].name, program.users[value]
+        return maker not in (ARGUMENT, CARRY) and all(program.ops[op].name not in _KEPT for op, _ in readers)
+
+    def brief(self, interval: Interval) -> bool:
+        """Whether what is alive for so long may spend all of it there."""
+        first, last = interval
+        return bool(self._elapsed[last + 1] - self._elapsed[first + 1] <= self._longest)
+
+    def left(self, alive: Iterable[tuple[Alive, bool]]) -> Iterator[Alive]:
+        """What arrays take of device memory at one moment, given with whether each is brief: the largest get a place first."""
+        room = self.capacity
+        for array, brief in sorted(alive, key=lambda pair: -pair[0].bytes):
+            there = min(room, array.bytes) if brief else 0.0
+            room -= there
+            if there < array.bytes:
+                yield replace(array, bytes=array.bytes - there)
+
+
+def elapsed_seconds(
+    program: Program, chip: Chip, kernels: list[Kernel | None], times: list[int]
+) -> NDArray[np.float64]:
+    """[half steps] seconds since the start on one device: within a loop of its first iteration, after it of all.
+
+    times: [ops] half step at which each runs.
+    """
+    own = np.zeros(2 * len(program.ops) + 3)
+    for op, kernel, time in zip(program.ops, kernels, times, strict=True):
+        if kernel is not None and not kernel.rides:
+            own[time + 1] += _seconds(program, chip, op, kernel)
+    for loop in sorted(program.loops, key=lambda loop: loop.last - loop.first):
+        own[2 * loop.last] += (max(loop.trips, 1) - 1) * own[2 * loop.first : 2 * loop.last].sum()
+    return np.cumsum(own)
+
+
+def _seconds(program: Program, chip: Chip, op: Op, kernel: Kernel) -> float:
+    """Of one kernel on whole arrays, without what tiles waste."""
+    sides = (*kernel.operands, *kernel.results)
+    moved, vector, own = sum(s.bytes + s.read for s in sides), sum(s.flops for s in sides), arithmetic(program, op)
+    if op.name in PRODUCTS:
+        return kernel_seconds(chip, program.values[op.operands[0]].dtype, own, vector, moved)
+    return kernel_seconds(chip, "", 0.0, vector + own, moved)
