@@ -54,6 +54,7 @@ PROGRAMS: dict[str, Case] = {
     "scan": Case("test", lambda: scan.training("scan", "", scan.Config(8, 2048, 16, 128, 5632, 32000, 32, 1024))),
     "gns": Case("fit", lambda: gns.training("gns", "", gns.Config(16384, 131072, 30, 4, 3, 512, 512, 2))),
     "ssm": Case("test", lambda: ssm.training("ssm", "", ssm.Config(2, 2048, 2048, 32000, 16, 1024))),
+    "ssm_small": Case("fit", lambda: ssm.training("ssm_small", "", ssm.Config(2, 1024, 1024, 16000, 16, 512))),
     "resnet": Case("fit", lambda: resnet50.training(
         "resnet", "", resnet50.Config(batch=256, image=224, stem=64, stages=(1, 1, 1, 1), classes=1000))),
     "itx_decode": Case("fit", lambda: itx.decode_sample("itx_decode", "", itx.Config(

@@ -50,7 +50,7 @@ class Holdings:
             if iteration.scattered[item.result]:
                 yield PARTIAL, self._pricer.laid_out(item, item.bytes, iteration.computed[item.result])
         for copy in copies:
-            yield copy.places, self._pricer.laid_out(item, item.moved_bytes, copy.layout)
+            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.layout)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""

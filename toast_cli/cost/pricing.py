@@ -272,13 +272,17 @@ class Pricer:
         ]
         return [copy for copy in found if copy.steps]
 
+    def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
+        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `needed`."""
+        return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
+
     def array_collectives(self, item: ArrayItem, made: Layout, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
         XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
         since propagation takes the layout on the way to be the array's."""
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in copies:
-            least = min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
+            least = self.copied_bytes(item, copy)
             steps = copy.steps
             for k, step in enumerate(steps):
                 each = _runs(item, copy)

@@ -1,0 +1,111 @@
+"""Temporaries in on-chip memory: which are brief, and how much of them takes no device memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from programs import Case, arg, case_of, round_mesh
+from random_programs import cases, plans
+from test_reference_cost import reference
+
+from toast_cli.cost.evaluator import Evaluator
+from toast_cli.cost.held import OWN
+from toast_cli.cost.model import Alive
+from toast_cli.hardware import Mesh, find_preset
+from toast_cli.hardware.model import OnChip
+
+KIB = 1024
+S = arg(16, 16)  # 1 KiB
+
+
+def mesh_with(kib: float, filled: float = 1.0, refills: float = 1e9, **axes: int) -> Mesh:
+    """A mesh of round figures whose chips have so much on-chip memory for temporaries; they may wait there as long as they like."""
+    mesh = round_mesh(**axes)
+    return replace(mesh, chip=replace(mesh.chip, on_chip=OnChip(kib * KIB, filled, refills)))
+
+
+def chain(x: Any) -> Any:
+    return x @ x @ x @ x
+
+
+def peak_kib(case: Case) -> float:
+    return case.evaluator.exact_cost(()).peak_bytes / KIB
+
+
+@pytest.mark.parametrize(
+    ("what", "fn", "kib", "filled", "refills", "peak"),
+    [
+        ("nothing is known of the chip: x and two products", chain, 0, 1.0, 1e9, 3),
+        ("the product that is read next; the result is returned", chain, 8, 1.0, 1e9, 2),
+        ("as much as fits", chain, 8, 0.0625, 1e9, 2.5),
+        ("an array that is larger than all of it stays out", chain, 0.5, 1.0, 1e9, 3),
+        ("what waits too long stays out", chain, 8, 1.0, 0.0, 3),
+        ("what a loop carries stays out", lambda x: lax.fori_loop(0, 3, lambda _, c: c @ c, x), 8, 1.0, 1e9, 3),
+    ],
+)
+def test_brief_temporaries_take_no_device_memory(
+    what: str, fn: Any, kib: float, filled: float, refills: float, peak: float
+) -> None:
+    case = case_of(fn, S, mesh=mesh_with(kib, filled, refills, data=1))
+    assert peak_kib(case) == pytest.approx(peak), what
+    _, alive = case.evaluator.alive_at_peak(())
+    assert sum(a.bytes for a in alive) / KIB == pytest.approx(peak), what
+    roles = case.evaluator.memory_by_role(())
+    assert np.sum(list(roles.values()), axis=0).max() / KIB == pytest.approx(peak), what
+
+
+def test_time_inside_a_loop_is_that_of_one_iteration_and_after_it_that_of_all() -> None:
+    case = case_of(lambda x: lax.fori_loop(0, 100, lambda _, c: c @ c @ c, x) @ x, S, mesh=mesh_with(8, data=1))
+    elapsed, (loop,) = case.evaluator.items.compilation.elapsed, case.program.loops
+    within = elapsed[2 * loop.last - 1] - elapsed[2 * loop.first]
+    over = elapsed[2 * loop.last] - elapsed[2 * loop.first]
+    assert over == pytest.approx(100 * within)
+    assert (np.diff(elapsed) >= 0).all()
+
+
+def test_the_largest_get_a_place_first() -> None:
+    on_chip = case_of(chain, S, mesh=mesh_with(4, data=1)).evaluator._holdings.on_chip
+    arrays = [
+        (Alive(0, 1024, "temporary"), True),
+        (Alive(1, 3584, "gathered"), True),
+        (Alive(2, 2048, "temporary"), False),
+    ]
+    left = {array.value: array.bytes for array in on_chip.left(arrays)}
+    assert left == {0: 512, 2: 2048}
+
+
+def test_arguments_and_carries_never_lie_there_but_gathered_copies_do() -> None:
+    case = case_of(lambda x, w: x @ w, S, S, mesh=mesh_with(8, data=4))
+    holdings, program = case.evaluator._holdings, case.program
+    argument = program.arguments[1].value
+    assert not holdings.is_brief(OWN, argument, (0, 1))
+    assert holdings.is_brief((0,), argument, (0, 1))
+
+
+def test_chips_have_what_their_compiler_hands_out() -> None:
+    assert find_preset("v4").chip.on_chip.bytes == 128 * 2**20
+    assert find_preset("v3").chip.on_chip == find_preset("H100").chip.on_chip == OnChip()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    kib, refills = data.draw(st.sampled_from([0.25, 1.0, 4.0])), data.draw(st.sampled_from([1e-3, 1.0, 1e9]))
+    mesh = case.problem.mesh
+    object.__setattr__(
+        case.problem, "mesh", replace(mesh, chip=replace(mesh.chip, on_chip=OnChip(kib * KIB, 0.75, refills)))
+    )
+    evaluator = Evaluator(case.problem)
+    for plan in data.draw(st.lists(plans(case.problem), min_size=1, max_size=4)):
+        cost = evaluator.exact_cost(plan)
+        found = (cost.compute_seconds, cost.communication_seconds, cost.peak_bytes, cost.argument_bytes)
+        assert found == pytest.approx(reference(case.problem, plan), rel=1e-9, abs=1e-6)
+        _, alive = evaluator.alive_at_peak(plan)
+        assert sum(a.bytes for a in alive) == pytest.approx(cost.peak_bytes)
