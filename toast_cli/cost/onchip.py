@@ -38,7 +38,7 @@ class OnChipMemory:
 
     def __init__(self, program: Program, chip: Chip, devices: int, elapsed: NDArray[np.float64]) -> None:
         self._program, self._elapsed = program, elapsed
-        self.capacity, self.largest = round(chip.on_chip.bytes * chip.on_chip.filled), chip.on_chip.bytes
+        self.capacity, self.largest = float(round(chip.on_chip.bytes * chip.on_chip.filled)), chip.on_chip.bytes
         self._longest = chip.on_chip.refills * self.largest / chip.memory_bytes_per_second * devices
 
     def may_hold(self, value: int) -> bool:
