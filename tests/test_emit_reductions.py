@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
@@ -79,3 +80,23 @@ def test_a_product_scattered_out_of_mesh_order_says_where_it_is_computed() -> No
     found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
     assert not isinstance(found, Failure)
     assert {c.kind for c in found} == {"reduce-scatter"}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_gradient_of_a_tied_table_is_reduced_for_each_use(split: bool) -> None:
+    """XLA scatters the look-up's part into the product's, which is reduced before."""
+
+    def gradient(ids: jax.Array, dx: jax.Array, x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jnp.zeros((2048, 512)).at[ids].add(dx) + dy.T @ x
+
+    case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
+    plan = [case.shard("ids.0", "data"), case.shard("x.0", "data")]
+    if split:
+        plan.append(case.shard("x.1", "data"))
+    size = 2048 * 512 * 4
+    expected = ("reduce-scatter", ("data",), size // 4) if split else ("all-reduce", ("data",), size)
+    assert case.collectives(tuple(plan)) == [(*expected, 2.0)]
+    sizes = {"data": 4, "model": 2}
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(tuple(plan))), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert [(c.kind, c.axes, c.bytes) for c in found] == [expected] * 2

@@ -26,6 +26,7 @@ from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan, in_mesh_order
+from toast_cli.plan.sums import scatters_into
 from toast_cli.program.model import CARRY
 from toast_cli.program.remade import PRESERVING, remade_values
 
@@ -240,7 +241,7 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
 def is_cut_by_its_reader(source: Source, lowered: LoweredPlan, value: int) -> bool:
     """Whether a value that goes on in another layout than it is computed in is cut to that, and by the one op that reads it."""
     uses = source.program.users[value]
-    if len(uses) != 1 or uses[0] in lowered.required:
+    if len(uses) != 1 or uses[0] in lowered.required or scatters_into(source.program.ops[uses[0][0]], source.program):
         return False
     path = lowered.path(value)
     cuts = cut_dimensions(path[-2], path[-1])

@@ -6,7 +6,7 @@ Enters: the layouts of all values, before. Leaves: which values to leave partial
 from __future__ import annotations
 
 from toast_cli.plan.layout import Layout
-from toast_cli.plan.sums import ADD, is_view
+from toast_cli.plan.sums import ADD, is_view, scatters_into
 from toast_cli.program.model import Op, Program
 
 # The layout in which a value is computed, partial, the one it is scattered to, and axes it is all-reduced over besides.
@@ -60,6 +60,8 @@ def _handed_on(
 ) -> Scatter | None:
     """How the result of an op that only adds up or views partial values would be computed and scattered; None for any other."""
     if op.name != ADD and not (len(op.results) == 1 and op.operands and is_view(op, program)):
+        return None
+    if scatters_into(op, program):
         return None
     read = op.operands if op.name == ADD else op.operands[:1]
     if any(v not in partial or len(program.users[v]) != 1 or (number, k) in required for k, v in enumerate(read)):

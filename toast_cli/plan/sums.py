@@ -2,8 +2,8 @@
 
 The gradient of a block's input is such a sum, one term per projection that read it; so is the gradient of a weight that is used again and
 again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its all-reduce reassociation) where both go over the same devices
-and are read by nobody else. An addition whose other side is not partial, or over other mesh axes, ends the sum. Which axes terms are
-partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
+and are read by nobody else. An addition whose other side is not partial, or over other mesh axes, ends the sum; so does one of a look-up's
+gradient and something else, which XLA makes a scatter into that other thing (`scatters_into`). Which axes terms are partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
 
 Enters: a program, and which of its ops can be terms. Leaves: its sums, of one term or more, and for one of them what a plan leaves of it to
 be reduced.
@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toast_cli.program.model import Op, Program
+from toast_cli.program.remade import SOURCES, expands_scalar
 
 ADD = "stablehlo.add"
 # What changes the form of a term and nothing about what is added up. Not a conversion: it rounds.
@@ -54,6 +55,8 @@ def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
         if can_be_term[number]:
             written[op.results[0]] = [number]
         elif op.operands and all(v in written and len(program.users[v]) == 1 for v in _read(op)):
+            if scatters_into(op, program):
+                continue
             if op.name == ADD:
                 fewer, more = sorted((written.pop(v) for v in op.operands), key=len)
                 more += fewer  # so that long sums take no quadratic time
@@ -86,6 +89,22 @@ def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator
     for key, first, count in waiting:
         if key is not None:
             yield Together(first, count, whole=True)
+
+
+def scatters_into(op: Op, program: Program) -> bool:
+    """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
+
+    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
+    scatter's result once more.
+    """
+    return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
+
+
+def _starts_anew(op: Op, program: Program) -> bool:
+    if op.name != "stablehlo.scatter":
+        return False
+    base = program.ops[program.producer[op.operands[0]]]
+    return base.name in SOURCES or expands_scalar(base, program)
 
 
 def is_view(op: Op, program: Program) -> bool:

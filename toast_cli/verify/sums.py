@@ -134,12 +134,25 @@ def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
             chains[node.name] = (*before[0], Step(node.name, (), (node.kind, *node.operands[1:])))
         elif before and before[0] and (node.opcode in _PASSED or is_one_by_one(graph, node)):
             chains[node.name] = before[0]
-        elif node.opcode == "add" and len(before) == 2 and all(before):
+        elif node.opcode == "add" and len(before) == 2 and all(before) and not scatters_into(graph, node):
             common = common_end(*before)
             if common:
                 chains[node.name] = before[0][-common:]
                 absorbed |= {step.name for step in before[1][-common:] if step.axes}
     return chains, absorbed
+
+
+def scatters_into(graph: Graph, node: Node) -> bool:
+    """Whether one side of an addition, and only one, is a scatter reduced over devices: XLA:TPU and XLA:GPU scatter into the other side,
+    which is reduced before (see `plan.sums.scatters_into`)."""
+    return [is_reduced_scatter(graph, operand) for operand in node.operands].count(True) == 1
+
+
+def is_reduced_scatter(graph: Graph, name: str) -> bool:
+    node = graph.nodes.get(name)
+    while node and node.opcode in {"all-reduce", "copy"}:
+        node = graph.nodes.get(node.operands[0])
+    return node is not None and node.opcode == "scatter"
 
 
 def further(step: Step, inner: Step, mesh: Mesh) -> Step | None:
