@@ -9,14 +9,14 @@ terms are reduced together and how.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toast_cli.cost.needed import Needs
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, OpPattern
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sums import Sum, Together, find_sums, is_view, reduced_together
+from toast_cli.plan.sums import Partial, Sum, Together, find_sums, is_view, reduced_together
 from toast_cli.program.model import PRODUCTS, Op, Program
 
 CONVERT = "stablehlo.convert"
@@ -115,13 +115,10 @@ def _term(problem: Problem, number: int) -> Term:
     return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, op.name in PRODUCTS)
 
 
-def _partial(pattern: OpPattern, iteration: Iteration) -> Hashable:
+def _partial(pattern: OpPattern, iteration: Iteration) -> Partial | None:
     """What a result is partial over, where that goes, and along which groups it is split meanwhile; None where it is not partial."""
     if not iteration.reduced and not iteration.scattered[0]:
         return None
     kept = {slot for slots in pattern.form.results[0] for slot in slots if iteration.slot_axes[slot]}
-    return (
-        iteration.reduced,
-        iteration.scattered[0],
-        frozenset((pattern.groups[slot], iteration.slot_axes[slot]) for slot in kept),
-    )
+    split = frozenset((pattern.groups[slot], iteration.slot_axes[slot]) for slot in kept)
+    return Partial(iteration.reduced, iteration.scattered[0], split)

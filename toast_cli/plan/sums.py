@@ -3,7 +3,7 @@
 The gradient of a block's input is such a sum, one term per projection that read it; so is the gradient of a weight that is used again and
 again. XLA turns `all-reduce(a) + all-reduce(b)` into `all-reduce(a + b)` (its all-reduce reassociation) where both go over the same devices
 and are read by nobody else. An addition whose other side is not partial, or over other mesh axes, ends the sum; so does one of a look-up's
-gradient and something else, which XLA makes a scatter into that other thing (`scatters_into`). Which axes terms are partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
+gradient and something else, if it is all-reduced (`scatters_into`). Which axes terms are partial over a plan decides; which ops could be terms, and in which order they are added up, follows from the program.
 
 Enters: a program, and which of its ops can be terms. Leaves: its sums, of one term or more, and for one of them what a plan leaves of it to
 be reduced.
@@ -21,16 +21,26 @@ ADD = "stablehlo.add"
 # What changes the form of a term and nothing about what is added up. Not a conversion: it rounds.
 _VIEWS = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "slice"))
 PLUS = -1  # a step that adds up what the two steps before it left
+INTO = -2  # the same, where one of them is scattered into the other
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """terms: op numbers, in the order they are read. steps: the sum in reverse Polish notation, places in `terms` and `PLUS`. end: the
-    value that it is."""
+    """terms: op numbers, in the order they are read. steps: the sum in reverse Polish notation, places in `terms`, `PLUS` and `INTO`. end:
+    the value that it is."""
 
     terms: tuple[int, ...]
     steps: tuple[int, ...]
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What a term is partial over: axes it is all-reduced over and axes it is scattered over. kept: how it is split meanwhile."""
+
+    reduced: tuple[int, ...]
+    scattered: tuple[int, ...]
+    kept: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +65,30 @@ def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
         if can_be_term[number]:
             written[op.results[0]] = [number]
         elif op.operands and all(v in written and len(program.users[v]) == 1 for v in _read(op)):
-            if scatters_into(op, program):
-                continue
             if op.name == ADD:
                 fewer, more = sorted((written.pop(v) for v in op.operands), key=len)
                 more += fewer  # so that long sums take no quadratic time
-                more.append(PLUS)
+                more.append(INTO if scatters_into(op, program) else PLUS)
                 written[op.results[0]] = more
             elif is_view(op, program):
                 written[op.results[0]] = written.pop(op.operands[0])
     return [_as_sum(steps, end) for end, steps in written.items()]
 
 
-def reduced_together(steps: Sequence[int], keys: Sequence[Hashable]) -> Iterator[Together]:
+def reduced_together(steps: Sequence[int], keys: Sequence[Partial | None]) -> Iterator[Together]:
     """What is reduced, and of which terms.
 
     Args:
-        steps: of a `Sum`. keys: [terms] what each is partial over and how it lies; None where it is not partial.
+        steps: of a `Sum`. keys: [terms] None where it is not partial.
     """
-    waiting: list[tuple[Hashable, int, int]] = []  # (key, first term, how many)
+    waiting: list[tuple[Partial | None, int, int]] = []  # (key, first term, how many)
     for step in steps:
-        if step != PLUS:
+        if step >= 0:
             waiting.append((keys[step], step, 1))
             continue
         right, left = waiting.pop(), waiting.pop()
-        if left[0] == right[0]:
+        apart = step == INTO and left[0] is not None and not left[0].scattered
+        if left[0] == right[0] and not apart:
             waiting.append((left[0], left[1], left[2] + right[2]))
             continue
         for key, first, count in (left, right):
@@ -95,7 +104,7 @@ def scatters_into(op: Op, program: Program) -> bool:
     """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
-    scatter's result once more.
+    scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 
@@ -119,6 +128,6 @@ def _read(op: Op) -> tuple[int, ...]:
 
 
 def _as_sum(steps: list[int], end: int) -> Sum:
-    terms = tuple(step for step in steps if step != PLUS)
+    terms = tuple(step for step in steps if step >= 0)
     places = iter(range(len(terms)))
-    return Sum(terms, tuple(PLUS if step == PLUS else next(places) for step in steps), end)
+    return Sum(terms, tuple(step if step < 0 else next(places) for step in steps), end)
