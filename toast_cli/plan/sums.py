@@ -87,7 +87,7 @@ def reduced_together(steps: Sequence[int], keys: Sequence[Partial | None]) -> It
             waiting.append((keys[step], step, 1))
             continue
         right, left = waiting.pop(), waiting.pop()
-        apart = step == INTO and left[0] is not None and not left[0].scattered
+        apart = step == INTO and left[0] is not None and len(left[0].scattered) != 1
         if left[0] == right[0] and not apart:
             waiting.append((left[0], left[1], left[2] + right[2]))
             continue
@@ -104,7 +104,8 @@ def scatters_into(op: Op, program: Program) -> bool:
     """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
-    scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that.
+    scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that; over several axes
+    products are scattered one axis at a time and look-ups over all at once (see `LoweredPlan.path`), and stay apart.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 
