@@ -133,6 +133,13 @@ def test_memory_beside_the_prediction() -> None:
     assert over.outcome == "disagreed" and "out of memory" in over.text
 
 
+@pytest.mark.parametrize(("temporaries", "peak", "device"), [(50, 1000, 750), (900, 1000, 1000), (0, 650, 650)])
+def test_neither_on_chip_memory_nor_gaps_count(temporaries: int, peak: int, device: int) -> None:
+    facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, temporaries, peak, 0.0)
+    promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=2000, fits=True)
+    assert check_memory(facts, promised).facts["peak_bytes"] == device
+
+
 def test_the_terminal_shows_memory() -> None:
     facts = {"argument_bytes": 1024, "temp_bytes": 2048, "peak_bytes": 3072, "compile_seconds": 1.0}
     part = Part("memory", "agreed", "peak", facts | {"predicted_peak_bytes": 4096, "limit_bytes": 8192})

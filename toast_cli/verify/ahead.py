@@ -54,8 +54,9 @@ class Target:
 class AheadFacts:
     """A program compiled for a real chip. Bytes per device.
 
-    `peak_bytes` is the most that is alive at once, arguments and results included. Where memory is plentiful XLA:TPU leaves gaps between
-    temporaries: `allocated_bytes` can be twice that, and shrinks when the program would not fit.
+    `peak_bytes` is the most that is alive at once, arguments and results included, wherever it lies: XLA:TPU keeps what it can in on-chip
+    memory (VMEM, on v4 CMEM), of which `temp_bytes` holds nothing. Where memory is plentiful XLA:TPU leaves gaps between temporaries:
+    `allocated_bytes` can be twice what is alive in device memory, and shrinks when the program would not fit.
     `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives none.
     """
 
@@ -72,6 +73,11 @@ class AheadFacts:
     def allocated_bytes(self) -> int:
         """Arguments, results that do not take over an argument's buffer, and temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is needed, as far as can be told: neither what lies on the chip nor gaps that need not be."""
+        return min(self.peak_bytes, self.allocated_bytes)
 
 
 def target_of(spec: Spec) -> Target:

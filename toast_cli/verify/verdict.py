@@ -162,7 +162,7 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
         return Part(
             "memory", "disagreed" if out_of_memory(compiled) and promised_to_fit else "unchecked", compiled.reason
         )
-    peak = compiled.peak_bytes
+    peak = compiled.device_bytes
     facts: dict[str, Any] = {
         "argument_bytes": compiled.argument_bytes, "temp_bytes": compiled.temp_bytes, "peak_bytes": peak, "compile_seconds": compiled.seconds,
     }  # fmt: skip
