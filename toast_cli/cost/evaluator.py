@@ -308,14 +308,20 @@ class Evaluator:
         return found
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
+        terms = [lowered[term.pattern] for term in item.terms]
+        for iteration in terms:
+            if iteration.reduced or iteration.scattered[0]:
+                break
+        else:
+            return 0.0
         key = (
             item.ops[0],
-            *[id(lowered[term.pattern]) for term in item.terms],
-            *[id(lowered[pattern]) for pattern, _ in item.readers],
+            *[id(iteration) for iteration in terms],
+            *[id(lowered[pattern].operands[position]) for pattern, position in item.readers],
         )
         found = self._sum_memo.get(key)
         if found is None:
-            found = self._sum_memo[key] = sum(use.seconds for use in self._pricer.sum_collectives(item, lowered))
+            found = self._sum_memo[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:

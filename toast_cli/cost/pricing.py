@@ -59,6 +59,7 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
         self._grids: dict[int, Grid] = {}
+        self._stays: dict[tuple[int, int, tuple[int, ...], Layout, Layout], bool] = {}  # see `_stays_scatter`
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout], float] = {}
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -68,7 +69,6 @@ class Pricer:
         if not work.kernels and not work.flops:
             return 0.0
         sizes, chip = self._sizes, self._problem.mesh.chip
-        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
         kept = chip.attained.kept_bytes
         reads = into = out = vector = 0.0
         for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
@@ -83,15 +83,17 @@ class Pricer:
             if not passing or passing > kept * count:
                 reads += read / count
                 out += through / count
-        kernels, flops = work.kernels, work.flops / prod(cuts)
+        kernels = work.kernels
         if work.unfinished and (iteration.reduced or any(iteration.scattered)):  # written, reduced, read to be finished
             reads += 2 * work.unfinished / shards(iteration.computed[0], sizes)
             kernels = 2
         # The larger of what comes in and what goes out passes through the vector unit.
         moved = reads + max(into, out)
         if work.name not in PRODUCTS:
+            flops = work.flops / shards(iteration.slot_axes, sizes)
             return work.runs * kernel_seconds(chip, work.dtype, 0.0, vector + flops, moved, kernels)
-        flops *= growth(chip, work.dtype, self._grid(work), cuts)
+        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
+        flops = work.flops / prod(cuts) * growth(chip, work.dtype, self._grid(work), cuts)
         return work.runs * kernel_seconds(chip, work.dtype, flops, vector, moved, kernels)
 
     def work_size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
@@ -219,25 +221,31 @@ class Pricer:
         self, axes: tuple[int, ...], size: float, layout: Layout, target: Layout, k: int, how: _Reduced
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `layout`; or the all-reduce that stays in its place."""
-        mesh, op = self._problem.mesh, self._problem.program.ops[how.op]
-        value = self._problem.program.values[op.results[k]]
-        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
-        stays = not dims or mesh.chip.rewrites.scatter_tile is None
-        if len(dims) == 1:
-            first, second = sides_of(op)
-            # A product has no dimensions of size 1.
-            kept = [d for d, n in enumerate(value.shape) if n > 1 or d not in first + second]
-            shape = tuple([value.shape[d] // _count(layout[d], self._sizes) for d in kept])
-            bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
-            sides = (
-                tuple([kept.index(d) for d in first if d in kept]),
-                tuple([kept.index(d) for d in second if d in kept]),
-            )
-            stays = stays_scatter(mesh, axes, shape, dim, bits, sides)
+        key = how.op, k, axes, layout, target
+        stays = self._stays.get(key)
+        if stays is None:
+            stays = self._stays[key] = self._stays_scatter(*key)
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * _count(axes, self._sizes)
         return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
+
+    def _stays_scatter(self, number: int, k: int, axes: tuple[int, ...], layout: Layout, target: Layout) -> bool:
+        mesh, op = self._problem.mesh, self._problem.program.ops[number]
+        value = self._problem.program.values[op.results[k]]
+        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
+        if len(dims) != 1:
+            return not dims or mesh.chip.rewrites.scatter_tile is None
+        first, second = sides_of(op)
+        # A product has no dimensions of size 1.
+        kept = [d for d, n in enumerate(value.shape) if n > 1 or d not in first + second]
+        shape = tuple([value.shape[d] // _count(layout[d], self._sizes) for d in kept])
+        bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
+        sides = (
+            tuple([kept.index(d) for d in first if d in kept]),
+            tuple([kept.index(d) for d in second if d in kept]),
+        )
+        return stays_scatter(mesh, axes, shape, dim, bits, sides)
 
     def _reduction(
         self,

@@ -7,8 +7,9 @@ Enters: program, dimensions, mesh. Leaves: `Problem`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
@@ -30,6 +31,8 @@ from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.remade import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
+
+CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,18 @@ class Problem:
 
     def canonical(self, plan: Plan) -> Plan:
         """The one order that stands for all that mean the same here; decisions every plan starts with stay in front."""
-        start = len(self.fixed) if plan[: len(self.fixed)] == self.fixed else 0
-        return (*plan[:start], *canonical(plan[start:], self.commute))
+        return self._canonical(plan)
+
+    @cached_property
+    def _canonical(self) -> Callable[[Plan], Plan]:
+        """Searches come back to the same plans, so that answers are remembered."""
+
+        @lru_cache(maxsize=CANONICAL_KEPT)
+        def ordered(plan: Plan) -> Plan:
+            start = len(self.fixed) if plan[: len(self.fixed)] == self.fixed else 0
+            return (*plan[:start], *canonical(plan[start:], self.commute))
+
+        return ordered
 
     @cached_property
     def _meeting(self) -> frozenset[tuple[int, int]]:

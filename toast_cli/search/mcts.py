@@ -69,9 +69,10 @@ class _Tree:
     def reward(self, plan: Plan) -> float:
         reward = self.incumbent.reward(plan, self.incumbent.look(plan))
         self.low, self.high = min(self.low, reward), max(self.high, reward)
+        worth = self.worth
         for decision in plan:
-            old = self.worth.get(decision, reward)
-            self.worth[decision] = max(reward, old + 0.05 * (reward - old))
+            old = worth.get(decision, reward)
+            worth[decision] = reward if reward >= old else old + 0.05 * (reward - old)
         return reward
 
     def prior(self, moves: list[Move]) -> np.ndarray:
