@@ -188,11 +188,12 @@ class Evaluator:
         if self._shares + self._rows.size > MEMO_LIMIT:
             self._forget()
         steps = self._rows.steps(plan)
-        near = [(*self._rows.changed(s.steps, steps), s) for s in (self._state, self._before) if s is not None]
+        near = [state for state in (self._state, self._before) if state is not None]
         if not near:
             self._state = self._evaluate_whole(steps)
             return self._state
-        _, touches, state = min(near, key=lambda n: n[0])
+        state = min(near, key=lambda known: self._rows.distance(known.steps, steps))
+        touches = self._rows.changed(state.steps, steps)
         if touches:
             self._before, self._state = state, self._evaluate_change(state, touches, steps)
             return self._state

@@ -84,6 +84,7 @@ class Rows:
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._decisions: list[Decision] = []
         self._number: dict[Decision, int] = {}
+        self._weights: list[int] = []  # [decisions] views it reaches, and one
         self._iterations: list[dict[int, Iteration]] = [{} for _ in problem.patterns]  # choice -> iteration
         self._alike: dict[tuple[object, ...], dict[Choice, Iteration]] = {}
         self._known = [self._alike.setdefault(_arrangement(pattern), {}) for pattern in problem.patterns]
@@ -114,6 +115,7 @@ class Rows:
     def _enter(self, decision: Decision) -> int:
         number = self._number[decision] = len(self._decisions)
         self._decisions.append(decision)
+        self._weights.append(len(self.of_touch[touch(decision)]) + 1)
         patterns, places = self._problem.patterns, self._problem.resolution_place
         for view in (self.views[at] for at in self.of_touch[touch(decision)]):
             view.matters[number] = [bid_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
@@ -185,25 +187,30 @@ class Rows:
             view.enter((START,) * len(view.kinds))
         self.size = 0
 
-    def changed(self, old: Steps, new: Steps) -> tuple[float, set[int]]:
-        """How much may differ between two plans: (views, counted once per decision; touches).
+    def distance(self, one: Steps, other: Steps) -> int:
+        """About how much lies between two plans: views, counted once for each decision that only one of them has."""
+        weights = self._weights
+        return sum([weights[decision] for decision in set(one).symmetric_difference(other)])
+
+    def changed(self, old: Steps, new: Steps) -> set[int]:
+        """Touches of the decisions in which two plans differ.
 
         A decision that both plans hold in the same order among all those they share changes nothing; the most far-reaching
         such decisions are found as a longest common subsequence, weighted by the views a decision reaches.
         """
         first, last_old, last_new = 0, len(old), len(new)
-        while first < min(last_old, last_new) and old[first] == new[first]:
+        most = min(last_old, last_new)
+        while first < most and old[first] == new[first]:
             first += 1
-        while first < min(last_old, last_new) and old[last_old - 1] == new[last_new - 1]:
+        while first < last_old and first < last_new and old[last_old - 1] == new[last_new - 1]:
             last_old, last_new = last_old - 1, last_new - 1
         moved = self._not_shared(old[first:last_old], new[first:last_new])
-        touches = [touch(self._decisions[decision]) for decision in moved]
-        return float(sum(len(self.of_touch[what]) for what in touches)), set(touches)
+        return {touch(self._decisions[decision]) for decision in moved}
 
     def _not_shared(self, old: Steps, new: Steps) -> list[int]:
         if not old or not new:
             return [*old, *new]
-        weights = [len(self.of_touch[touch(self._decisions[decision])]) + 1 for decision in old]
+        weights = [self._weights[decision] for decision in old]
         # best[i][j]: weight of what old[i:] and new[j:] can share
         best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
         for i in range(len(old) - 1, -1, -1):
