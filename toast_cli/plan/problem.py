@@ -68,12 +68,24 @@ class Problem:
 
     def choice(self, pattern: int, plan: Plan) -> Choice:
         """Who gets which axis in ops of one pattern under `plan`."""
+        groups = self.pattern_groups[pattern]
+        key = pattern, tuple([d for d in plan if isinstance(d, Replicate) or d.group in groups])
+        found = self._choices.get(key)
+        if found is None:
+            found = self._choices[key] = self._choose(*key)
+        return found
+
+    def _choose(self, pattern: int, plan: Plan) -> Choice:
         spender, state = self.spenders[pattern], START
         for decision in replicates_first(plan):
             bid = bid_of(self.patterns[pattern], decision, self.resolution_place)
             if bid is not None:
                 state = spender.after(state, bid)
         return spender.choices[spender.choice(state)]
+
+    @cached_property
+    def _choices(self) -> dict[tuple[int, Plan], Choice]:
+        return {}
 
     @cached_property
     def spenders(self) -> tuple[Spender, ...]:
