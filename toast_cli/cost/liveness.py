@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from toast_cli.cost.fusion import is_fusible
 from toast_cli.cost.relaid import relaid_carries
 from toast_cli.cost.schedule import half_steps
+from toast_cli.cost.unified import unified_carries
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
 
 Interval = tuple[int, int]  # first and last half step, both included
@@ -79,14 +80,15 @@ def _within(program: Program, op: int, loop: int) -> bool:
 
 
 def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list[int]) -> list[bool]:
-    """[values] whether a value lies in a donated argument's buffer: the results that take it over, and what leads there in place.
+    """[values] whether a value lies in a buffer that is counted anyway: a donated argument's, which results take over, and what leads there
+    in place, or that of what a scan within a loop scans over (see `unified`).
 
     A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing reads the older
     contents afterwards.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)
-    relaid = relaid_carries(program)
+    relaid, unified = relaid_carries(program), unified_carries(program)
 
     def last_read(value: int) -> int:
         """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
@@ -97,7 +99,10 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list
         return max((read_at[use] for use in uses), default=0)
 
     for number, op in enumerate(program.ops):
-        if op.name in _IN_PLACE and op.operands and number not in relaid:
+        if number in unified:
+            borrowed[op.results[0]] = True
+            borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
+        elif op.name in _IN_PLACE and op.operands and number not in relaid:
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True

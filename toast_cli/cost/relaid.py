@@ -1,9 +1,13 @@
 """Loop carries that lie in another dimension order than arguments do.
 
-A product that is done for many matrices at once wants the dimensions that number them outermost. XLA lays an array out as its readers
-want it, but arguments and results of a program lie in the order their shapes say; so what a loop carries from an argument is copied
-before and after the loop where a product in it numbers its matrices by inner dimensions (the heads of a cache [batch, position,
-head, width]; seen in every compiled decoding loop).
+XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say; so what a loop
+carries from an argument is copied before and after the loop where its readers want another order. Seen in compiled decoding loops (a
+cache [batch, position, head, width] or [batch, head, position, width], of one layer or of all):
+
+* a product that is done for many matrices at once wants the dimensions that number them outermost;
+* a product of matrices with one vector each is no work for the matrix unit: elementwise, it wants those dimensions in the tiles;
+* where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for the update, whose
+  one position would fill a small part of each tile.
 
 Enters: a program. Leaves: which carries are copied.
 """
@@ -13,32 +17,47 @@ from __future__ import annotations
 from toast_cli.cost.fusion import VIEWS
 from toast_cli.program.model import CARRY, PRODUCTS, Op, Program
 
-_FOLLOWED = VIEWS | {"stablehlo.dynamic_update_slice"}
+_PICK, _UPDATE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"
+_FOLLOWED = VIEWS | {_PICK, _UPDATE, CARRY}
 
 
 def is_relaid(program: Program, carry: Op) -> bool:
-    """Whether what the loop does with the value it carries wants it in another order."""
-    reached, waiting = {carry.results[0]}, [carry.results[0]]
+    """Whether what the loop does with the value it carries, in loops within it too, wants it in another order."""
+    loop = program.loops[carry.loop]
+    reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
     while waiting:
-        value = waiting.pop()
+        value, passed = waiting.pop()
         for number, position in program.users[value]:
             op = program.ops[number]
-            if op.name in PRODUCTS and position < 2 and _numbered_inside(op, position):
-                return True
-            if op.name in _FOLLOWED and position == 0 and op.loop == carry.loop and op.results[0] not in reached:
+            if not loop.first <= number < loop.last:
+                continue
+            if op.name in PRODUCTS and position < 2:
+                if (_UPDATE in passed and _PICK in passed) or _wants_another_order(program, op, position):
+                    return True
+            elif op.name in _FOLLOWED and position == 0 and op.results[0] not in reached:
                 reached.add(op.results[0])
-                waiting.append(op.results[0])
+                waiting.append((op.results[0], _after(passed, op.name)))
     return False
 
 
-def _numbered_inside(op: Op, position: int) -> bool:
-    """Whether the dimensions that number the matrices of an operand (they are in both and in the result) are not its outermost."""
+def _after(passed: frozenset[str], name: str) -> frozenset[str]:
+    """An update counts before the slice is picked; afterwards it is the slice's own."""
+    return passed if name == _UPDATE and _PICK in passed else passed | {name}
+
+
+def _wants_another_order(program: Program, op: Op, position: int) -> bool:
+    """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not its outermost, or
+    the other operand has a vector for each."""
     operands = op.rule.operands
     if op.name == "stablehlo.convolution" or len(operands) < 2:
         return False
-    other, result = ({f for dim in dims for f in dim} for dims in (operands[1 - position], op.rule.results[0]))
+    mine, other, result = (
+        {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])
+    )
     numbering = [bool(dim) and all(f in other and f in result for f in dim) for dim in operands[position]]
-    return numbering != sorted(numbering, reverse=True)
+    shape = program.values[op.operands[1 - position]].shape
+    is_vector = all(size == 1 or set(dim) <= mine for dim, size in zip(operands[1 - position], shape, strict=True))
+    return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
 
 
 def relaid_carries(program: Program) -> set[int]:

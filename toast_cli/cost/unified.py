@@ -1,0 +1,43 @@
+"""Scans within loops whose stacked results take over the buffer of what they scan over.
+
+A decoding loop carries a cache of all layers; its body scans over the layers, reads one slice of the cache in each iteration and stacks
+the new slices to the next cache. XLA writes them where it read them (its pass `ScanLoopAccumulatorInputUnification`) if the loop around
+hands the stack on as the next of what was scanned over, and nothing but the scan reads that.
+
+Enters: a program. Leaves: the carries of inner loops that need no buffer of their own.
+"""
+
+from __future__ import annotations
+
+from toast_cli.program.model import CARRY, Program
+from toast_cli.program.remade import SOURCES, expands_scalar
+
+_UPDATE, _READ = "stablehlo.dynamic_update_slice", "stablehlo.dynamic_slice"
+
+
+def unified_carries(program: Program) -> frozenset[int]:
+    """Op numbers of `toast.carry` ops that lie where the loop around carries what they become."""
+    return frozenset(
+        number for number, op in enumerate(program.ops) if op.name == CARRY and _is_unified(program, number)
+    )
+
+
+def _is_unified(program: Program, number: int) -> bool:
+    op = program.ops[number]
+    (stack,), loop = op.results, program.loops[op.loop]
+    init = program.ops[program.producer[op.operands[0]]]
+    if loop.parent < 0 or not (init.name in SOURCES or expands_scalar(init, program)):
+        return False
+    inside = [use for use in program.users[stack] if loop.first <= use[0] < loop.last]
+    after = [use for use in program.users[stack] if use not in inside]
+    update = program.producer[op.operands[1]]
+    if program.ops[update].name != _UPDATE or inside != [(update, 0)] or len(after) != 1:
+        return False
+    (around, position) = after[0]
+    if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
+        return False
+    (scanned,), outer = program.ops[around].results, program.loops[loop.parent]
+    reads = [use for use in program.users[scanned] if outer.first <= use[0] < outer.last]
+    return program.values[scanned] == program.values[stack] and all(
+        loop.first <= reader < loop.last and program.ops[reader].name == _READ and place == 0 for reader, place in reads
+    )
