@@ -48,6 +48,12 @@ KERNELS: list[tuple[str, Any, tuple[Any, ...], list[tuple[str, list[int], int, f
     ("but reads an argument itself", lambda x: x.sum(0), (S,), [("reduce", [1, 0], 0, 0)]),
     ("a softmax finds its largest elements in passing", lambda x: jnp.exp(x - x.max(1)[:, None]), (S,),
      [("exponential", [1], 1, 1), ("reduce", [0, 0], 0, 0)]),
+    ("what elementwise work makes of another kernel's result is done there and reads only what that has not: m' = m + g, w' = w * m'",
+     lambda w, m, g: (lambda n: (n, w * n))(m + g), (S, S, S), [("add", [1, 1], 1, 0), ("multiply", [1, 0], 1, 0)]),
+    ("and in the product that makes the gradient", lambda w, m, x: (lambda n: (n, w * n))(m + x @ x), (S, S, S), [("dot_general", [1, 0], 2, 2)]),
+    ("but not where it waits for something else: x * 2 before the product, its sum with that after",
+     lambda x, w: (lambda a: (a, jnp.sin(a) + lax.cumsum(a)))(x * 2.0), (S, S),
+     [("multiply", [1, 0], 1, 0), ("reduce_window", [1, 0], 1, 0), ("add", [1, 1], 1, 4)]),
     ("a slice reads its part", lambda x: lax.slice_in_dim(x, 0, 16) * 2.0, (arg(512, 16),), [("multiply", [1, 0], 1, 0)]),
 ]  # fmt: skip
 

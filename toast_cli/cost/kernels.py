@@ -5,7 +5,9 @@ product. What an op reads that is not in memory is computed on the way in, so it
 the side of the operand it comes in by; that says on which local shape it runs. A value read twice by one kernel is read once.
 
 A reduction rides on another kernel, which has what it sums up in registers, where that kernel makes the array, or where it reads it
-together with the largest element the reduction found (a softmax in one pass). XLA calls this multi-output fusion.
+together with the largest element the reduction found (a softmax in one pass). So does elementwise work on what another kernel writes, where all
+else that it reads is there when that kernel runs (an optimiser's new weights beside its new moments, in the kernel of the product that makes
+the gradient, or in one of their own). XLA calls this multi-output fusion.
 
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside another's.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toast_cli.cost.fusion import POLYNOMIALS
+from toast_cli.cost.fusion import POLYNOMIALS, is_elementwise
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
 
 # Ops that read only as much of their first operand as they make.
@@ -73,6 +75,7 @@ def kernels(
     # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
     reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
+    hosts = _Hosts(program)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
             continue
@@ -82,8 +85,61 @@ def kernels(
             walk = _add(program, taken, free, end, found, _Walk(padded))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
+            joined = hosts.of(end, walk)
+            if joined:
+                _join(program, taken, free, end, found, hosts, joined, padded)
+            hosts.enter(end, walk, joined)
     _let_reductions_ride(program, found, reads)
     return found
+
+
+class _Hosts:
+    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that ends it."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.writes: dict[int, int] = {}  # value -> kernel
+        self.holds: dict[int, set[tuple[int, int]]] = {}  # kernel -> what it has read or made, as in `_Walk.read`
+
+    def of(self, end: int, walk: _Walk) -> list[int]:
+        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own, or is part of one."""
+        op, values, ops = self._program.ops[end], self._program.values, self._program.ops
+        if walk.product >= 0 or not is_elementwise(op.name) or len(op.results) != 1:
+            return []
+        size, read = values[op.results[0]].elements, [value for value, _ in walk.read]
+        found = {
+            self.writes[v]
+            for v in read
+            if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
+        }
+        last = max(found, default=-1)
+        waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
+        return [] if waits else sorted(found)
+
+    def _takes(self, host: Op, op: Op) -> bool:
+        return host.loop == op.loop and (host.name in PRODUCTS or is_elementwise(host.name))
+
+    def enter(self, end: int, walk: _Walk, joined: list[int]) -> None:
+        kernel = joined[-1] if joined else walk.product if walk.product >= 0 else end
+        made = self._program.ops[end].results
+        self.holds.setdefault(kernel, set()).update(walk.read, ((v, -1) for v in made))
+        self.writes.update(dict.fromkeys(made, kernel))
+
+
+def _join(
+    program: Program, taken: list[bool], free: tuple[bool, ...], end: int, found: list[Kernel | None], hosts: _Hosts,
+    joined: list[int], padding: list[float],
+) -> None:  # fmt: skip
+    """Makes what op `end` does part of the kernels `joined`: it reads nothing that they have."""
+    walk = _Walk(padding, set().union(*(hosts.holds[kernel] for kernel in joined)))
+    op, host = program.ops[end], found[joined[-1]]
+    operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
+    results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
+    if program.ops[joined[-1]].name in PRODUCTS and host is not None:
+        found[end] = None
+        _finish(program, op, host.results[0], operands, results, padding)
+    else:
+        found[end] = Kernel(operands, results, rides=True)
 
 
 def _add(
@@ -101,13 +157,19 @@ def _add(
     if known is None:
         ways_in = [_side(program, taken, free, product, position, walk) for position in range(len(product.operands))]
         known = found[walk.product] = Kernel(ways_in, [Side()], program.values[product.results[0]].bytes)
-    finish = known.results[0]
+    _finish(program, op, known.results[0], operands, results, walk.padding)
+    return walk
+
+
+def _finish(
+    program: Program, op: Op, finish: Side, operands: list[Side], results: list[Side], padding: list[float]
+) -> None:
+    """Adds what an op does, on all its sides, to the finishing of a product."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += arithmetic(program, op) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
+    finish.flops += arithmetic(program, op) * padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
-    return walk
 
 
 def arithmetic(program: Program, op: Op) -> float:

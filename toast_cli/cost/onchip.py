@@ -71,7 +71,7 @@ def elapsed_seconds(
     """
     own = np.zeros(2 * len(program.ops) + 3)
     for op, kernel, time in zip(program.ops, kernels, times, strict=True):
-        if kernel is not None and not kernel.rides:
+        if kernel is not None:
             own[time + 1] += _seconds(program, chip, op, kernel)
     for loop in sorted(program.loops, key=lambda loop: loop.last - loop.first):
         own[2 * loop.last] += (max(loop.trips, 1) - 1) * own[2 * loop.first : 2 * loop.last].sum()

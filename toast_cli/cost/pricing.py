@@ -69,32 +69,49 @@ class Pricer:
         if not work.kernels and not work.flops:
             return 0.0
         sizes, chip = self._sizes, self._problem.mesh.chip
-        kept = chip.attained.kept_bytes
-        reads = into = out = vector = 0.0
+        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
+        apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
+        reads, into, vector = self._coming_in(work, iteration)
+        read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
+        flops = work.flops / prod(cuts)
+        if work.name in PRODUCTS:
+            flops *= growth(chip, work.dtype, self._grid(work), cuts)
+            if apart:  # written, reduced, read to be finished
+                made, left = (
+                    work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
+                )
+                first = kernel_seconds(chip, work.dtype, flops, vector, reads + max(into, made), work.kernels)
+                return work.runs * (first + kernel_seconds(chip, "", 0.0, finishing, read + out + left))
+        else:
+            vector, flops = vector + flops, 0.0
+        # The larger of what comes in and what goes out passes through the vector unit.
+        moved = reads + read + max(into, out)
+        return work.runs * kernel_seconds(chip, work.dtype, flops, vector + finishing, moved, work.kernels)
+
+    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
+        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on the operands' sides.
+        What is small enough stays on the chip between kernels."""
+        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        reads = most = vector = 0.0
         for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
             if read or flops:
                 count = shards(layout, sizes)
                 reads += (read - passing if passing <= kept * count else read) / count
                 vector += flops / count
-                into = max(into, through / count)
-        for (read, through, flops, passing), layout in zip(work.results, iteration.computed, strict=True):
+                most = max(most, through / count)
+        return reads, most, vector
+
+    def _going_out(self, work: WorkItem, layouts: tuple[Layout, ...]) -> tuple[float, float, float]:
+        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these layouts."""
+        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        reads = out = vector = 0.0
+        for (read, through, flops, passing), layout in zip(work.results, layouts, strict=True):
             count = shards(layout, sizes)
             vector += flops / count
             if not passing or passing > kept * count:
                 reads += read / count
                 out += through / count
-        kernels = work.kernels
-        if work.unfinished and (iteration.reduced or any(iteration.scattered)):  # written, reduced, read to be finished
-            reads += 2 * work.unfinished / shards(iteration.computed[0], sizes)
-            kernels = 2
-        # The larger of what comes in and what goes out passes through the vector unit.
-        moved = reads + max(into, out)
-        if work.name not in PRODUCTS:
-            flops = work.flops / shards(iteration.slot_axes, sizes)
-            return work.runs * kernel_seconds(chip, work.dtype, 0.0, vector + flops, moved, kernels)
-        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
-        flops = work.flops / prod(cuts) * growth(chip, work.dtype, self._grid(work), cuts)
-        return work.runs * kernel_seconds(chip, work.dtype, flops, vector, moved, kernels)
+        return reads, out, vector
 
     def work_size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""

@@ -15,7 +15,7 @@ V4 = Attained(
     pass_bytes=4.0,
     narrow_write=2.9,
     kernel_seconds=1.5e-6,
-    kept_bytes=16 * 2**20,
+    kept_bytes=4 * 2**20,
 )
 V5E = Attained(
     matrix=0.84,
