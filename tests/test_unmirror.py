@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import pytest
 from programs import Case, arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 
 from toast_cli.cost.evaluator import Evaluator
@@ -13,6 +14,7 @@ from toast_cli.plan.problem import make_problem
 from toast_cli.search.model import Budget
 from toast_cli.search.run import run_search
 from toast_cli.search.unmirror import unmirrored
+from toast_cli.tactics import strategies
 
 LAYERS = 6
 MESH = round_mesh(data=4)
@@ -43,6 +45,18 @@ def test_a_plan_means_the_same_for_a_problem_taken_apart() -> None:
             found = apart.exact_cost(taken_apart(plan, parts))
             assert abs(found.step_seconds - expected.step_seconds) <= 1e-9 * expected.step_seconds
             assert abs(found.peak_bytes - expected.peak_bytes) <= 1e-6 * expected.peak_bytes
+
+
+def test_strategies_are_the_same_for_a_problem_taken_apart() -> None:
+    """Else a report's comparison would be with worse experts than there are."""
+    source, _ = sample("t7b_tiny")
+    problem = make_problem(source.program, analyse(source.program), mesh_of("v4-32"))
+    wide, _ = unmirror(problem, mirrored_groups(problem))
+    expected, found = strategies(problem), strategies(wide)
+    assert list(found) == list(expected)
+    plain, apart = Evaluator(problem), Evaluator(wide)
+    for name, plan in expected.items():
+        assert apart.exact_cost(found[name]).step_seconds == pytest.approx(plain.exact_cost(plan).step_seconds)
 
 
 def test_groups_taken_apart_are_named_and_complete() -> None:

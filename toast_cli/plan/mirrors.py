@@ -76,5 +76,5 @@ def _with_dimensions(problem: Problem, dimensions: Dimensions, parts: Parts) -> 
         op_pattern.append(at)
     return replace(
         problem, dimensions=dimensions, patterns=tuple(patterns), op_pattern=tuple(op_pattern),
-        fixed=taken_apart(problem.fixed, parts),
+        fixed=taken_apart(problem.fixed, parts), mirrored=(problem, parts),
     )  # fmt: skip

@@ -46,6 +46,8 @@ class Problem:
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
+        mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that each of
+            its groups has become (see `mirrors`).
     """
 
     program: Program
@@ -61,6 +63,7 @@ class Problem:
     notices: tuple[str, ...] = ()
     goal: Goal = FASTEST
     closed: frozenset[int] = frozenset()
+    mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""

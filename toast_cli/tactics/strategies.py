@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from toast_cli.errors import UsageError
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.mirrors import taken_apart
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.model import data_group, weight_groups
 from toast_cli.tactics.wishes import compose, parse_wishes, place
@@ -55,6 +56,9 @@ def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
     Args:
         first: of a strategy that has axes for two tactics, how many (of those with several devices) are the first one's; None: all but one.
     """
+    if problem.mirrored is not None:  # what a strategy is does not depend on what the search has taken apart
+        alike, parts = problem.mirrored
+        return problem.canonical(taken_apart(strategy(alike, name, first), parts))
     wanted = parse_wishes(strategy=name).wishes
     axes = [k for k, size in enumerate(problem.mesh.sizes) if size > 1]
     names = [problem.mesh.names[k] for k in axes]
