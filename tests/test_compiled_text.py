@@ -157,6 +157,20 @@ def test_windowed_products(kind: str, name: str, size: int) -> None:
     """A ring over data=4 that passes 64 bytes around, both ways at once, is one gather to 256 bytes or one scatter to 64."""
     found = collectives_in(WINDOWED.replace("KIND", kind), *MESH)
     assert found == [Collective(name, ("data",), size, 2.0)]
+    body = "body=%wide.windowed_dot_general_body_KIND.clone.sunk"
+    counted = WINDOWED.replace(body, body + ', backend_config={"known_trip_count":{"n":"2"}}')
+    assert collectives_in(counted.replace("KIND", kind), *MESH) == found
+
+
+def test_the_permute_that_ends_a_windowed_scatter_is_part_of_it() -> None:
+    pairs = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
+    named = WINDOWED.replace(pairs, pairs + ', metadata={op_name="jit(f)/dot"}').replace("KIND", "rs")
+    closing = "  %home = bf16[4,8]{1,0} collective-permute(%sum), channel_id=9, " + pairs
+    own, other = (f'{closing}, metadata={{op_name="jit(f)/{name}"}}\n}}' for name in ("dot", "roll"))
+    scatter = Collective("reduce-scatter", ("data",), 64, 2.0, "jit(f)/dot")
+    assert collectives_in(named[: named.rindex("}")] + own, *MESH) == [scatter]
+    moved = Collective("collective-permute", ("data",), 64, 1.0, "jit(f)/roll")
+    assert collectives_in(named[: named.rindex("}")] + other, *MESH) == [scatter, moved]
 
 
 # ---------------------------------------------------------------- inputs and numbers

@@ -3,7 +3,8 @@
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined collectives
 count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an asynchronous collective in
 each computation that overlaps with it, with one channel; pads what a reduce-scatter takes apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
-(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile.
+(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the pieces go both
+ways around, one more permute brings what a scatter has summed up home.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 HIDDEN_REDUCE_SCATTER = "all-reduce-scatter"
 OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-to-all", "fusion"))
 
-# The loop's counter is unsigned, so `run_counts` counts its body once each time the loop is entered.
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -44,6 +44,7 @@ class Collective:
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[Collective]] = {}
+    passed_around: set[tuple[object, ...]] = set()  # axes, bytes and op of scatters in loops
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -58,9 +59,10 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
             kind = _WINDOWED_KINDS[windowed[1]]
             whole = size * devices_around if kind == "all-gather" else size
-            found.setdefault(
-                (kind, instruction.computation), [Collective(kind, axes, whole, instruction.runs, name, location)]
-            )
+            one = Collective(kind, axes, whole, instruction.entered, name, location)
+            found.setdefault((kind, instruction.computation), [one])
+            if kind == "reduce-scatter":
+                passed_around.add((axes, whole, name))
             continue
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
         if key not in found or (name and not found[key][0].name):
@@ -69,7 +71,8 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
                 devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
                 sizes = without_padding(sizes, callee(instruction, text), devices_around)
             found[key] = [Collective(kind, axes, size, instruction.runs, name, location) for size in sizes]
-    return [collective for alike in found.values() for collective in alike]
+    collectives = [one for alike in found.values() for one in alike]
+    return [c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around]
 
 
 def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:

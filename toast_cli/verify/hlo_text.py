@@ -30,19 +30,21 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the program."""
+    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the program; `entered`: how often
+    the loop is whose body it stands in, or its computation is called."""
 
     opcode: str
     sizes: tuple[int, ...]
     attributes: str
     computation: str
     runs: float
+    entered: float
 
 
 def instructions(text: str, opcodes: frozenset[str]) -> Iterator[Instruction]:
     """Instructions with one of `opcodes`, in every computation that runs."""
     bodies, entry = computations(text)
-    runs = run_counts(bodies, entry)
+    runs, entered = _counts(bodies, entry)
     for name, lines in bodies.items():
         if name not in runs:
             continue
@@ -50,7 +52,7 @@ def instructions(text: str, opcodes: frozenset[str]) -> Iterator[Instruction]:
             parsed = parse_line(line)
             if parsed and parsed[1] in opcodes:
                 kind, opcode, rest = parsed
-                yield Instruction(opcode, array_bytes(kind), rest, name, runs[name])
+                yield Instruction(opcode, array_bytes(kind), rest, name, runs[name], entered[name])
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -72,17 +74,24 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 def run_counts(bodies: dict[str, list[str]], entry: str) -> dict[str, float]:
     """How often each computation runs in one run of the program; a branch out of n counts 1/n, an unknown loop once."""
-    runs: dict[str, float] = defaultdict(float)
+    return _counts(bodies, entry)[0]
 
-    def visit(name: str, count: float) -> None:
-        runs[name] += count
+
+def _counts(bodies: dict[str, list[str]], entry: str) -> tuple[dict[str, float], dict[str, float]]:
+    """(run counts, the same with the loop around a computation counted once)."""
+    runs: dict[str, float] = defaultdict(float)
+    entered: dict[str, float] = defaultdict(float)
+
+    def visit(name: str, count: float, times: float) -> None:
+        entered[name] += count
+        runs[name] += count * times
         lines = bodies.get(name, [])
         for line in lines:
-            for callee, times in called(line, lines, bodies):
-                visit(callee, count * times)
+            for callee, around in called(line, lines, bodies):
+                visit(callee, count * times, around)
 
-    visit(entry, 1.0)
-    return dict(runs)
+    visit(entry, 1.0, 1.0)
+    return dict(runs), dict(entered)
 
 
 def called(line: str, around: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
