@@ -26,7 +26,6 @@ from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan, in_mesh_order
-from toast_cli.plan.sums import scatters_into
 from toast_cli.program.model import CARRY
 from toast_cli.program.remade import PRESERVING, remade_values
 
@@ -63,7 +62,7 @@ class Chooser:
     """One choice; used once.
 
     `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one layout and go on in
-    another, which only a pin can say; of those, `_cut` come by the last of their layouts through what reads them.
+    another, which only a pin can say.
     """
 
     def __init__(self, source: Source, lowered: LoweredPlan) -> None:
@@ -76,7 +75,6 @@ class Chooser:
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
         self._twofold = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
-        self._cut = {v for v in self._twofold if is_cut_by_its_reader(source, lowered, v)}
         self.pinned = set(self._twofold)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
@@ -105,8 +103,7 @@ class Chooser:
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
         layout, handle = self._lowered.layouts[value], self._source.definitions[value]
-        path = self._lowered.path(value) if value in self._twofold else (layout,)
-        yield Pin(handle, path[:-1] if value in self._cut else path)
+        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (layout,))
         if self._program.ops[self._program.producer[value]].name == CARRY:
             yield from argument_pins(handle.owner.operation, handle.result_number, layout)
 
@@ -236,16 +233,6 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     fresh = all(not a for a, b in zip(computed, layout, strict=True) if a != b)
     spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
     return finer and fresh and not idle and spread == 1 and in_mesh_order(layout)
-
-
-def is_cut_by_its_reader(source: Source, lowered: LoweredPlan, value: int) -> bool:
-    """Whether a value that goes on in another layout than it is computed in is cut to that, and by the one op that reads it."""
-    uses = source.program.users[value]
-    if len(uses) != 1 or uses[0] in lowered.required or scatters_into(source.program.ops[uses[0][0]], source.program):
-        return False
-    path = lowered.path(value)
-    cuts = cut_dimensions(path[-2], path[-1])
-    return cuts is not None and follows(source, *uses[0], cuts)
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

@@ -36,17 +36,17 @@ class LoweredPlan:
         A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
         through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
         it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term;
-        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates. A convolution says in which layout it is
-        computed: asked for a finer one, XLA gathers its operands along the batch; and so does a product that is asked for one with axes out of the
-        mesh's order.
+        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates. A convolution whose result
+        is scattered over three axes or more says in which layout it is computed: asked for a finer one, XLA gathers its operands along the batch
+        (over two, XLA:TPU reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's order.
         """
         if value not in self.computed:
             return (self.layouts[value],)
         if value in self.at_once:
             return (self.computed[value], self.layouts[value])
         steps = refinements(self.computed[value], self.layouts[value])
-        finer_at_once = len(steps) > 2 and value not in self.convolved and in_mesh_order(steps[1])
-        return steps[1:] if finer_at_once else steps
+        told = value in self.convolved and len(steps) > 3
+        return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps
 
 
 def in_mesh_order(layout: Layout) -> bool:
