@@ -5,8 +5,9 @@ A mesh of many axes is searched in coarse grains first: several axes are decided
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
@@ -39,6 +40,7 @@ class Moves:
         for decision in problem.choices:
             units[(*decision._replace(axis=part_of[decision.axis]), type(decision))].append(decision)
         self.units: list[Move] = [tuple(unit) for unit in units.values()]
+        self._choices = frozenset(problem.choices)
         self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
@@ -63,10 +65,31 @@ class Moves:
         ]
 
     def exchanges(self, plan: Plan) -> list[Edit]:
-        """Everything that puts one unit in place of another of its kind: on the same axes, or of the same group or role."""
+        """Everything that lets two axes change places, moves all that is decided about one axis, or puts one unit in place of another of its
+        kind: on the same axes, or of the same group or role."""
         present = set(plan)
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
-        return [Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])]
+        return [
+            *self._about_axes(plan[len(self.problem.fixed) :]),
+            *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
+        ]
+
+    def _about_axes(self, decisions: Plan) -> list[Edit]:
+        """Edits of all decisions about an axis together, and of all about two, or of those of what is split over both."""
+        axes = sorted({d.axis for d in decisions})
+        if len(axes) < 2:
+            return []
+        found = [Edit(move, move) for move in (tuple(d for d in decisions if d.axis == axis) for axis in axes)]
+        for one, other in combinations(axes, 2):
+            place = {one: other, other: one}
+            either = tuple(d for d in decisions if d.axis in place)
+            of_groups = Counter(d[0] for d in either)
+            both = tuple(d for d in either if of_groups[d[0]] > 1)
+            for moved in dict.fromkeys((either, both)):
+                into = tuple(d._replace(axis=place[d.axis]) for d in moved)
+                if into and self._choices.issuperset(into):
+                    found.append(Edit(moved, into))
+        return found
 
     def held(self, plan: Plan) -> list[Move]:
         """What a plan has of each unit, in the order of the plan."""
