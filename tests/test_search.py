@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.parametrize("evaluations", [1, 17, 60])
+@pytest.mark.parametrize("evaluations", [1, 17, 40])
 def test_no_more_plans_are_evaluated_than_allowed(name: str, evaluations: int) -> None:
     of = case("perceptron")
     result = search(name, of, Budget(evaluations=evaluations))

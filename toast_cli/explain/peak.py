@@ -13,6 +13,7 @@ from toast_cli.report.format import format_bytes, format_percent
 from toast_cli.search.moves import Edit, Moves, results
 
 _LISTED = 8
+_NAMED = 3  # decisions that one change takes out
 _PLACES = 3  # of each edit
 _TRIED = 2000  # plans
 
@@ -82,7 +83,8 @@ def _lower(study: Study) -> list[Change]:
     problem, evaluator = study.problem, study.evaluator
     tried: dict[Plan, str] = {}
     moves = Moves(problem)
-    for edit in (*moves.small_edits(study.plan), *moves.exchanges(study.plan)):
+    edits = [*moves.small_edits(study.plan), *moves.exchanges(study.plan)]
+    for edit in (e for e in edits if len(e.out) <= _NAMED):
         for plan in islice(results(problem, study.plan, edit), _PLACES):
             tried.setdefault(plan, _what(study, edit))
         if len(tried) > _TRIED:
