@@ -10,6 +10,7 @@ from random_programs import cases, plans
 from toast_cli.cost.held import Holdings
 from toast_cli.cost.items import make_items
 from toast_cli.cost.pricing import Pricer
+from toast_cli.cost.work import WorkPricer
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 
@@ -17,12 +18,12 @@ from toast_cli.plan.problem import Problem
 def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]:
     """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at, nothing remembered."""
     items = make_items(problem)
-    pricer = Pricer(problem, items)
+    pricer, working = Pricer(problem, items), WorkPricer(problem)
     holdings = Holdings(problem, items, pricer)
     lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
     compute = communication = arguments = 0.0
     for work in items.work:
-        compute += pricer.work_seconds(work, lowered[work.pattern])
+        compute += working.seconds(work, lowered[work.pattern])
         communication += sum(use.seconds for use in pricer.work_collectives(work, lowered[work.pattern]))
     for added in items.sums:
         communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))

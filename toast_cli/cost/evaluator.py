@@ -22,6 +22,7 @@ from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, Steps
 from toast_cli.cost.temporaries import temporary_growth
 from toast_cli.cost.timeline import Spans, Timeline
+from toast_cli.cost.work import WorkPricer
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -56,6 +57,7 @@ class Evaluator:
         self.evaluations = 0
         self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
         self._pricer = Pricer(problem, self.items)
+        self._work = WorkPricer(problem)
         self._holdings = Holdings(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = Rows(problem)
@@ -125,9 +127,9 @@ class Evaluator:
         for bucket in self._buckets:
             lowered = self._lower(bucket, rows)
             for work in bucket.work:
-                seconds = self._pricer.work_seconds(work, lowered[work.pattern])
+                seconds = self._work.seconds(work, lowered[work.pattern])
                 if seconds:
-                    size = self._pricer.work_size(work, lowered[work.pattern])
+                    size = self._work.size(work, lowered[work.pattern])
                     found.append(KernelUse(work.op, work.name, work.runs, *size, seconds))
         return sorted(found, key=lambda use: -use.seconds)
 
@@ -174,7 +176,7 @@ class Evaluator:
     def work_cost(self, work: WorkItem, iteration: Iteration) -> float:
         """Seconds of one item's own compute and collectives."""
         collectives = self._pricer.work_collectives(work, iteration)
-        return self._pricer.work_seconds(work, iteration) + sum(use.seconds for use in collectives)
+        return self._work.seconds(work, iteration) + sum(use.seconds for use in collectives)
 
     def watch(self, count: int) -> None:
         """From now on looks at memory only at so many moments, the highest under the plan that decides nothing."""
@@ -305,7 +307,7 @@ class Evaluator:
         found = self._work_memo.get(key)
         if found is None:
             communication = sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
-            found = self._work_memo[key] = (self._pricer.work_seconds(work, iteration), communication)
+            found = self._work_memo[key] = (self._work.seconds(work, iteration), communication)
         return found
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:

@@ -1,4 +1,4 @@
-"""Prices single items once the layouts around them are known: seconds, collectives, bytes.
+"""Prices what single items communicate and hold once the layouts around them are known: collectives, copies, bytes.
 
 Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier plans; the
 evaluator adds that.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.emitted import sides_of, stays_gather, stays_scatter
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.cost.tiling import growth as growth_of_tiles
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.halo import exchanged
@@ -58,79 +56,10 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
-        self._grids: dict[int, Grid] = {}
         self._stays: dict[tuple[int, int, tuple[int, ...], Layout, Layout], bool] = {}  # see `_stays_scatter`
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout], float] = {}
 
-    # -- work ----------------------------------------------------------------------------------------------------
-
-    def work_seconds(self, work: WorkItem, iteration: Iteration) -> float:
-        """Compute time of all ops of the item: of each one's kernel on its local shape."""
-        if not work.kernels and not work.flops:
-            return 0.0
-        sizes, chip = self._sizes, self._problem.mesh.chip
-        cuts = tuple([_count(axes, sizes) for axes in iteration.slot_axes])
-        apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
-        reads, into, vector = self._coming_in(work, iteration)
-        read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
-        flops = work.flops / prod(cuts)
-        if work.name in PRODUCTS:
-            flops *= growth(chip, work.dtype, self._grid(work), cuts)
-            if apart:  # written, reduced, read to be finished
-                made, left = (
-                    work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
-                )
-                first = kernel_seconds(chip, work.dtype, flops, vector, reads + max(into, made), work.kernels)
-                return work.runs * (first + kernel_seconds(chip, "", 0.0, finishing, read + out + left))
-        else:
-            vector, flops = vector + flops, 0.0
-        # The larger of what comes in and what goes out passes through the vector unit.
-        moved = reads + read + max(into, out)
-        return work.runs * kernel_seconds(chip, work.dtype, flops, vector + finishing, moved, work.kernels)
-
-    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
-        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on the operands' sides.
-        What is small enough stays on the chip between kernels."""
-        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
-        reads = most = vector = 0.0
-        for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
-            if read or flops:
-                count = shards(layout, sizes)
-                reads += (read - passing if passing <= kept * count else read) / count
-                vector += flops / count
-                most = max(most, through / count)
-        return reads, most, vector
-
-    def _going_out(self, work: WorkItem, layouts: tuple[Layout, ...]) -> tuple[float, float, float]:
-        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these layouts."""
-        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
-        reads = out = vector = 0.0
-        for (read, through, flops, passing), layout in zip(work.results, layouts, strict=True):
-            count = shards(layout, sizes)
-            vector += flops / count
-            if not passing or passing > kept * count:
-                reads += read / count
-                out += through / count
-        return reads, out, vector
-
-    def work_size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
-        """(FLOPs, bytes read and written) of all ops of the item on one device."""
-        sizes = self._sizes
-        flops = work.flops / prod(_count(axes, sizes) for axes in iteration.slot_axes)
-        moved = 0.0
-        for sides, layouts in ((work.operands, iteration.operands), (work.results, iteration.computed)):
-            for (size, through, elementwise, _), layout in zip(sides, layouts, strict=True):
-                count = shards(layout, sizes)
-                moved += (size if sides is work.operands else max(size, through)) / count
-                flops += elementwise / count
-        return work.runs * flops, work.runs * moved
-
-    def _grid(self, work: WorkItem) -> Grid:
-        grid = self._grids.get(work.op)
-        if grid is None:
-            form = self._problem.patterns[work.pattern].form
-            grid = self._grids[work.op] = grid_of(form, work.flops, work.name == "stablehlo.convolution")
-        return grid
+    # -- what work communicates -------------------------------------------------------------------------------
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned, halo exchanges of split
@@ -174,14 +103,14 @@ class Pricer:
             axes = iteration.operands[0][window.operand_dim]
             if not axes:
                 continue
-            shards = _count(axes, self._sizes)
+            pieces = shards((axes,), self._sizes)
             summed = iteration.computed[0][window.result_dim] != axes
-            sent = exchanged(window, shards, summed=summed)
+            sent = exchanged(window, pieces, summed=summed)
             if sent is None:
-                size *= shards
+                size *= pieces
                 yield self._exchange(work, "all-gather", axes, size)
                 continue
-            element = size * shards / window.inputs
+            element = size * pieces / window.inputs
             for elements in sent:
                 yield self._exchange(work, "collective-permute", axes, element * elements)
             size += element * sum(sent)
@@ -223,12 +152,12 @@ class Pricer:
         op = self._problem.program.ops[how.op]
         if op.name == "stablehlo.reduce" and len(op.results) > 1:  # an argmax: XLA gathers what each device found
             over = tuple(sorted({*scattered, *iteration.reduced}))
-            yield self._reduction("all-gather", over, size * _count(over, self._sizes), k, how)
+            yield self._reduction("all-gather", over, size * shards((over,), self._sizes), k, how)
             return
         layout = iteration.computed[k]
         steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
         for axes in filter(None, steps):
-            size /= _count(axes, self._sizes)
+            size /= shards((axes,), self._sizes)
             yield self._scatter(axes, size, layout, iteration.reduced_to[k], k, how)
             layout = _split_further(layout, iteration.reduced_to[k], axes)
         if rest := tuple(axis for axis in iteration.reduced if axis not in cut):
@@ -244,7 +173,7 @@ class Pricer:
             stays = self._stays[key] = self._stays_scatter(*key)
         if stays:
             return self._reduction("reduce-scatter", axes, size, k, how)
-        whole = size * _count(axes, self._sizes)
+        whole = size * shards((axes,), self._sizes)
         return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
 
     def _stays_scatter(self, number: int, k: int, axes: tuple[int, ...], layout: Layout, target: Layout) -> bool:
@@ -256,7 +185,7 @@ class Pricer:
         first, second = sides_of(op)
         # A product has no dimensions of size 1.
         kept = [d for d, n in enumerate(value.shape) if n > 1 or d not in first + second]
-        shape = tuple([value.shape[d] // _count(layout[d], self._sizes) for d in kept])
+        shape = tuple([value.shape[d] // shards((layout[d],), self._sizes) for d in kept])
         bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
         sides = (
             tuple([kept.index(d) for d in first if d in kept]),
@@ -348,7 +277,7 @@ class Pricer:
         key = (item.shape, tiling.dims, layout)
         found = self._growths.get(key)
         if found is None:
-            cut = tuple(ceil(n / _count(axes, self._sizes)) for n, axes in zip(item.shape, layout, strict=True))
+            cut = tuple(ceil(n / shards((axes,), self._sizes)) for n, axes in zip(item.shape, layout, strict=True))
             found = self._growths[key] = growth_of_tiles(cut, tiling.dims, self._problem.mesh.chip.memory_tile)
         return self.local(size, layout) * found
 
@@ -381,13 +310,6 @@ def _use(
     written: tuple[str, float] | None = None,
 ) -> CollectiveUse:
     return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written or (kind, size))
-
-
-def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    count = 1
-    for axis in axes:
-        count *= sizes[axis]
-    return count
 
 
 def _runs(item: ArrayItem, copy: Copy) -> float:

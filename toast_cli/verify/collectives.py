@@ -61,7 +61,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             whole = size * devices_around if kind == "all-gather" else size
             one = Collective(kind, axes, whole, instruction.entered, name, location)
             found.setdefault((kind, instruction.computation), [one])
-            if kind == "reduce-scatter":
+            if kind == "reduce-scatter" and name:
                 passed_around.add((axes, whole, name))
             continue
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)

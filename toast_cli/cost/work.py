@@ -1,0 +1,93 @@
+"""What the ops of a work item take to compute on one device, once it is known what they iterate over.
+
+Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes. What they communicate is in `pricing`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.cost.compute import kernel_seconds
+from toast_cli.cost.items import WorkItem
+from toast_cli.cost.products import Grid, grid_of, growth
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.layout import Layout, shards
+from toast_cli.plan.problem import Problem
+from toast_cli.program.model import PRODUCTS
+
+
+class WorkPricer:
+    """Prices the work of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._sizes = problem.mesh.sizes
+        self._grids: dict[int, Grid] = {}
+
+    def seconds(self, work: WorkItem, iteration: Iteration) -> float:
+        """Compute time of all ops of the item: of each one's kernel on its local shape."""
+        if not work.kernels and not work.flops:
+            return 0.0
+        sizes, chip = self._sizes, self._problem.mesh.chip
+        cuts = tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
+        apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
+        reads, into, vector = self._coming_in(work, iteration)
+        read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
+        flops = work.flops / prod(cuts)
+        if work.name in PRODUCTS:
+            flops *= growth(chip, work.dtype, self._grid(work), cuts)
+            if apart:  # written, reduced, read to be finished
+                made, left = (
+                    work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
+                )
+                first = kernel_seconds(chip, work.dtype, flops, vector, reads + max(into, made), work.kernels)
+                return work.runs * (first + kernel_seconds(chip, "", 0.0, finishing, read + out + left))
+        else:
+            vector, flops = vector + flops, 0.0
+        # The larger of what comes in and what goes out passes through the vector unit.
+        moved = reads + read + max(into, out)
+        return work.runs * kernel_seconds(chip, work.dtype, flops, vector + finishing, moved, work.kernels)
+
+    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
+        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on the operands' sides.
+        What is small enough stays on the chip between kernels."""
+        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        reads = most = vector = 0.0
+        for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
+            if read or flops:
+                count = shards(layout, sizes)
+                reads += (read - passing if passing <= kept * count else read) / count
+                vector += flops / count
+                most = max(most, through / count)
+        return reads, most, vector
+
+    def _going_out(self, work: WorkItem, layouts: tuple[Layout, ...]) -> tuple[float, float, float]:
+        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these layouts."""
+        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        reads = out = vector = 0.0
+        for (read, through, flops, passing), layout in zip(work.results, layouts, strict=True):
+            count = shards(layout, sizes)
+            vector += flops / count
+            if not passing or passing > kept * count:
+                reads += read / count
+                out += through / count
+        return reads, out, vector
+
+    def size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+        """(FLOPs, bytes read and written) of all ops of the item on one device."""
+        sizes = self._sizes
+        flops = work.flops / prod(shards((axes,), sizes) for axes in iteration.slot_axes)
+        moved = 0.0
+        for sides, layouts in ((work.operands, iteration.operands), (work.results, iteration.computed)):
+            for (size, through, elementwise, _), layout in zip(sides, layouts, strict=True):
+                count = shards(layout, sizes)
+                moved += (size if sides is work.operands else max(size, through)) / count
+                flops += elementwise / count
+        return work.runs * flops, work.runs * moved
+
+    def _grid(self, work: WorkItem) -> Grid:
+        grid = self._grids.get(work.op)
+        if grid is None:
+            form = self._problem.patterns[work.pattern].form
+            grid = self._grids[work.op] = grid_of(form, work.flops, work.name == "stablehlo.convolution")
+        return grid
