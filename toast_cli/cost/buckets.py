@@ -5,15 +5,16 @@ Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.cost.items import ArrayItem, Items, WorkItem
 from toast_cli.cost.merging import SumItem
-from toast_cli.cost.rows import Rows
+from toast_cli.cost.rows import RowNumbers, Rows
 from toast_cli.cost.timeline import Spans
 
 Vector = NDArray[np.float64]
@@ -23,7 +24,7 @@ TICK = 2.0**-48  # seconds
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one bucket adds to a plan's cost. compute, communication: in ticks; arguments: bytes; alive: [moments] bytes. Whole numbers all,
-    so that sums are exact, in whatever order and by whichever machine."""
+    so that sums are exact, in whatever order and by whichever machine. Shares of a bucket that hold the same have one `alive`."""
 
     compute: int
     communication: int
@@ -31,32 +32,40 @@ class Share:
     alive: Vector
 
 
+Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayShare:
-    """What one array item adds. memory: pairs of how many are alive [moments] and bytes of one."""
+    """What one array item adds. memory: number of its `Memory`."""
 
     communication: float
     arguments: float
-    memory: tuple[tuple[Vector, float], ...]
+    memory: int
+
+
+Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 
 
 @dataclass(slots=True)
 class Bucket:
     """touches: what has to be decided for its cost to be known, see `rows.touch`. views: those whose rows decide the share.
 
-    memo: their rows -> share. axis_memo: their rows -> [axes] seconds. held: their rows when the bucket's memory was last looked at
-    everywhere, and its `Spans`.
+    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by `ArrayShare.memory` -> [moments] bytes.
+    axis_memo: rows -> [axes] seconds. held: rows when the bucket's memory was last looked at everywhere, and its `Spans`.
     """
 
     touches: frozenset[int]
     views: list[int] = field(default_factory=list)
+    key: Callable[[RowNumbers], Key] = itemgetter(0)
     patterns: set[int] = field(default_factory=set)
     work: list[WorkItem] = field(default_factory=list)
     sums: list[SumItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
-    memo: dict[tuple[int, ...], Share] = field(default_factory=dict)
-    axis_memo: dict[tuple[int, ...], Vector] = field(default_factory=dict)
-    held: tuple[tuple[int, ...], Spans] | None = None
+    memo: dict[Key, Share] = field(default_factory=dict)
+    alive: dict[tuple[int, ...], Vector] = field(default_factory=dict)
+    axis_memo: dict[Key, Vector] = field(default_factory=dict)
+    held: tuple[Key, Spans] | None = None
 
 
 def ticks(seconds: float) -> int:
@@ -82,4 +91,5 @@ def make_buckets(items: Items, rows: Rows) -> list[Bucket]:
         bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
     for each in buckets.values():
         each.views = sorted({rows.place[p][0] for p in each.patterns})
+        each.key = itemgetter(*each.views)
     return list(buckets.values())

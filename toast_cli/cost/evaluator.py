@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toast_cli.cost.buckets import TICK, ArrayShare, Bucket, Share, Vector, make_buckets, ticks
+from toast_cli.cost.buckets import TICK, ArrayShare, Bucket, Memory, Share, Vector, make_buckets, ticks
 from toast_cli.cost.held import HeldArrays, Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.cost.merging import SumItem
@@ -65,6 +65,8 @@ class Evaluator:
         self._sum_memo: dict[tuple[int, ...], float] = {}
         self._array_memo: dict[tuple[int, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
+        self._memories: list[Memory] = []
+        self._memory_number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
@@ -227,8 +229,9 @@ class Evaluator:
             compute += share.compute - before.compute
             communication += share.communication - before.communication
             arguments += share.arguments - before.arguments
-            alive += share.alive
-            alive -= before.alive
+            if share.alive is not before.alive:
+                alive += share.alive
+                alive -= before.alive
             shares[number] = share
         return _State(steps, rows, shares, compute, communication, arguments, alive)
 
@@ -236,17 +239,18 @@ class Evaluator:
         """Drops everything that depends on the selected moments, and all shares."""
         for bucket in self._buckets:
             bucket.memo.clear()
+            bucket.alive.clear()
             bucket.axis_memo.clear()
         self._rows.forget()
-        self._array_memo.clear()
-        self._presence.clear()
+        for memo in (self._array_memo, self._presence, self._memories, self._memory_number):
+            memo.clear()
         self._shares = 0
         self._state = self._before = None
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
     def _share(self, bucket: Bucket, rows: list[int]) -> Share:
-        key = tuple([rows[view] for view in bucket.views])
+        key = bucket.key(rows)
         share = bucket.memo.get(key)
         if share is None:
             share = bucket.memo[key] = self._make_share(bucket, rows)
@@ -256,7 +260,7 @@ class Evaluator:
     def _make_share(self, bucket: Bucket, rows: RowNumbers) -> Share:
         lowered = self._lower(bucket, rows)
         compute = communication = arguments = 0.0
-        alive = self.timeline.nothing()
+        held = []
         for work in bucket.work:
             seconds = self._work_share(work, lowered[work.pattern])
             compute += seconds[0]
@@ -267,9 +271,19 @@ class Evaluator:
             share = self._array_share(item, lowered)
             communication += share.communication
             arguments += share.arguments
-            for count, size in share.memory:
-                alive += count * size
-        return Share(ticks(compute), ticks(communication), round(arguments), np.rint(alive))
+            held.append(share.memory)
+        return Share(ticks(compute), ticks(communication), round(arguments), self._alive_of(bucket, tuple(held)))
+
+    def _alive_of(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
+        """[moments] bytes of all that the arrays of a bucket hold; held: [arrays] number of each one's `Memory`."""
+        found = bucket.alive.get(held)
+        if found is None:
+            found = self.timeline.nothing()
+            for memory in held:
+                for count, size in self._memories[memory]:
+                    found += count * size
+            bucket.alive[held] = np.rint(found, out=found)
+        return found
 
     def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
         """[axes] seconds of the collectives over each; () where the goal does not ask."""
@@ -277,7 +291,7 @@ class Evaluator:
             return ()
         total = np.zeros(len(self.problem.mesh.sizes))
         for bucket in self._buckets:
-            key = tuple([rows[view] for view in bucket.views])
+            key = bucket.key(rows)
             found = bucket.axis_memo.get(key)
             if found is None:
                 found = bucket.axis_memo[key] = np.zeros(len(total))
@@ -344,10 +358,18 @@ class Evaluator:
                 sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
             )
             rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
-            held = self._holdings.held(item, iteration, copies)
-            memory = tuple([(self._presence_of(item, kind, size), size) for kind, size in held])
+            memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
             found = self._array_memo[key] = ArrayShare(seconds, rest, memory)
         return found
+
+    def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
+        """Number of the `Memory` of one item, which holds arrays of these kinds and bytes."""
+        key = item.values[0], held
+        number = self._memory_number.get(key)
+        if number is None:
+            number = self._memory_number[key] = len(self._memories)
+            self._memories.append(tuple([(self._presence_of(item, kind, size), size) for kind, size in held]))
+        return number
 
     def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
         """[entries of the timeline] how many of the item's arrays of that kind, of so many bytes, are alive."""
@@ -363,7 +385,7 @@ class Evaluator:
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
         """What the arrays of one bucket hold; of the rows looked at last it is remembered."""
-        key = tuple([rows[view] for view in bucket.views])
+        key = bucket.key(rows)
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
             held = HeldArrays()
