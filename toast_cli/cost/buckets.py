@@ -59,6 +59,7 @@ class Bucket:
     views: list[int] = field(default_factory=list)
     key: Callable[[RowNumbers], Key] = itemgetter(0)
     patterns: set[int] = field(default_factory=set)
+    places: list[tuple[int, int, int]] = field(default_factory=list)
     work: list[WorkItem] = field(default_factory=list)
     sums: list[SumItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
@@ -92,4 +93,5 @@ def make_buckets(items: Items, rows: Rows) -> list[Bucket]:
     for each in buckets.values():
         each.views = sorted({rows.place[p][0] for p in each.patterns})
         each.key = itemgetter(*each.views)
+        each.places = [(p, *rows.place[p]) for p in sorted(each.patterns)]
     return list(buckets.values())

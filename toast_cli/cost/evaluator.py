@@ -311,7 +311,8 @@ class Evaluator:
             yield from self._pricer.array_collectives(array, made, self._pricer.copies(array, lowered))
 
     def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:
-        return {pattern: self._rows.iteration(pattern, rows) for pattern in bucket.patterns}
+        views = self._rows.views
+        return {pattern: views[view].rows[rows[view]][place] for pattern, view, place in bucket.places}
 
     # -- items ---------------------------------------------------------------------------------------------------
 

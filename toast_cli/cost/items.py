@@ -224,6 +224,7 @@ def _arrays(
                 needs.of_use(value, op),
             )
             for op, k in uses
+            if program.values[value].shape  # a scalar has one layout
         )
         key = (
             problem.op_pattern[maker],

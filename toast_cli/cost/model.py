@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Nine of ten predicted peaks of the test points are nearer than this fraction to what XLA:TPU needs (docs/cost-model.md).
 PEAK_ERROR = 0.23
@@ -34,8 +35,7 @@ class Cost:
         return max(self.compute_seconds, self.communication_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveUse:
+class CollectiveUse(NamedTuple):
     """One collective of a plan, equal ones together.
 
     kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `emitted`). count: runs, loops counted. seconds: all

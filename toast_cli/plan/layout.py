@@ -5,6 +5,8 @@ A `Layout` has one entry per dimension: the mesh axes (by number) that split it,
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 Layout = tuple[tuple[int, ...], ...]
 _KNOWN: dict[Layout, Layout] = {}
 
@@ -19,6 +21,7 @@ def replicated(rank: int) -> Layout:
     return ((),) * rank
 
 
+@lru_cache(maxsize=200_000)
 def shards(layout: Layout, sizes: tuple[int, ...]) -> int:
     """Into how many different pieces the array is cut; `sizes` [axes] are the mesh axis sizes."""
     count = 1
