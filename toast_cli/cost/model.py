@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 # Nine of ten predicted peaks of the test points are nearer than this fraction to what XLA:TPU needs (docs/cost-model.md).
 PEAK_ERROR = 0.23
@@ -35,7 +34,8 @@ class Cost:
         return max(self.compute_seconds, self.communication_seconds)
 
 
-class CollectiveUse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CollectiveUse:
     """One collective of a plan, equal ones together.
 
     kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `emitted`). count: runs, loops counted. seconds: all
