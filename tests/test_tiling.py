@@ -38,6 +38,12 @@ def test_growth(shape: tuple[float, ...], dims: tuple[int, ...], expected: float
     assert growth(shape, dims, TILE) == pytest.approx(expected)
 
 
+def test_what_is_gathered_keeps_its_tiles() -> None:
+    part, whole = (32, 64, 64, 16), (32, 64, 64, 128)
+    assert growth(part, (0, 3), TILE) == growth(whole, (0, 3), TILE, like=part) == 128 / 32  # the batch is in the lanes
+    assert growth(whole, (0, 3), TILE) == growth(whole, (0, 3), TILE, like=(32, 64, 64, 32)) == 1.0  # either way
+
+
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=4))
 def test_nothing_shrinks_and_more_choice_wastes_less(shape: list[int]) -> None:
     dims = tuple(range(len(shape)))
@@ -111,6 +117,18 @@ def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
         return sum(kept and value.shape == (64, 128) for kept, value in zip(stored, program.values, strict=True))
 
     assert (written(gelu), written(silu)) == (2, 1)
+
+
+def test_convolutions_take_exponentials_as_they_read() -> None:
+    def run(x: Any, v: Any, w: Any) -> Any:
+        y = jnp.exp(x)
+        return tuple(lax.conv_general_dilated(y, k, (1, 1), "SAME") for k in (v, w))
+
+    program = program_of(run, arg(4, 8, 32, 32), arg(16, 8, 3, 3), arg(24, 8, 3, 3))
+    stored = materialised(program, (False,) * len(program.values))
+    arguments = {argument.value for argument in program.arguments}
+    written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
+    assert (4, 8, 32, 32) not in written
 
 
 @pytest.mark.parametrize(("function", "expected"), [(jnp.exp, True), (jnp.tanh, True), (jnp.negative, False)])

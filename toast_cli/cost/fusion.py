@@ -14,6 +14,7 @@ not computed again; its bytes are in registers when the value is written, so the
 
 Where two products read exponentials and the like of one array (the probabilities of an attention), XLA:TPU writes them in some programs and
 has both products compute them in others. Memory is counted as if they were written, time as if they were not.
+Convolutions compute them.
 """
 
 from __future__ import annotations
@@ -240,8 +241,9 @@ class _Fusion:
 
     def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
-        products = sum(ops[user].name in PRODUCTS for user, _ in self._program.users[value]) if effort else 0
-        if products and (effort > 1 or (products > 1 and self._most)):
+        products = [n for u, _ in self._program.users[value] if (n := ops[u].name) in PRODUCTS] if effort else []
+        matmuls = len(products) - products.count("stablehlo.convolution")
+        if products and (effort > 1 or (matmuls > 1 and self._most)):
             return True
         if any(not _computes_operands(ops[r].name) for r in readers):
             return not (op.name in VIEWS and steps <= 1)

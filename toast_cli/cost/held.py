@@ -44,13 +44,14 @@ class Holdings:
         """
         made = iteration.layouts[item.result]
         if item.stored:
-            yield OWN, self._pricer.laid_out(item, item.bytes, made)
+            yield OWN, self._pricer.laid_out(item, item.bytes, made, made)
         if iteration.scattered[item.result] or iteration.reduced:
-            yield REDUCED, self._pricer.laid_out(item, item.bytes, made)
+            yield REDUCED, self._pricer.laid_out(item, item.bytes, made, made)
             if iteration.scattered[item.result]:
-                yield PARTIAL, self._pricer.laid_out(item, item.bytes, iteration.computed[item.result])
+                computed = iteration.computed[item.result]
+                yield PARTIAL, self._pricer.laid_out(item, item.bytes, computed, computed)
         for copy in copies:
-            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.layout)
+            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.layout, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""

@@ -57,7 +57,7 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
         self._stays: dict[tuple[int, int, tuple[int, ...], Layout, Layout], bool] = {}  # see `_stays_scatter`
-        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout], float] = {}
+        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout, Layout], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
 
@@ -269,16 +269,21 @@ class Pricer:
         """Bytes on one device of an array of `size` bytes."""
         return size / shards(layout, self._sizes)
 
-    def laid_out(self, item: ArrayItem, size: float, layout: Layout) -> float:
-        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste."""
+    def laid_out(self, item: ArrayItem, size: float, layout: Layout, made: Layout) -> float:
+        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the layout it has where it
+        is made, whose tiles copies keep."""
         tiling = item.tiling
-        if not tiling.dims:
+        if not tiling.dims or (tiling.copies and layout == made):
             return self.local(size, layout) * tiling.fixed
-        key = (item.shape, tiling.dims, layout)
+        key = (item.shape, tiling.dims, layout, made)
         found = self._growths.get(key)
         if found is None:
-            cut = tuple(ceil(n / shards((axes,), self._sizes)) for n, axes in zip(item.shape, layout, strict=True))
-            found = self._growths[key] = growth_of_tiles(cut, tiling.dims, self._problem.mesh.chip.memory_tile)
+            cut, source = (
+                tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(item.shape, at, strict=True)])
+                for at in (layout, made)
+            )
+            tile = self._problem.mesh.chip.memory_tile
+            found = self._growths[key] = growth_of_tiles(cut, tiling.dims, tile, like=source)
         return self.local(size, layout) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------

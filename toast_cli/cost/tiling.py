@@ -7,6 +7,9 @@ of a batched product's arrays the dimensions that number the matrices stay outsi
 or transposed between products follows them; what is reshaped keeps the tiles of what it was, but a dimension that is split in the middle of
 a tile (channels into groups) is not innermost.
 
+A copy in another layout keeps the two of what it is made of: an image that has its batch in the lanes, since a device has fewer of its
+features than of its batch, has them there when all features are gathered, too (libtpu 0.0.42.1).
+
 Enters: a program. Leaves: a `Tiling` for each value, and `growth` for its local shape.
 """
 
@@ -25,10 +28,12 @@ Tile = tuple[int, int]  # rows, lanes
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth `fixed`."""
+    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth `fixed`. copies: only
+    copies are so laid out; the array itself is an argument, which lies as its caller has it, and that wastes next to nothing."""
 
     dims: Dims
     fixed: float = 1.0
+    copies: bool = False
 
 
 UNTILED = Tiling(())
@@ -54,8 +59,8 @@ def tilings(program: Program, tile: Tile) -> list[Tiling]:
             _carry_over(program, op, allowed, forward=False)
     found, ops, producer = [], program.ops, program.producer
     for number, value in enumerate(program.values):
-        if ops[producer[number]].name == ARGUMENT:  # the caller's layout, which wastes next to nothing
-            found.append(UNTILED)
+        if ops[producer[number]].name == ARGUMENT:
+            found.append(Tiling(allowed[number] or (), copies=True))
             continue
         dims, reshape = allowed[number], reshaped[number]
         if dims is None and reshape:
@@ -72,7 +77,7 @@ def tilings(program: Program, tile: Tile) -> list[Tiling]:
 def paddings(program: Program, tiled: list[Tiling], tile: Tile) -> list[float]:
     """[values] elements in memory over elements of the whole arrays."""
     return [
-        growth(value.shape, tiling.dims, tile) if tiling.dims else tiling.fixed
+        growth(value.shape, tiling.dims, tile) if tiling.dims and not tiling.copies else tiling.fixed
         for value, tiling in zip(program.values, tiled, strict=True)
     ]
 
@@ -85,19 +90,28 @@ def _split(reshape: Op, lanes: int) -> Dims:
     )
 
 
-def growth(shape: tuple[float, ...], dims: Dims, tile: Tile, never_innermost: Dims = ()) -> float:
-    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least."""
+def growth(
+    shape: tuple[float, ...],
+    dims: Dims,
+    tile: Tile,
+    never_innermost: Dims = (),
+    like: tuple[float, ...] | None = None,
+) -> float:
+    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape `like` if there is one."""
     lanes = [d for d in (dims if set(dims) - set(never_innermost) else range(len(shape))) if d not in never_innermost]
     if not lanes:
         return 1.0
     if len(shape) == 1:
         return _padded(shape[0], tile[1]) / max(1.0, shape[0])
-    return min(
-        _padded(shape[lane], tile[1]) * _rows(shape[row], tile[0]) / max(1.0, shape[lane] * shape[row])
-        for lane in lanes
-        for row in (dims if len(dims) > 1 else range(len(shape)))
-        if row != lane
-    )
+    rows = dims if len(dims) > 1 else range(len(shape))
+    innermost = [(lane, row) for lane in lanes for row in rows if row != lane]
+    if like is None or like == shape:
+        return min(_growth_in(shape, lane, row, tile) for lane, row in innermost)
+    return min((_growth_in(like, lane, row, tile), _growth_in(shape, lane, row, tile)) for lane, row in innermost)[1]
+
+
+def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: Tile) -> float:
+    return _padded(shape[lane], tile[1]) * _rows(shape[row], tile[0]) / max(1.0, shape[lane] * shape[row])
 
 
 def _rows(size: float, most: int) -> float:

@@ -1,0 +1,66 @@
+"""Memory of convolutional programs under plans. The figures are what XLA:TPU needs for the same programs, asked as `calibrate_memory.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of
+
+from benchmarks.corpus import spec_of
+from toast_cli.plan.decisions import Plan, Shard
+
+BF16 = jnp.bfloat16
+
+
+def convolved(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w.astype(BF16), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def trained(layer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A step of gradient descent on a chain of layers with residuals."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = x + layer(x, w)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    return lambda weights, x: jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+
+def chain(activation: Callable[[Any], Any], batch: int, spec: str) -> tuple[Case, Plan]:
+    """Six convolutions of 128 features, each of an activation; nothing is split."""
+    step = trained(lambda x, w: convolved(activation(x), w))
+    shapes = [arg(3, 3, 128, 128)] * 6, arg(batch, 128, 128, 128, dtype=BF16)
+    return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
+
+
+def split(batch: int, spec: str) -> tuple[Case, Plan]:
+    """Four blocks of two convolutions, 128 -> 256 -> 128; both kinds of features are split over all devices."""
+    step = trained(lambda x, w: convolved(jax.nn.relu(convolved(x, w["up"])), w["down"]))
+    weights = [{"up": arg(3, 3, 128, 256), "down": arg(3, 3, 256, 128)}] * 4
+    case = case_of(step, weights, arg(batch, 64, 64, 128, dtype=BF16), donate=(0,), mesh=spec_of(spec).mesh())
+    hidden = dict.fromkeys(case.group(f"weights[{block}]['up'].3") for block in range(4))
+    (features,) = {case.group(f"weights[{block}]['up'].2") for block in range(4)}
+    return case, tuple(Shard(group, axis) for group in (*hidden, features) for axis in (0, 1))
+
+
+# A program and a plan, and what one device needs, MiB
+NEEDED = [
+    (partial(chain, jax.nn.silu, 16, "v5e-16"), 452),  # activations are computed again where their gradients need them
+    (partial(chain, jax.nn.gelu, 16, "v5e-16"), 452),
+    (partial(chain, jax.nn.silu, 8, "v4-8"), 164),
+    (partial(split, 16, "v5e-16"), 692),  # what is gathered keeps the batch in the lanes, 16 of 128
+    (partial(split, 32, "v5e-16"), 698),
+]
+
+
+@pytest.mark.parametrize(("make", "mib"), NEEDED)
+def test_what_convolutions_need(make: Callable[[], tuple[Case, Plan]], mib: float) -> None:
+    case, plan = make()
+    assert case.evaluator.exact_cost(plan).peak_bytes / 2**20 == pytest.approx(mib, rel=0.12)
