@@ -40,6 +40,20 @@ def chain(activation: Callable[[Any], Any], batch: int, spec: str) -> tuple[Case
     return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
 
 
+def normed(batch: int, spec: str) -> tuple[Case, Plan]:
+    """Four blocks of two convolutions, each after a group norm in f32; nothing is split."""
+
+    def norm(x: Any) -> Any:
+        wide = x.astype(jnp.float32).reshape(*x.shape[:3], 32, -1)
+        mean = wide.mean((1, 2, 4), keepdims=True)
+        variance = ((wide - mean) ** 2).mean((1, 2, 4), keepdims=True)
+        return ((wide - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape).astype(x.dtype)
+
+    step = trained(lambda x, w: convolved(jax.nn.silu(norm(convolved(jax.nn.silu(norm(x)), w[0]))), w[1]))
+    shapes = [[arg(3, 3, 256, 256)] * 2] * 4, arg(batch, 64, 64, 256, dtype=BF16)
+    return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
+
+
 def split(batch: int, spec: str) -> tuple[Case, Plan]:
     """Four blocks of two convolutions, 128 -> 256 -> 128; both kinds of features are split over all devices."""
     step = trained(lambda x, w: convolved(jax.nn.relu(convolved(x, w["up"])), w["down"]))
@@ -55,6 +69,8 @@ NEEDED = [
     (partial(chain, jax.nn.silu, 16, "v5e-16"), 452),  # activations are computed again where their gradients need them
     (partial(chain, jax.nn.gelu, 16, "v5e-16"), 452),
     (partial(chain, jax.nn.silu, 8, "v4-8"), 164),
+    (partial(normed, 32, "v5p-8"), 724),  # what a norm widens and splits into groups is kept as it was before
+    (partial(normed, 32, "v6e-8"), 660),
     (partial(split, 16, "v5e-16"), 692),  # what is gathered keeps the batch in the lanes, 16 of 128
     (partial(split, 32, "v5e-16"), 698),
 ]

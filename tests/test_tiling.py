@@ -119,6 +119,18 @@ def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
     assert (written(gelu), written(silu)) == (2, 1)
 
 
+def test_what_is_widened_and_split_is_written_before() -> None:
+    def run(x: Any, w: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        wide = y.astype(jnp.float32).reshape(4, 8, 8, 4, 16)
+        return wide - wide.mean((1, 2, 4), keepdims=True)
+
+    program = program_of(run, arg(4, 8, 8, 32, dtype=jnp.bfloat16), arg(3, 3, 32, 64, dtype=jnp.bfloat16))
+    stored = materialised(program, (False,) * len(program.values))
+    made = [str(v) for n, v in enumerate(program.values) if stored[n] and v.elements == 4 * 8 * 8 * 64]
+    assert made == ["bf16[4,8,8,64]", "f32[4,8,8,4,16]"]  # the convolution's, and the result
+
+
 def test_convolutions_take_exponentials_as_they_read() -> None:
     def run(x: Any, v: Any, w: Any) -> Any:
         y = jnp.exp(x)

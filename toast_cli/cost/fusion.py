@@ -89,7 +89,7 @@ FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
 VIEWS = frozenset(
     f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
 )
-_CONVERT = "stablehlo.convert"
+_CONVERT, _RESHAPE = "stablehlo.convert", "stablehlo.reshape"
 PARTS = frozenset(f"stablehlo.{name}" for name in ("slice", "dynamic_slice"))
 NONE = -1
 ROUNDS = 2
@@ -214,10 +214,10 @@ class _Fusion:
                     stored[value] = not self._finished_by_reader(made, value)
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
-                    if stored[value] and op.name == _CONVERT and self._sizes[op.operands[0]] < self._sizes[value]:
-                        stored[op.operands[0]], stored[value] = True, False  # written before it is widened
-                        self.sources[value] = {op.operands[0]: self._sizes[op.operands[0]]}
-                        product[value] = NONE
+                    if stored[value] and (views := self._widened(value)):
+                        stored[views[-1]], stored[value], product[value] = True, False, NONE
+                        for view in (value, *views):
+                            self.sources[view] = {views[-1]: self._sizes[views[-1]]}
                 else:
                     self.sources[value] = self._read_by(op, value)
                     unwritten = [v for v in op.operands if not stored[v]]
@@ -226,6 +226,21 @@ class _Fusion:
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
+
+    def _widened(self, value: int) -> list[int]:
+        """What a value that comes out of a product is a wider view of, the narrowest last: that is written before it is widened."""
+        ops, producer = self._program.ops, self._program.producer
+        found: list[int] = []
+        views: list[int] = []
+        source = value
+        while (op := ops[producer[source]]).name in (_CONVERT, _RESHAPE):
+            source = op.operands[0]
+            views.append(source)
+            if self.stored[source] or self._sizes[source] > self._sizes[value]:
+                break
+            if self._sizes[source] < self._sizes[value]:
+                found = views.copy()
+        return found
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
