@@ -32,18 +32,6 @@ class Share:
     alive: Vector
 
 
-Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayShare:
-    """What one array item adds. memory: number of its `Memory`."""
-
-    communication: float
-    arguments: float
-    memory: int
-
-
 Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 
 
@@ -51,7 +39,7 @@ Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 class Bucket:
     """touches: what has to be decided for its cost to be known, see `rows.touch`. views: those whose rows decide the share.
 
-    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by `ArrayShare.memory` -> [moments] bytes.
+    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by numbers of `Memory` (see `sharing`) -> [moments] bytes.
     axis_memo: rows -> [axes] seconds. held: rows when the bucket's memory was last looked at everywhere, and its `Spans`.
     """
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toast_cli.cost.buckets import TICK, ArrayShare, Bucket, Memory, Share, Vector, make_buckets, ticks
+from toast_cli.cost.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
 from toast_cli.cost.held import HeldArrays, Holdings, Kind
 from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
-from toast_cli.cost.merging import SumItem
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.cost.pricing import Lowered, Pricer
 from toast_cli.cost.rows import RowNumbers, Rows, Steps
+from toast_cli.cost.sharing import Sharing
 from toast_cli.cost.temporaries import temporary_growth
 from toast_cli.cost.timeline import Spans, Timeline
 from toast_cli.cost.work import WorkPricer
@@ -27,7 +27,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 
-MEMO_LIMIT = 400_000  # rows and shares kept before the memos start afresh
+MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,13 @@ class Evaluator:
         self._holdings = Holdings(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = Rows(problem)
-        self._work_memo: dict[tuple[int, int], tuple[float, float]] = {}
-        self._sum_memo: dict[tuple[int, ...], float] = {}
-        self._array_memo: dict[tuple[int, ...], ArrayShare] = {}
-        self._presence: dict[tuple[int, Kind, bool], Vector] = {}
-        self._memories: list[Memory] = []
-        self._memory_number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
+        self._sharing = Sharing(self._pricer, self._work, self._holdings, self.timeline)
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
             for view in bucket.views:
                 self._of_view[view].append(number)
-        self._shares = 0  # memoised, in all buckets
+        self._shares = 0  # remembered, in all buckets
         # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of them.
         self._state: _State | None = None
         self._before: _State | None = None
@@ -169,7 +164,8 @@ class Evaluator:
 
     def part_cost(self, bucket: int, rows: dict[int, int]) -> tuple[float, Vector]:
         """(seconds, [moments] bytes alive) that one bucket adds; rows: view -> row number, of all its views."""
-        share = self._make_share(self._buckets[bucket], rows)
+        at = self._buckets[bucket]
+        share = self._sharing.share(at, self._lower(at, rows))
         return (share.compute + share.communication) * TICK, share.alive
 
     def work_of(self, bucket: int) -> list[WorkItem]:
@@ -242,8 +238,7 @@ class Evaluator:
             bucket.alive.clear()
             bucket.axis_memo.clear()
         self._rows.forget()
-        for memo in (self._array_memo, self._presence, self._memories, self._memory_number):
-            memo.clear()
+        self._sharing.forget()
         self._shares = 0
         self._state = self._before = None
 
@@ -253,37 +248,9 @@ class Evaluator:
         key = bucket.key(rows)
         share = bucket.memo.get(key)
         if share is None:
-            share = bucket.memo[key] = self._make_share(bucket, rows)
+            share = bucket.memo[key] = self._sharing.share(bucket, self._lower(bucket, rows))
             self._shares += 1
         return share
-
-    def _make_share(self, bucket: Bucket, rows: RowNumbers) -> Share:
-        lowered = self._lower(bucket, rows)
-        compute = communication = arguments = 0.0
-        held = []
-        for work in bucket.work:
-            seconds = self._work_share(work, lowered[work.pattern])
-            compute += seconds[0]
-            communication += seconds[1]
-        for added in bucket.sums:
-            communication += self._sum_seconds(added, lowered)
-        for item in bucket.arrays:
-            share = self._array_share(item, lowered)
-            communication += share.communication
-            arguments += share.arguments
-            held.append(share.memory)
-        return Share(ticks(compute), ticks(communication), round(arguments), self._alive_of(bucket, tuple(held)))
-
-    def _alive_of(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
-        """[moments] bytes of all that the arrays of a bucket hold; held: [arrays] number of each one's `Memory`."""
-        found = bucket.alive.get(held)
-        if found is None:
-            found = self.timeline.nothing()
-            for memory in held:
-                for count, size in self._memories[memory]:
-                    found += count * size
-            bucket.alive[held] = np.rint(found, out=found)
-        return found
 
     def _axis_seconds(self, rows: list[int]) -> tuple[float, ...]:
         """[axes] seconds of the collectives over each; () where the goal does not ask."""
@@ -314,72 +281,7 @@ class Evaluator:
         views = self._rows.views
         return {pattern: views[view].rows[rows[view]][place] for pattern, view, place in bucket.places}
 
-    # -- items ---------------------------------------------------------------------------------------------------
-
-    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
-        """(compute, communication) seconds of one item."""
-        key = (work.op, id(iteration))
-        found = self._work_memo.get(key)
-        if found is None:
-            communication = sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
-            found = self._work_memo[key] = (self._work.seconds(work, iteration), communication)
-        return found
-
-    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
-        terms = [lowered[term.pattern] for term in item.terms]
-        for iteration in terms:
-            if iteration.reduced or iteration.scattered[0]:
-                break
-        else:
-            return 0.0
-        key = (
-            item.ops[0],
-            *[id(iteration) for iteration in terms],
-            *[id(lowered[pattern].operands[position]) for pattern, position in item.readers],
-        )
-        found = self._sum_memo.get(key)
-        if found is None:
-            found = self._sum_memo[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
-        return found
-
-    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
-        iteration = lowered[item.pattern]
-        made = iteration.layouts[item.result]
-        # Equal layouts are one object. Of an op that leaves partial results more counts than what becomes of them.
-        partial = iteration.reduced or iteration.scattered[item.result]
-        key = (
-            item.values[0],
-            id(iteration if partial else made),
-            *[id(lowered[reader.pattern].operands[reader.position]) for reader in item.readers],
-        )
-        found = self._array_memo.get(key)
-        if found is None:
-            copies = self._pricer.copies(item, lowered)
-            seconds = (
-                sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
-            )
-            rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
-            memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
-            found = self._array_memo[key] = ArrayShare(seconds, rest, memory)
-        return found
-
-    def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
-        """Number of the `Memory` of one item, which holds arrays of these kinds and bytes."""
-        key = item.values[0], held
-        number = self._memory_number.get(key)
-        if number is None:
-            number = self._memory_number[key] = len(self._memories)
-            self._memories.append(tuple([(self._presence_of(item, kind, size), size) for kind, size in held]))
-        return number
-
-    def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
-        """[entries of the timeline] how many of the item's arrays of that kind, of so many bytes, are alive."""
-        key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
-        presence = self._presence.get(key)
-        if presence is None:
-            brief = self._holdings.brief(item, kind, size)
-            presence = self._presence[key] = self.timeline.presence(self._holdings.intervals(item, kind), brief)
-        return presence
+    # -- arrays ---------------------------------------------------------------------------------------------------
 
     def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
         return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))

@@ -1,0 +1,137 @@
+"""What buckets add to a plan's cost, with what is remembered of single items: many rows of a bucket are alike for most of its items.
+
+Enters: a bucket, and what its patterns iterate over. Leaves: its `Share`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toast_cli.cost.buckets import Bucket, Share, Vector, ticks
+from toast_cli.cost.held import Holdings, Kind
+from toast_cli.cost.items import ArrayItem, WorkItem
+from toast_cli.cost.merging import SumItem
+from toast_cli.cost.pricing import Lowered, Pricer
+from toast_cli.cost.timeline import Timeline
+from toast_cli.cost.work import WorkPricer
+from toast_cli.plan.iteration import Iteration
+
+Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
+NO_MEMORY = 0
+# What one array item adds: seconds of communication, bytes of arguments, number of its `Memory`.
+ArrayShare = tuple[float, float, int]
+NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
+
+
+class Sharing:
+    """Shares of the buckets of one problem. Equal layouts, and equal iterations of a pattern, are one object each: keys hold their `id`."""
+
+    def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Holdings, timeline: Timeline) -> None:
+        self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
+        self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
+        self._of_sums: dict[tuple[int, ...], float] = {}
+        self._of_arrays: dict[tuple[int, ...], ArrayShare] = {}
+        self._presence: dict[tuple[int, Kind, bool], Vector] = {}
+        self._memories: list[Memory] = [()]
+        self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
+
+    def forget(self) -> None:
+        """Drops everything that depends on the moments at which memory is looked at."""
+        for memo in (self._of_arrays, self._presence, self._number):
+            memo.clear()
+        del self._memories[1:]
+
+    def share(self, bucket: Bucket, lowered: Lowered) -> Share:
+        """What the bucket adds where its patterns iterate like this."""
+        compute = communication = arguments = 0.0
+        for work in bucket.work:
+            seconds = self._work_share(work, lowered[work.pattern])
+            compute += seconds[0]
+            communication += seconds[1]
+        for added in bucket.sums:
+            communication += self._sum_seconds(added, lowered)
+        held = []
+        for item in bucket.arrays:
+            share = self._array_share(item, lowered)
+            if share is not NOTHING:
+                communication += share[0]
+                arguments += share[1]
+                held.append(share[2])
+        return Share(ticks(compute), ticks(communication), round(arguments), self._alive(bucket, tuple(held)))
+
+    def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
+        """[moments] bytes of all that a bucket's arrays hold; held: number of each one's `Memory`."""
+        found = bucket.alive.get(held)
+        if found is None:
+            found = self._timeline.nothing()
+            for memory in held:
+                for count, size in self._memories[memory]:
+                    found += count * size
+            bucket.alive[held] = np.rint(found, out=found)
+        return found
+
+    def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+        """(compute, communication) seconds of one item."""
+        key = (work.op, id(iteration))
+        found = self._of_work.get(key)
+        if found is None:
+            communication = sum([use.seconds for use in self._pricer.work_collectives(work, iteration)])
+            found = self._of_work[key] = (self._work.seconds(work, iteration), communication)
+        return found
+
+    def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
+        terms = [lowered[term.pattern] for term in item.terms]
+        for iteration in terms:
+            if iteration.reduced or iteration.scattered[0]:
+                break
+        else:
+            return 0.0
+        key = (
+            item.ops[0],
+            *[id(iteration) for iteration in terms],
+            *[id(lowered[pattern].operands[position]) for pattern, position in item.readers],
+        )
+        found = self._of_sums.get(key)
+        if found is None:
+            found = self._of_sums[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
+        return found
+
+    def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
+        iteration = lowered[item.pattern]
+        made = iteration.layouts[item.result]
+        layouts = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        # Of an op that leaves partial results more counts than what becomes of them.
+        partial = iteration.reduced or iteration.scattered[item.result]
+        if not (item.stored or partial) and layouts.count(made) == len(layouts):
+            return NOTHING  # nobody stores or moves it
+        key = (item.values[0], id(iteration if partial else made), *map(id, layouts))
+        found = self._of_arrays.get(key)
+        if found is None:
+            copies = self._pricer.copies(item, lowered)
+            seconds = (
+                sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
+            )
+            rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
+            memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
+            found = self._of_arrays[key] = (seconds, rest, memory) if copies or rest or memory else NOTHING
+        return found
+
+    def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
+        """Number of the `Memory` of one item, which holds arrays of these kinds and bytes."""
+        if not held:
+            return NO_MEMORY
+        key = item.values[0], held
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._memories)
+            self._memories.append(tuple([(self._presence_of(item, kind, size), size) for kind, size in held]))
+        return number
+
+    def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
+        """[entries of the timeline] how many of the item's arrays of that kind, of so many bytes, are alive."""
+        key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
+        presence = self._presence.get(key)
+        if presence is None:
+            brief = self._holdings.brief(item, kind, size)
+            presence = self._presence[key] = self._timeline.presence(self._holdings.intervals(item, kind), brief)
+        return presence
