@@ -35,6 +35,7 @@ class Holdings:
         self._problem = problem
         self._lives = items.lives
         self._pricer = pricer
+        self._copies: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, problem.mesh.devices, items.compilation.elapsed)
 
     def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
@@ -62,7 +63,10 @@ class Holdings:
         if kind == OWN:
             return self._lives.intervals[value]
         if isinstance(kind, tuple):
-            return self._copied(item, kind, value)
+            found = self._copies.get((value, kind))
+            if found is None:
+                found = self._copies[value, kind] = self._copied(item, kind, value)
+            return found
         made = self._lives.times[self._problem.program.producer[value]]
         return [(made, made)] if kind == PARTIAL else self._waiting(item, made, value)
 

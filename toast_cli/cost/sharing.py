@@ -81,16 +81,11 @@ class Sharing:
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
         terms = [lowered[term.pattern] for term in item.terms]
-        for iteration in terms:
-            if iteration.reduced or iteration.scattered[0]:
-                break
-        else:
+        if not any([iteration.reduced or iteration.scattered[0] for iteration in terms]):
             return 0.0
-        key = (
-            item.ops[0],
-            *[id(iteration) for iteration in terms],
-            *[id(lowered[pattern].operands[position]) for pattern, position in item.readers],
-        )
+        key = (item.ops[0], *map(id, terms))
+        if any([iteration.reduced for iteration in terms]):  # what readers cut then matters
+            key += tuple([id(lowered[pattern].operands[position]) for pattern, position in item.readers])
         found = self._of_sums.get(key)
         if found is None:
             found = self._of_sums[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
