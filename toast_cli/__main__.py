@@ -1,8 +1,6 @@
 """`python -m toast_cli` is `toast`."""
 
-import sys
-
-from toast_cli.cli import main
+from toast_cli.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
+from toast_cli.process import without_cycle_collection
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
@@ -98,7 +98,7 @@ class Outcome:
 
 def partition(request: Request, progress: Progress | None = None) -> Outcome:
     """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error."""
-    with _without_cycle_collection():
+    with without_cycle_collection():
         return _partition(request, progress)
 
 
@@ -150,7 +150,7 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
 
 def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
     """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its first)."""
-    with _without_cycle_collection():
+    with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = for_platform(load(program), chosen.chip.platform)
         stated = stated_pins(source, chosen.names, chosen.sizes)
@@ -218,18 +218,6 @@ def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[M
     if not found and why is not None:
         raise why
     return found
-
-
-@contextmanager
-def _without_cycle_collection() -> Iterator[None]:
-    """Millions of small objects that all live to the end: looking for cycles among them makes big programs superlinear."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

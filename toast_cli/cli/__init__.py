@@ -6,8 +6,16 @@ Nothing here is imported before it is needed: `toast --help` loads neither jax n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
-__all__ = ["main"]
+from toast_cli.process import leave
+
+__all__ = ["command", "main"]
+
+
+def command() -> NoReturn:
+    """The process `toast`."""
+    leave(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

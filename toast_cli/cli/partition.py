@@ -14,11 +14,13 @@ from toast_cli.cli.progress import progress_line
 from toast_cli.cli.values import Annotate, Compiler, Format, Search, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
+from toast_cli.process import without_cycle_collection
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
 
 
+@without_cycle_collection()
 def partition(
     program: options.Program,
     mesh: options.MeshSpec,

@@ -81,10 +81,10 @@ class Sharing:
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
         terms = [lowered[term.pattern] for term in item.terms]
-        if not any([iteration.reduced or iteration.scattered[0] for iteration in terms]):
+        if not any(iteration.reduced or iteration.scattered[0] for iteration in terms):
             return 0.0
         key = (item.ops[0], *map(id, terms))
-        if any([iteration.reduced for iteration in terms]):  # what readers cut then matters
+        if any(iteration.reduced for iteration in terms):  # what readers cut then matters
             key += tuple([id(lowered[pattern].operands[position]) for pattern, position in item.readers])
         found = self._of_sums.get(key)
         if found is None:

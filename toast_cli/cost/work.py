@@ -29,7 +29,11 @@ class WorkPricer:
         if not work.kernels and not work.flops:
             return 0.0
         sizes, chip = self._sizes, self._problem.mesh.chip
-        cuts = tuple([shards((axes,), sizes) for axes in iteration.slot_axes]) if work.flops or work.name in PRODUCTS else ()
+        cuts = (
+            tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
+            if work.flops or work.name in PRODUCTS
+            else ()
+        )
         apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
         reads, into, vector = self._coming_in(work, iteration)
         read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)

@@ -127,7 +127,7 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
 
 def _baselines(evaluator: Evaluator) -> dict[str, BaselineFacts]:
     plans: dict[str, Plan] = {"unsharded": (), **strategies(evaluator.problem)}
-    return {name: _baseline(evaluator, evaluator.exact_cost(plan)) for name, plan in plans.items()}
+    return {name: _baseline(evaluator, evaluator.exact_cost(plan, learn=False)) for name, plan in plans.items()}
 
 
 def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:

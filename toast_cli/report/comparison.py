@@ -79,7 +79,7 @@ def compare(evaluator: Evaluator, report: Report, found: Plan, more: Iterable[st
     everything: dict[str, tuple[str, Plan]] = {
         SEARCH: (SEARCH, found), UNSHARDED: (UNSHARDED, ()), **{name: ("strategy", plan) for name, plan in plans.items()}
     }  # fmt: skip
-    costs = {name: evaluator.exact_cost(plan) for name, (_, plan) in everything.items()}
+    costs = {name: evaluator.exact_cost(plan, learn=False) for name, (_, plan) in everything.items()}
     objective = Objective(problem, evaluator.cost(problem.fixed))
     own = {_short(evaluator, d) for d in found}
     rows = [
