@@ -162,15 +162,37 @@ def test_windowed_products(kind: str, name: str, size: int) -> None:
     assert collectives_in(counted.replace("KIND", kind), *MESH) == found
 
 
-def test_the_permute_that_ends_a_windowed_scatter_is_part_of_it() -> None:
+@pytest.mark.parametrize(("kind", "made"), [("rs", ("reduce-scatter", 64)), ("ag", ("all-gather", 256))])
+def test_the_permute_before_or_after_a_windowed_product_is_part_of_it(kind: str, made: tuple[str, int]) -> None:
     pairs = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
-    named = WINDOWED.replace(pairs, pairs + ', metadata={op_name="jit(f)/dot"}').replace("KIND", "rs")
+    named = WINDOWED.replace(pairs, pairs + ', metadata={op_name="jit(f)/dot"}').replace("KIND", kind)
     closing = "  %home = bf16[4,8]{1,0} collective-permute(%sum), channel_id=9, " + pairs
     own, other = (f'{closing}, metadata={{op_name="jit(f)/{name}"}}\n}}' for name in ("dot", "roll"))
-    scatter = Collective("reduce-scatter", ("data",), 64, 2.0, "jit(f)/dot")
-    assert collectives_in(named[: named.rindex("}")] + own, *MESH) == [scatter]
+    around = Collective(made[0], ("data",), made[1], 2.0, "jit(f)/dot")
+    assert collectives_in(named[: named.rindex("}")] + own, *MESH) == [around]
     moved = Collective("collective-permute", ("data",), 64, 1.0, "jit(f)/roll")
-    assert collectives_in(named[: named.rindex("}")] + other, *MESH) == [scatter, moved]
+    assert collectives_in(named[: named.rindex("}")] + other, *MESH) == [around, moved]
+
+
+def test_the_permutes_of_an_unrolled_scatter() -> None:
+    """Around 4 devices: two one way, two the other way, and one that brings it home; of another op, or a sixth, they are what they are."""
+    there = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
+    back = "source_target_pairs={{2,0},{4,2},{6,4},{0,6},{3,1},{5,3},{7,5},{1,7}}"
+
+    def text(op: str, ways: list[str]) -> str:
+        permute = '  %p.{n} = bf16[4,8]{{1,0}} collective-permute(%a), channel_id={n}, {way}, metadata={{op_name="jit(f)/{op}"}}'
+        lines = [permute.format(n=n, way=way, op=op) for n, way in enumerate(ways, 1)]
+        return "\n".join(
+            ["HloModule jit_f, num_partitions=8", "", "ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {", *lines, "}"]
+        )
+
+    unrolled = [there, back, there, back, there]
+    scatter = Collective("reduce-scatter", ("data",), 64, 1.0, "jit(f)/dot_general")
+    assert collectives_in(text("dot_general", unrolled), *MESH) == [scatter]
+    assert collectives_in(text("dot_general", unrolled * 2), *MESH) == [scatter] * 2
+    for op, ways in (("roll", unrolled), ("dot_general", [*unrolled, there])):
+        found = collectives_in(text(op, ways), *MESH)
+        assert [c.kind for c in found] == ["collective-permute"] * len(ways)
 
 
 # ---------------------------------------------------------------- inputs and numbers

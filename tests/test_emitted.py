@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 from programs import ROUND_CHIP, arg, case_of, round_mesh
 
-from toast_cli.cost.emitted import NO_PRODUCT, sides_of, stays_scatter
+from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
+from toast_cli.cost.scatters import order_read, sides_of
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.hardware.model import Rewrites
 from toast_cli.report.build import collective_facts
@@ -60,8 +61,90 @@ def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: i
     spec, axes, over = LINE
     # The products are x [b, d] by y [b, h, k] where they have three dimensions, the longest of which is d.
     longest = shape.index(max(shape))
-    sides = ((longest,), tuple(d for d in range(len(shape)) if d != longest)) if product else NO_PRODUCT
-    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, sides) is stays
+    made = Made(((longest,), tuple(d for d in range(len(shape)) if d != longest))) if product else Made()
+    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, made) is stays
+
+
+# Gradients with an update behind them, over 8 devices: local shape as it is read, dimension, of which operand's sides -> whether the
+# reduce-scatter stays in f32, and in bf16.
+HEADS_LAST, HEADS_FIRST, ROWS_FIRST = ((0,), (1, 2)), ((2,), (0, 1)), ((0, 1), (2,))
+GRADIENTS = [
+    ((512, 2, 64), 0, HEADS_LAST, True, True),  # as many tiles by rows as by columns: as it is read
+    ((2, 64, 512), 2, HEADS_FIRST, False, False),
+    ((1024, 4, 64), 0, HEADS_LAST, True, False),  # 128 columns are fewer tiles than 64
+    ((4, 64, 1024), 2, HEADS_FIRST, True, False),
+    ((2048, 4, 128), 0, HEADS_LAST, True, True),
+    ((80, 8, 40), 0, HEADS_LAST, True, True),  # 10 rows lie across tiles: copied
+    ((8, 40, 80), 2, HEADS_FIRST, True, True),
+    ((32, 8, 160), 2, ROWS_FIRST, True, True),
+    ((32, 16, 320), 2, ROWS_FIRST, False, False),
+    ((64, 48, 320), 2, ROWS_FIRST, True, False),
+    ((32, 64, 768), 2, ROWS_FIRST, False, False),
+    ((512, 48), 1, ((), ()), True, True),  # not a product: 6 columns of an embedding lie as rows
+]
+
+
+@pytest.mark.parametrize(("shape", "dim", "sides", "in_f32", "in_bf16"), GRADIENTS)
+def test_gradients_lie_as_what_they_update(
+    shape: tuple[int, ...], dim: int, sides: Sides, in_f32: bool, in_bf16: bool
+) -> None:
+    spec, axes, over = LINE
+    piece = tuple(size // 8 if d == dim else size for d, size in enumerate(shape))
+    stay = [
+        stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, Made(sides, (piece, piece))) for bits in (32, 16)
+    ]
+    assert stay == [in_f32, in_bf16]
+
+
+def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
+    """[1024, 3, 16, 64] over 8 devices and then 2: pieces of 128 lie as columns, and stay that in pieces of 64. [96, 16, 24]: pieces of 12
+    rows are not copied when they are reduced once more."""
+    mesh, over = mesh_of(LINE[0], LINE[1]), LINE[2]
+    heads = ((0,), (1, 2, 3))
+    assert not stays_scatter(mesh, over, (1024, 3, 16, 64), 0, 16, Made(heads, ((128, 3, 16, 64), (64, 3, 16, 64))))
+    assert stays_scatter(mesh, over, (512, 3, 16, 64), 0, 16, Made(heads, ((64, 3, 16, 64), (32, 3, 16, 64))))
+    assert stays_scatter(mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (12, 16, 24))))
+    assert not stays_scatter(mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (6, 16, 24))))
+
+
+# Depth of a product in f32 at which it becomes a windowed one, as measured to 2 %; None: at no depth up to 32768.
+@pytest.mark.parametrize(
+    ("spec", "axes", "over", "depth"),
+    [
+        ("v4-32", {"data": 8, "model": 2}, (0,), 1536),
+        ("v4-32", {"data": 8, "model": 2}, (1,), None),  # two devices
+        ("v4-32", {"data": 4, "model": 4}, (0,), 3072),
+        ("v4-32", {"data": 4, "model": 4}, (1,), None),  # a square
+        ("v5e-16", {"data": 4, "model": 4}, (0,), 2128),
+        ("v5e-16", {"data": 8, "model": 2}, (0,), 1072),
+        ("v6e-64", {"data": 4, "model": 16}, (0,), 4960),
+        ("h100-8", {"data": 8}, (0,), None),
+    ],
+)
+def test_products_that_take_long_are_passed_around(
+    spec: str, axes: dict[str, int], over: tuple[int, ...], depth: int | None
+) -> None:
+    mesh, rows, columns = mesh_of(spec, axes), 1024, 512
+    size = rows * columns * 4 / prod(mesh.sizes[axis] for axis in over)
+    for k, longer in ((depth * 3 // 4, False), (depth * 5 // 4, True)) if depth else ((32768, False),):
+        assert passed_around(mesh, over, 2.0 * rows * columns * k, size) is longer
+
+
+def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
+    """[4 x 4, 256]: 4 rows a device do not come apart, unless the product is passed around; not when another axis of the mesh is idle,
+    or summed over as well."""
+    for depth, other, kind in (
+        (64, "w.1", "all-reduce"),
+        (32768, "w.1", "reduce-scatter"),
+        (32768, None, "all-reduce"),
+        (32768, "x.0", "all-reduce"),
+    ):
+        mesh = replace(round_mesh(data=4, model=2), chip=replace(ROUND_CHIP, rewrites=TILES))
+        case = case_of(lambda x, w: x.T @ w, arg(2 * depth, 16), arg(2 * depth, 256), mesh=mesh)
+        inner, scattered = case.shard("x.0", "data"), case.shard("x.1", "data")
+        plan = (inner, scattered, *((case.shard(other, "model"),) if other else ()))
+        found = [use.kind for use in case.evaluator.collectives(plan) if use.axes == (0,)]
+        assert found[:1] == [kind], (depth, other, found)
 
 
 @pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True), ((4 * 8, 512), False)])  # fmt: skip
@@ -83,7 +166,7 @@ def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> Non
     ],
 )
 def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[int, ...], stays: bool) -> None:
-    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, ((0,), (1,))) is stays
+    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, Made(((0,), (1,)))) is stays
 
 
 def test_promises_for_the_chip_and_for_the_partitioner() -> None:
@@ -106,18 +189,18 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     program = case_of(lambda x, y: jnp.einsum("egd,egf->edf", x, y), arg(16, 32, 80), arg(16, 32, 96)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
     assert sides_of(product) == ((1,), (2,))
-    assert not stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, sides_of(product))
-    assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, ((0, 1), (2,)))
+    assert not stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, Made(sides_of(product)))
+    assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, Made(((0, 1), (2,))))
 
 
-def test_dimensions_of_one_operand_of_a_product_stay_in_order() -> None:
-    """[32, 8, 8 x 20] of x [32, 8, d] by y [d, 160]: 20 rows a device are no whole tiles. Tiles of 8 x 32 would be fewer. Of
-    [8 x 10, 8, 40], gradients of 8 heads' weights, tiles of 8 x 40 are, and one device's come after the other's."""
-    program = case_of(lambda x, y: x @ y, arg(32, 8, 64), arg(64, 160)).program
+def test_products_are_made_in_the_order_in_which_they_are_read() -> None:
+    program = case_of(lambda x, y: (x @ y).transpose(2, 0, 1) + 1, arg(32, 8, 64), arg(64, 160)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
     assert sides_of(product) == ((0, 1), (2,))
-    assert not stays_scatter(mesh_of(LINE[0], LINE[1]), (0,), (32, 8, 160), 2, 32, sides_of(product))
-    assert stays_scatter(mesh_of(LINE[0], LINE[1]), (0,), (80, 8, 40), 0, 16, ((0,), (1, 2)))
+    assert order_read(program, product.results[0]) == (2, 0, 1)
+    program = case_of(lambda x, y: [z := x @ y, z.transpose(2, 0, 1)], arg(32, 8, 64), arg(64, 160)).program
+    (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
+    assert order_read(program, product.results[0]) == (0, 1, 2)
 
 
 def test_a_head_alone_and_the_one_head_of_a_device() -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.emitted import sides_of, stays_gather, stays_scatter
+from toast_cli.cost.emitted import stays_gather
 from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
 from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
+from toast_cli.cost.scatters import Scatters, in_order, split_further
 from toast_cli.cost.tiling import growth as growth_of_tiles
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.halo import exchanged
@@ -22,7 +23,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, PERMUTE, Step, reshard_steps
-from toast_cli.program.model import ARGUMENT, DTYPE_BITS, PRODUCTS
+from toast_cli.program.model import ARGUMENT, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
@@ -56,7 +57,7 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
-        self._stays: dict[tuple[int, int, tuple[int, ...], Layout, Layout], bool] = {}  # see `_stays_scatter`
+        self._scatters = Scatters(problem)
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout, Layout], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class Pricer:
                 all-reduced over, and each device then keeps a piece, which makes a reduce-scatter of that.
         """
         size = self.local(whole, iteration.computed[k])
-        scattered = _in_order(iteration, k)
+        scattered = in_order(iteration, k)
         op = self._problem.program.ops[how.op]
         if op.name == "stablehlo.reduce" and len(op.results) > 1:  # an argmax: XLA gathers what each device found
             over = tuple(sorted({*scattered, *iteration.reduced}))
@@ -158,40 +159,19 @@ class Pricer:
         steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
         for axes in filter(None, steps):
             size /= shards((axes,), self._sizes)
-            yield self._scatter(axes, size, layout, iteration.reduced_to[k], k, how)
-            layout = _split_further(layout, iteration.reduced_to[k], axes)
+            yield self._scatter(axes, size, layout, iteration, k, how)
+            layout = split_further(layout, iteration.reduced_to[k], axes)
         if rest := tuple(axis for axis in iteration.reduced if axis not in cut):
             yield self._reduction("all-reduce", rest, size, k, how)
 
     def _scatter(
-        self, axes: tuple[int, ...], size: float, layout: Layout, target: Layout, k: int, how: _Reduced
+        self, axes: tuple[int, ...], size: float, layout: Layout, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `layout`; or the all-reduce that stays in its place."""
-        key = how.op, k, axes, layout, target
-        stays = self._stays.get(key)
-        if stays is None:
-            stays = self._stays[key] = self._stays_scatter(*key)
-        if stays:
+        if self._scatters.stay(how.op, k, axes, layout, iteration, updates=how.late and not how.in_loop):
             return self._reduction("reduce-scatter", axes, size, k, how)
         whole = size * shards((axes,), self._sizes)
         return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
-
-    def _stays_scatter(self, number: int, k: int, axes: tuple[int, ...], layout: Layout, target: Layout) -> bool:
-        mesh, op = self._problem.mesh, self._problem.program.ops[number]
-        value = self._problem.program.values[op.results[k]]
-        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
-        if len(dims) != 1:
-            return not dims or mesh.chip.rewrites.scatter_tile is None
-        first, second = sides_of(op)
-        # A product has no dimensions of size 1.
-        kept = [d for d, n in enumerate(value.shape) if n > 1 or d not in first + second]
-        shape = tuple([value.shape[d] // shards((layout[d],), self._sizes) for d in kept])
-        bits, dim = DTYPE_BITS.get(value.dtype, 32), kept.index(dims[0])
-        sides = (
-            tuple([kept.index(d) for d in first if d in kept]),
-            tuple([kept.index(d) for d in second if d in kept]),
-        )
-        return stays_scatter(mesh, axes, shape, dim, bits, sides)
 
     def _reduction(
         self,
@@ -324,14 +304,3 @@ def _runs(item: ArrayItem, copy: Copy) -> float:
         reader = item.readers[place]
         runs[reader.loop] = max(runs.get(reader.loop, 0.0), reader.runs)
     return sum(runs.values())
-
-
-def _in_order(iteration: Iteration, k: int) -> list[int]:
-    """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
-    over = iteration.scattered[k]
-    return [axis for axes in iteration.reduced_to[k] for axis in axes if axis in over] if over else []
-
-
-def _split_further(layout: Layout, target: Layout, axes: tuple[int, ...]) -> Layout:
-    """`layout` once `axes` split the dimensions that they split in `target`."""
-    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(layout, target, strict=True))

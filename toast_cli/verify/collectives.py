@@ -4,13 +4,15 @@ Enters: its HLO text and the mesh. Leaves: one record per array communicated: ki
 count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an asynchronous collective in
 each computation that overlaps with it, with one channel; pads what a reduce-scatter takes apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
 (`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the pieces go both
-ways around, one more permute brings what a scatter has summed up home.
+ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a gather. Around four devices the loop of a
+scatter is unrolled.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import prod
 
 from toast_cli.verify.hlo_text import Instruction, array_bytes, instructions
@@ -23,6 +25,9 @@ OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-t
 
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
+_PRODUCT = "dot_general"
+_UNROLLED_DEVICES = 4
+_UNROLLED_PERMUTES = 5  # three one way around and two the other, the last of which brings it home
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLS = re.compile(r"calls=%([^\s,]+)")
 _PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
@@ -44,7 +49,7 @@ class Collective:
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[Collective]] = {}
-    passed_around: set[tuple[object, ...]] = set()  # axes, bytes and op of scatters in loops
+    passed_around: set[tuple[object, ...]] = set()  # axes, bytes of a piece and op of windowed products
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -61,8 +66,8 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             whole = size * devices_around if kind == "all-gather" else size
             one = Collective(kind, axes, whole, instruction.entered, name, location)
             found.setdefault((kind, instruction.computation), [one])
-            if kind == "reduce-scatter" and name:
-                passed_around.add((axes, whole, name))
+            if name:
+                passed_around.add((axes, size, name))
             continue
         key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
         if key not in found or (name and not found[key][0].name):
@@ -72,7 +77,28 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
                 sizes = without_padding(sizes, callee(instruction, text), devices_around)
             found[key] = [Collective(kind, axes, size, instruction.runs, name, location) for size in sizes]
     collectives = [one for alike in found.values() for one in alike]
-    return [c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around]
+    collectives = [
+        c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
+    ]
+    return _with_unrolled(collectives, dict(zip(axis_names, axis_sizes, strict=True)))
+
+
+def _with_unrolled(collectives: list[Collective], sizes: dict[str, int]) -> list[Collective]:
+    """With the permutes of each unrolled scatter as the reduce-scatter that they make up."""
+    alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
+    unrolled = {
+        one
+        for one, number in alike.items()
+        if prod(sizes.get(axis, 0) for axis in one.axes) == _UNROLLED_DEVICES and number % _UNROLLED_PERMUTES == 0
+    }
+    kept, passed = [], Counter[Collective]()
+    for one in collectives:
+        passed[one] += 1
+        if one not in unrolled:
+            kept.append(one)
+        elif passed[one] % _UNROLLED_PERMUTES == 0:
+            kept.append(replace(one, kind="reduce-scatter"))
+    return kept
 
 
 def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:

@@ -1,0 +1,99 @@
+"""Which of the reduce-scatters that are written stay such, op by op; the rules are those of `emitted`.
+
+Enters: a problem, and an op with its split. Leaves: whether the reduce-scatter of its result stays one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
+from toast_cli.plan.iteration import Iteration, SlotAxes
+from toast_cli.plan.layout import Layout, shards
+from toast_cli.plan.problem import Problem
+from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op, Program
+
+
+class Scatters:
+    """Answers for one problem, remembered."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._program, self._mesh = problem.program, problem.mesh
+        self._axes = {axis for axis, size in enumerate(problem.mesh.sizes) if size > 1}
+        self._known: dict[tuple[int, int, tuple[int, ...], Layout, Layout, SlotAxes], bool] = {}
+
+    def stay(
+        self, op: int, k: int, axes: tuple[int, ...], layout: Layout, iteration: Iteration, *, updates: bool
+    ) -> bool:
+        """Whether partial result k of `op`, which lies in `layout` so far, is reduce-scattered over `axes`; else it is all-reduced, and
+        each device keeps its piece. updates: it is a gradient, with which a device updates what it keeps."""
+        key = op, k, axes, layout, iteration.reduced_to[k], iteration.slot_axes
+        known = self._known.get(key)
+        if known is None:
+            known = self._passed_around(op, k, axes, iteration) or self._stays(op, k, axes, layout, iteration, updates)
+            self._known[key] = known
+        return known
+
+    def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
+        """Windowed products are summed over nothing but these axes, and split by all others."""
+        op = self._program.ops[number]
+        split = {axis for slot in iteration.slot_axes for axis in slot}
+        summed = {*iteration.reduced, *iteration.scattered[k]}
+        if op.name not in PRODUCTS or summed != set(axes) or split != self._axes:
+            return False
+        sizes = self._mesh.sizes
+        size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
+        return passed_around(self._mesh, axes, op.flops / prod(sizes[axis] for axis in split), size)
+
+    def _stays(
+        self, number: int, k: int, axes: tuple[int, ...], layout: Layout, iteration: Iteration, updates: bool
+    ) -> bool:
+        mesh, program, target = self._mesh, self._program, iteration.reduced_to[k]
+        op = program.ops[number]
+        value = program.values[op.results[k]]
+        dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
+        if len(dims) != 1:
+            return not dims or mesh.chip.rewrites.scatter_tile is None
+        sides = sides_of(op)
+        product = set(sides[0] + sides[1])
+        order = order_read(program, op.results[k]) if product and updates else range(len(value.shape))
+        long = [d for d in order if value.shape[d] > 1 or d not in product]  # a product has no dimensions of size 1
+        first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
+
+        def local(layout: Layout) -> tuple[int, ...]:
+            return tuple([value.shape[d] // shards((layout[d],), mesh.sizes) for d in long])
+
+        computed = iteration.computed[k]
+        begun = split_further(computed, target, axes if layout == computed else in_order(iteration, k)[:1])
+        made = Made((first, second), (local(begun), local(target)) if updates else ())
+        return stays_scatter(mesh, axes, local(layout), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made)
+
+
+def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
+    """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
+    over = iteration.scattered[k]
+    return tuple([axis for axes in iteration.reduced_to[k] for axis in axes if axis in over]) if over else ()
+
+
+def split_further(layout: Layout, target: Layout, axes: tuple[int, ...]) -> Layout:
+    """`layout` once `axes` split the dimensions that they split in `target`."""
+    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(layout, target, strict=True))
+
+
+def sides_of(op: Op) -> Sides:
+    """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other ops'."""
+    if op.name not in PRODUCTS:
+        return (), ()
+    first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
+    dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
+    return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)
+
+
+def order_read(program: Program, value: int) -> tuple[int, ...]:
+    """Dimensions of a value in the order to which a transpose takes them, where that is all that reads it."""
+    dims = list(range(len(program.values[value].shape)))
+    readers = [program.ops[user] for user, _ in program.users[value]]
+    if len(readers) == 1 and readers[0].name == "stablehlo.transpose":
+        before, after = readers[0].rule.operands[0], readers[0].rule.results[0]
+        dims.sort(key=lambda dim: after.index(before[dim]))
+    return tuple(dims)
