@@ -3,8 +3,8 @@
 Enters: a `Source` and a `LoweredPlan`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
 
 A constraint stands at a use that needs another layout than its value has, unless the operation's own layout already says so. Then
-propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again. At last
-pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies elsewhere.
+propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again, then with all
+that are like it, since layers that are alike go wrong one after another. At last pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from toast_cli.program.model import CARRY
 from toast_cli.program.remade import PRESERVING, remade_values
 
 MAX_ROUNDS = 10
+# From this round on what is like a value that is pinned is pinned with it.
+ALIKE_FROM_ROUND = 1
 # From this round on everything that is wrong is pinned, not only where it starts.
 EVERYTHING_FROM_ROUND = 6
 # Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
@@ -91,7 +93,10 @@ class Chooser:
                 self.reshards[k] = replace(self.reshards[k], open=frozenset())
                 self._insufficient.clear()
             fresh = [v for v in wrong if v not in self.pinned]
-            self.pinned.update(fresh if attempt >= EVERYTHING_FROM_ROUND else self._starts(fresh))
+            if attempt < EVERYTHING_FROM_ROUND:
+                starts = self._starts(fresh)
+                fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
+            self.pinned.update(fresh)
         if not wrong:
             self._prune()
         return Choice(self._marks(self.pinned), tuple(wrong), self.rounds)
@@ -139,6 +144,17 @@ class Chooser:
                     low, high = sorted((root(value), root(neighbour)))
                     parents[high] = low
         return sorted({root(value) for value in wrong})
+
+    def _alike(self, values: list[int], wrong: list[int]) -> list[int]:
+        """Of the values that went wrong those that are made, laid out and read as some of `values` are."""
+        program, layouts = self._program, self._lowered.layouts
+
+        def look(value: int) -> tuple[object, ...]:
+            readers = sorted(program.ops[op].name for op, _ in program.users[value])
+            return program.ops[program.producer[value]].name, program.values[value], layouts[value], tuple(readers)
+
+        wanted = {look(value) for value in values}
+        return [value for value in wrong if look(value) in wanted]
 
     def _neighbours(self, value: int) -> Iterator[int]:
         program, required = self._program, self._lowered.required

@@ -51,6 +51,7 @@ class Propagation:
         self._source = source
         self._lowered = lowered
         self._layouts: dict[Any, tuple[Layout, ...]] = {}
+        self._numbers: dict[Any, tuple[int, ...]] = {}
 
     def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
         """Where everything lies after propagation from these marks."""
@@ -78,7 +79,10 @@ class Propagation:
         return Propagated(values, reshards)
 
     def _value_layouts(self, attributes: Any) -> Iterator[tuple[int, Layout]]:
-        numbers = ir.DenseI64ArrayAttr(attributes[VALUES])
+        attribute = attributes[VALUES]
+        numbers = self._numbers.get(attribute)
+        if numbers is None:
+            numbers = self._numbers[attribute] = tuple(ir.DenseI64ArrayAttr(attribute))
         found = self._read(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
         for k, number in enumerate(numbers):
             if number >= 0:
