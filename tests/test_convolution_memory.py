@@ -23,11 +23,11 @@ def convolved(x: Any, w: Any) -> Any:
 
 
 def trained(layer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A step of gradient descent on a chain of layers with residuals."""
+    """A step of gradient descent on a chain of layers."""
 
     def loss(weights: Any, x: Any) -> Any:
         for w in weights:
-            x = x + layer(x, w)
+            x = layer(x, w)
         return (x.astype(jnp.float32) ** 2).mean()
 
     return lambda weights, x: jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
@@ -35,28 +35,43 @@ def trained(layer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def chain(activation: Callable[[Any], Any], batch: int, spec: str) -> tuple[Case, Plan]:
     """Six convolutions of 128 features, each of an activation; nothing is split."""
-    step = trained(lambda x, w: convolved(activation(x), w))
+    step = trained(lambda x, w: x + convolved(activation(x), w))
     shapes = [arg(3, 3, 128, 128)] * 6, arg(batch, 128, 128, 128, dtype=BF16)
+    return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
+
+
+def group_norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32).reshape(*x.shape[:3], 32, -1)
+    mean = wide.mean((1, 2, 4), keepdims=True)
+    variance = ((wide - mean) ** 2).mean((1, 2, 4), keepdims=True)
+    return ((wide - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape).astype(x.dtype)
+
+
+def batch_norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    mean = wide.mean((0, 1, 2))
+    return ((wide - mean) * lax.rsqrt(((wide - mean) ** 2).mean((0, 1, 2)) + 1e-5)).astype(x.dtype)
+
+
+def few(norm: Callable[[Any], Any], batch: int, size: int, features: int, spec: str) -> tuple[Case, Plan]:
+    """Six convolutions, each of a normed activation, of few images; nothing is split."""
+    step = trained(lambda x, w: convolved(jax.nn.silu(norm(x)), w))
+    shapes = [arg(3, 3, features, features)] * 6, arg(batch, size, size, features, dtype=BF16)
     return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
 
 
 def normed(batch: int, spec: str) -> tuple[Case, Plan]:
     """Four blocks of two convolutions, each after a group norm in f32; nothing is split."""
-
-    def norm(x: Any) -> Any:
-        wide = x.astype(jnp.float32).reshape(*x.shape[:3], 32, -1)
-        mean = wide.mean((1, 2, 4), keepdims=True)
-        variance = ((wide - mean) ** 2).mean((1, 2, 4), keepdims=True)
-        return ((wide - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape).astype(x.dtype)
-
-    step = trained(lambda x, w: convolved(jax.nn.silu(norm(convolved(jax.nn.silu(norm(x)), w[0]))), w[1]))
+    step = trained(
+        lambda x, w: x + convolved(jax.nn.silu(group_norm(convolved(jax.nn.silu(group_norm(x)), w[0]))), w[1])
+    )
     shapes = [[arg(3, 3, 256, 256)] * 2] * 4, arg(batch, 64, 64, 256, dtype=BF16)
     return case_of(step, *shapes, donate=(0,), mesh=spec_of(spec).mesh()), ()
 
 
 def split(batch: int, spec: str) -> tuple[Case, Plan]:
     """Four blocks of two convolutions, 128 -> 256 -> 128; both kinds of features are split over all devices."""
-    step = trained(lambda x, w: convolved(jax.nn.relu(convolved(x, w["up"])), w["down"]))
+    step = trained(lambda x, w: x + convolved(jax.nn.relu(convolved(x, w["up"])), w["down"]))
     weights = [{"up": arg(3, 3, 128, 256), "down": arg(3, 3, 256, 128)}] * 4
     case = case_of(step, weights, arg(batch, 64, 64, 128, dtype=BF16), donate=(0,), mesh=spec_of(spec).mesh())
     hidden = dict.fromkeys(case.group(f"weights[{block}]['up'].3") for block in range(4))
@@ -73,6 +88,11 @@ NEEDED = [
     (partial(normed, 32, "v6e-8"), 660),
     (partial(split, 16, "v5e-16"), 692),  # what is gathered keeps the batch in the lanes, 16 of 128
     (partial(split, 32, "v5e-16"), 698),
+    (partial(few, group_norm, 4, 256, 128, "v5p-8"), 2857),  # pieces of space in the batch, and back for each norm
+    (partial(few, group_norm, 6, 128, 256, "v5e-16"), 2232),
+    (partial(few, group_norm, 1, 512, 128, "v5p-8"), 1188),  # one image is the same either way
+    (partial(few, batch_norm, 2, 256, 256, "v5e-16"), 1157),  # a norm over all goes on in pieces
+    (partial(few, batch_norm, 6, 128, 256, "v5p-8"), 958),
 ]
 
 

@@ -45,9 +45,9 @@ class Holdings:
         """
         made = iteration.layouts[item.result]
         if item.stored:
-            yield OWN, self._pricer.laid_out(item, item.bytes, made, made)
+            yield OWN, self._pricer.kept(item, made)
         if iteration.scattered[item.result] or iteration.reduced:
-            yield REDUCED, self._pricer.laid_out(item, item.bytes, made, made)
+            yield REDUCED, self._pricer.kept(item, made)
             if iteration.scattered[item.result]:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.bytes, computed, computed)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.cost.few_images import Few, few_images
 from toast_cli.cost.fusion import materialised
 from toast_cli.cost.kernels import Kernel, arithmetic, kernels
 from toast_cli.cost.kernels import Side as KernelSide
@@ -78,7 +79,7 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
     """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. waited_for: neither early
+    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. few: see `few_images`. waited_for: neither early
     nor late, see `waiting`."""
 
     pattern: int
@@ -87,6 +88,7 @@ class ArrayItem:
     moved_bytes: int
     shape: tuple[int, ...]
     tiling: Tiling
+    few: Few | None
     free: bool
     stored: bool
     waited_for: bool
@@ -102,6 +104,7 @@ class Compilation:
     stored: list[bool]
     tiled: list[Tiling]
     late: list[bool]
+    few: list[Few | None]
     needs: Needs
     kernels: list[Kernel | None]
     lives: Lives
@@ -130,7 +133,7 @@ def make_items(problem: Problem, compilation: Compilation | None = None) -> Item
     sums, terms = sum_items(problem, made.late, made.needs)
     return Items(
         work_items(problem, made.kernels, made.late, terms, made.needs), sums,
-        _arrays(problem, made.stored, made.tiled, made.late, made.needs), made,
+        _arrays(problem, made), made,
     )  # fmt: skip
 
 
@@ -142,7 +145,8 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip) -> Com
     needs = Needs(program, narrows=chip.rewrites.narrows)
     lives = find_lives(program, stored, free)
     elapsed = elapsed_seconds(program, chip, done, lives.times)
-    return Compilation(stored, tiled, late_values(program), needs, done, lives, elapsed)
+    few = few_images(program, stored, tile)
+    return Compilation(stored, tiled, late_values(program), few, needs, done, lives, elapsed)
 
 
 def work_items(
@@ -197,10 +201,8 @@ def _write_bytes(attained: Attained, side: KernelSide) -> float:
     return side.bytes * (attained.narrow_write if narrow else 1.0)
 
 
-def _arrays(
-    problem: Problem, stored: list[bool], tiled: list[Tiling], late: list[bool], needs: Needs
-) -> tuple[ArrayItem, ...]:
-    program = problem.program
+def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
+    program, stored, late, needs = problem.program, made.stored, made.late, made.needs
     producer = program.producer
     place = [0] * len(program.values)
     for op in program.ops:
@@ -232,7 +234,8 @@ def _arrays(
             program.values[value].bytes,
             moved_bytes(program, stored, value),
             program.values[value].shape,
-            tiled[value],
+            made.tiled[value],
+            made.few[value],
             problem.free[value],
             stored[value],
             not (early[value] or late[value]),
@@ -247,13 +250,14 @@ def _arrays(
             moved,
             shape,
             tiling,
+            few,
             free,
             kept,
             waited_for,
             tuple(Reader(*r) for r in sorted(readers)),
             tuple(values),
         )
-        for (pattern, k, size, moved, shape, tiling, free, kept, waited_for, readers), values in found.items()
+        for (pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, readers), values in found.items()
     )
 
 

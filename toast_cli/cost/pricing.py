@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.emitted import stays_gather
@@ -249,6 +249,18 @@ class Pricer:
         """Bytes on one device of an array of `size` bytes."""
         return size / shards(layout, self._sizes)
 
+    def kept(self, item: ArrayItem, made: Layout) -> float:
+        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that are kept of it."""
+        shape = self._local_shape(item.shape, made) if item.few else ()
+        if not item.few or not item.few.applies(shape):
+            return self.laid_out(item, item.bytes, made, made)
+        return (
+            item.few.kept(shape, item.tiling.dims, self._problem.mesh.chip.memory_tile) * item.bytes / prod(item.shape)
+        )
+
+    def _local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, layout, strict=True)])
+
     def laid_out(self, item: ArrayItem, size: float, layout: Layout, made: Layout) -> float:
         """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the layout it has where it
         is made, whose tiles copies keep."""
@@ -258,10 +270,7 @@ class Pricer:
         key = (item.shape, tiling.dims, layout, made)
         found = self._growths.get(key)
         if found is None:
-            cut, source = (
-                tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(item.shape, at, strict=True)])
-                for at in (layout, made)
-            )
+            cut, source = (self._local_shape(item.shape, at) for at in (layout, made))
             tile = self._problem.mesh.chip.memory_tile
             found = self._growths[key] = growth_of_tiles(cut, tiling.dims, tile, like=source)
         return self.local(size, layout) * found

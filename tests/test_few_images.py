@@ -1,0 +1,89 @@
+"""What is kept for convolutions of few images, on programs small enough to count by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import arg, program_of
+
+from toast_cli.cost.few_images import Few, few_images
+from toast_cli.cost.fusion import materialised
+
+TILE = (8, 128)
+SHAPE = (4, 32, 64, 128)
+
+
+def convolved(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def found(layer: Any, *more: Any) -> list[Few]:
+    """What is known of the stored values between two convolutions with `layer` in between."""
+
+    def run(x: Any, v: Any, w: Any, *more: Any) -> Any:
+        return convolved(layer(convolved(x, v), *more), w)
+
+    weights = arg(3, 3, 128, 128, dtype=jnp.bfloat16)
+    program = program_of(run, arg(*SHAPE, dtype=jnp.bfloat16), weights, weights, *more)
+    stored = materialised(program, (False,) * len(program.values))
+    returned = {result.value for result in program.results}
+    few = few_images(program, stored, TILE)
+    return [each for value, each in enumerate(few) if each and stored[value] and value not in returned]
+
+
+def grouped(y: Any) -> Any:
+    wide = y.astype(jnp.float32).reshape(4, 32, 64, 32, 4)
+    return (wide - wide.mean((1, 2, 4), keepdims=True)).reshape(SHAPE).astype(y.dtype)
+
+
+# What is between two convolutions, and the forms in which the first one's result is kept with few images, and with one
+FORMS = [
+    (lambda y: y, 2, 2),  # and with what windows reach
+    (jnp.tanh, 2, 2),  # the activation is what the first one writes
+    (grouped, 2 * 3 + 2, 3),  # f32 at three steps; the activation twice
+    (lambda y: jnp.tanh(y - y.mean()), 3, 3),
+]
+
+
+@pytest.mark.parametrize(("layer", "forms", "single"), FORMS)
+def test_forms_that_are_kept(layer: Any, forms: float, single: float) -> None:
+    assert [(few.place, few.pieces, few.forms, few.single) for few in found(layer)] == [((0, 2), True, forms, single)]
+
+
+def test_a_sum_with_what_is_in_one_piece_is_so_too() -> None:
+    def layer(y: Any, z: Any) -> Any:
+        total = y + z
+        return jnp.tanh(total - total.mean())
+
+    (total,) = found(layer, arg(*SHAPE, dtype=jnp.bfloat16))
+    assert not total.pieces and total.forms == 2  # its activation is written to be cut
+
+
+def test_parts_of_what_is_joined_share_what_is_read() -> None:
+    def run(x: Any, v: Any, w: Any) -> Any:
+        return convolved(jnp.tanh(jnp.concatenate([convolved(x, v), convolved(jnp.sin(x), v)], axis=3)), w)
+
+    program = program_of(run, arg(4, 32, 64, 24), arg(3, 3, 24, 40), arg(3, 3, 80, 16))
+    stored = materialised(program, (False,) * len(program.values))
+    few = few_images(program, stored, TILE)
+    parts = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 32, 64, 40)]
+    assert [part.forms for part in parts if part] == [3, 3]
+
+
+def test_when_images_are_few() -> None:
+    few = Few((0, 2), pieces=True, forms=3.0, single=2.0)
+    assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]
+    assert [few.applies((4, 32, width, 128)) for width in (8, 12, 16)] == [False, False, True]
+    assert few.kept((4, 32, 64, 128), (0, 3), TILE) == 3 * 32 * 32 * 9 * 128  # 64 wide: 8 pieces of 9
+    assert few.kept((1, 32, 64, 64), (0, 3), TILE) == 2 * 8 * 32 * 9 * 128  # 64 features are padded
+    whole = Few((0, 2), pieces=False, forms=2.0, single=2.0)
+    assert whole.kept((6, 32, 64, 128), (0, 3), TILE) == 2 * 6 * 32 * 64 * 128  # space is in the rows: no 6 of 8
+
+
+def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> None:
+    program = program_of(lambda x, w: jnp.tanh(x @ w), arg(4, 64), arg(64, 64))
+    assert few_images(program, [True] * len(program.values), TILE) == [None] * len(program.values)
+    assert few_images(program, [True] * len(program.values), (1, 1)) == [None] * len(program.values)

@@ -1,0 +1,157 @@
+"""What is kept for convolutions of few images: XLA:TPU turns pieces of space into batch for them.
+
+The batch is in the rows of a TPU's tiles, and tiles have 8. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1, as seen in compiled
+programs on v4 to v6e) cuts the last dimension of space, if it is 16 or more, into 8 pieces and makes them part of the batch before it convolves;
+each is one element longer than an eighth. Elementwise work on what a convolution makes goes on in that form where all that it reads of this size
+has it. But nothing is fused where the form changes or windows reach into other pieces, so that of an array that is kept there is more than itself:
+
+* what a convolution reads of it is written, and, if the array has the form itself, once more with what windows reach;
+* a norm in groups, which needs space in one piece, is written at each of its steps, in the type it computes in: the array, less its mean, over the
+  deviation. A single image need not change its form for that.
+
+Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few images.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from toast_cli.cost.fusion import is_elementwise
+from toast_cli.cost.tiling import Dims, Tile, growth
+from toast_cli.program.model import ARGUMENT, CONVOLUTION, Op, Program, ValueFactors
+
+ROWS = 8  # a device with fewer images has few
+PIECES = 8
+NORM_STEPS = 3
+_RESHAPE, _CONCATENATE, _BROADCAST = "stablehlo.reshape", "stablehlo.concatenate", "stablehlo.broadcast_in_dim"
+Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """pieces: whether a value has the form with pieces of space in the batch. forms: how many times its own size all that is kept of it is where a
+    device has few images; single: the same where it has one."""
+
+    place: Place
+    pieces: bool
+    forms: float
+    single: float
+
+    def applies(self, shape: tuple[int, ...]) -> bool:
+        """Whether a device that holds an array of this local shape has few images."""
+        batch, width = self.place
+        return shape[batch] < ROWS and shape[width] >= 2 * PIECES
+
+    def kept(self, shape: tuple[int, ...], dims: Dims, tile: Tile) -> float:
+        """Elements in memory of all that is kept. dims: see `Tiling`; only pieces keep space out of the tiles."""
+        batch, width = self.place
+        forms, given = self.forms if shape[batch] > 1 else self.single, list(shape)
+        if self.pieces:
+            given[batch], given[width] = PIECES * shape[batch], shape[width] // PIECES + 1
+        else:
+            dims = tuple(range(len(shape)))
+        return forms * prod(given) * (growth(tuple(given), dims, tile) if dims else 1.0)
+
+
+def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> list[Few | None]:
+    """[values] None for what is no image of a convolution, and on chips without tiles."""
+    if tile[0] < ROWS or all(op.name != CONVOLUTION for op in program.ops):
+        return [None] * len(program.values)
+    pieces: list[Place | None] = [None] * len(program.values)
+    images: dict[int, Place] = {}  # what convolutions read
+    for op in program.ops:
+        if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not _is_gradient_of_weights(op):
+            pieces[op.results[0]] = _made_by_convolution(op, pieces)
+            place = _place(op.rule.operands[0], op.rule.operands[1])
+            if pieces[op.results[0]] and place:
+                images[op.operands[0]] = place
+        elif len(op.results) == 1:
+            pieces[op.results[0]] = _of_operands(program, op, pieces)
+    places = list(pieces)
+    read: Counter[int] = Counter()
+    sources = _sources(program, stored)
+    for value, place in images.items():
+        for source in sources[value]:
+            if program.ops[program.producer[source]].name != ARGUMENT:
+                read[source] += (source != value) + (pieces[source] is not None)
+                places[source] = pieces[source] or place
+    return [
+        _few(program, stored, value, place, pieces=pieces[value] is not None, read=read[value]) if place else None
+        for value, place in enumerate(places)
+    ]
+
+
+def _few(program: Program, stored: list[bool], value: int, place: Place, *, pieces: bool, read: int) -> Few:
+    steps = _norm_steps(program, stored, value) if pieces and stored[value] else 0.0
+    own = not steps or len(program.users[value]) > 1
+    return Few(place, pieces, steps + own + read, 1.0 + read)
+
+
+def _is_gradient_of_weights(op: Op) -> bool:
+    """Its windows reach over the image."""
+    return bool(op.windows) and all(2 * ((w.size - 1) * w.spread + 1) > w.inputs for w in op.windows)
+
+
+def _made_by_convolution(op: Op, pieces: list[Place | None]) -> Place | None:
+    """A convolution of single pixels takes pieces as they come."""
+    if not (pieces[op.operands[0]] or any(w.size > 1 for w in op.windows)):
+        return None
+    return _place(op.rule.results[0], op.rule.operands[1])
+
+
+def _place(dims: ValueFactors, weights: ValueFactors) -> Place | None:
+    """Batch and last of space among the dimensions of an image: all but the features, which the weights have, too."""
+    features = {f for dim in weights for f in dim}
+    image = [d for d, factors in enumerate(dims) if not features.intersection(factors)]
+    return (image[0], image[-1]) if len(image) > 1 else None
+
+
+def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place | None:
+    """Elementwise work has pieces where all that it reads of its size has them."""
+    if op.name != _CONCATENATE and not is_elementwise(op.name):
+        return None
+    elements, ops, producer = program.values[op.results[0]].elements, program.ops, program.producer
+    found = {
+        pieces[v]
+        for v in op.operands
+        if op.name == _CONCATENATE or (program.values[v].elements == elements and ops[producer[v]].name != _BROADCAST)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _norm_steps(program: Program, stored: list[bool], value: int) -> float:
+    """How many times its own size the steps of a norm in groups are that reads a value; 0 without one."""
+    seen, pending = {value}, [value]
+    while pending:
+        at = pending.pop()
+        for reader, _ in program.users[at]:
+            op = program.ops[reader]
+            if op.name == _RESHAPE:
+                return NORM_STEPS * _bytes_each(program, at) / _bytes_each(program, value)
+            goes_on = op.name == _CONCATENATE or is_elementwise(op.name)
+            if goes_on and op.results[0] not in seen and not stored[op.results[0]]:
+                seen.add(op.results[0])
+                pending.append(op.results[0])
+    return 0.0
+
+
+def _bytes_each(program: Program, value: int) -> float:
+    return program.values[value].bytes / max(1, program.values[value].elements)
+
+
+def _sources(program: Program, stored: list[bool]) -> list[tuple[int, ...]]:
+    """[values] the latest of the stored arrays of its size that each is computed from; of what is joined those of all parts."""
+    found: list[tuple[int, ...]] = [()] * len(program.values)
+    for op in program.ops:
+        for value in op.results:
+            if stored[value]:
+                found[value] = (value,)
+            elif op.name == _CONCATENATE:
+                found[value] = tuple(dict.fromkeys(source for v in op.operands for source in found[v]))
+            else:
+                elements = program.values[value].elements
+                same = [found[v] for v in op.operands if found[v] and program.values[v].elements == elements]
+                found[value] = max(same, key=lambda sources: program.producer[sources[-1]], default=())
+    return found
