@@ -57,7 +57,8 @@ Compiler = Literal["cpu", "tpu", "gpu"]
 REASONS = """
 - XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a neighbour: permutes
   without a source line. The padding itself is not counted.
-- A product with as many tiles laid out by rows as by columns is laid out as its surroundings want it, which decides whether XLA:TPU takes it apart.
+- The order of dimensions in which a product lies, which decides whether XLA:TPU takes it apart, depends on its surroundings; where several orders
+  take as many tiles it is guessed wrong now and then.
 - XLA:TPU gathers several short vectors by one all-reduce: it has no source line.
 """.strip()
 

@@ -17,14 +17,15 @@ thousand sums and products of different shapes with libtpu 0.0.42.1 for slices o
 An all-gather of a vector in pieces of less than a row of a tile becomes an all-reduce of zeros and one's own piece.
 
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
-fewest tiles. That of gradients depends on what they update: of orders with as few tiles after the first reduction it is the one with the
-fewest after the last, then the one in which the product is read. Where pieces of rows would lie across tiles, and the rest are whole tiles,
-the product is copied to have the scattered dimension outermost; if there are several reductions, where that takes far fewer tiles. Of 771 products with an update behind them, of dimensions drawn at random,
-this tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a say; the last dimension is taken for the columns and
-longer rows are preferred. Other arrays are in row-major order, or as what they update.
+fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
+the fewest after the last one, then the one in which the product is read (with batch dimensions, this at once). Where pieces of rows would
+lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost; with several
+reductions only where that takes far fewer tiles. Of 771 products with an update behind them, of dimensions drawn at random, this tells
+91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last dimension is taken for the columns, and longer rows
+are preferred. Arrays that are no products are in row-major order, or as what they update.
 
-None of this matters for a product that is made piece by piece while the pieces go around (a windowed product). XLA:TPU does that where the
-product of a device takes at least as long as passing on one device's piece, at the rates of the matrix unit in bf16 and of one link,
+None of this matters for a product that is made piece by piece while the pieces go around (a windowed product). XLA:TPU does that where
+the product of a device takes at least as long as passing on one device's piece, at the rates of the matrix unit in bf16 and of one link,
 around more than two devices that are no square of four. (On slices of v4, v5e, v5p and v6e the change comes within 20 % of that.)
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter or all-gather of it stays one.
@@ -32,6 +33,7 @@ Enters: a mesh and a local array. Leaves: whether a reduce-scatter or all-gather
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
@@ -40,6 +42,7 @@ from math import ceil, prod
 from toast_cli.hardware.model import Mesh
 
 Tile = tuple[int, int]  # rows, columns
+Ends = tuple[int, int]  # the dimensions that lie as rows and as columns
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
 _MOST_GROWTH = 1.5
 _WORD_BITS = 32
@@ -130,34 +133,44 @@ def _comes_apart(
 
 def _order(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
     """Dimensions, the outermost first, in which an array lies of which each device gets a piece; see above."""
-    dims, is_product = tuple(range(len(piece))), all(made.sides)
-    if not is_product and not made.pieces:
-        return dims
-    pairs = (
-        [p for a, b in product(*made.sides) for p in ((a, b), (b, a))] if is_product else list(permutations(dims, 2))
-    )
-    row, column = _rows_and_columns(tile, piece, made, pairs)
-    order = (*(d for d in dims if d not in (row, column)), row, column)
-    others = tuple(d for d in order if d != dim)
-    if not made.pieces or row != dim or len(dims) != len(made.sides[0]) + len(made.sides[1]) or len(others) < 2:
-        return order
-    across = piece[dim] % tile[0] > 0 and tile[0] % piece[dim] > 0 and piece[others[-2]] % tile[0] == 0
-    copied, as_made = (
-        sum(_tiles(tile, shape, *ends) for shape in made.pieces) for ends in (others[-2:], (row, column))
-    )
-    worth = len({*made.pieces}) == 1 or copied < _WORTH_COPYING * as_made
-    return (dim, *others) if across and worth else order
-
-
-def _rows_and_columns(tile: Tile, piece: tuple[int, ...], made: Made, pairs: list[tuple[int, int]]) -> tuple[int, int]:
-    """Which two dimensions take the fewest tiles; of such pairs see above."""
     if made.pieces:
-        return min(pairs, key=lambda p: (*(_tiles(tile, shape, *p) for shape in made.pieces), p[0] > p[1], -sum(p)))
-    last, fewest = max(*made.sides[0], *made.sides[1]), min(_tiles(tile, piece, *pair) for pair in pairs)
-    few = (pair for pair in pairs if _tiles(tile, piece, *pair) <= _NEARLY * fewest)
+        return _order_of_gradient(tile, piece, dim, made)
+    dims = range(len(piece))
+    return _ending_in(dims, _ends_of_product(tile, piece, made.sides)) if all(made.sides) else tuple(dims)
+
+
+def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
+    dims, is_product = range(len(piece)), all(made.sides)
+    batched = is_product and len(dims) > len(made.sides[0]) + len(made.sides[1])
+    pieces = made.pieces[:1] if batched else made.pieces
+    pairs = _across(made.sides) if is_product else list(permutations(dims, 2))
+    ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in pieces), p[0] > p[1], -sum(p)))
+    order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
+    if not is_product or batched or ends[0] != dim or len(others) < 2:
+        return order
+    lies_across = piece[dim] % tile[0] > 0 and tile[0] % piece[dim] > 0 and piece[others[-2]] % tile[0] == 0
+    copied, as_made = (sum(_tiles(tile, shape, p) for shape in pieces) for p in ((others[-2], others[-1]), ends))
+    worth = len({*pieces}) == 1 or copied < _WORTH_COPYING * as_made
+    return (dim, *others) if lies_across and worth else order
+
+
+def _ends_of_product(tile: Tile, piece: tuple[int, ...], sides: Sides) -> Ends:
+    pairs, last = _across(sides), max(*sides[0], *sides[1])
+    fewest = min(_tiles(tile, piece, pair) for pair in pairs)
+    few = (pair for pair in pairs if _tiles(tile, piece, pair) <= _NEARLY * fewest)
     return min(few, key=lambda pair: (pair[1] != last, -piece[pair[0]]))
 
 
-def _tiles(tile: Tile, shape: tuple[int, ...], row: int, column: int) -> int:
+def _across(sides: Sides) -> list[Ends]:
+    """Dimensions from both operands, in pairs."""
+    return [pair for a, b in product(*sides) for pair in ((a, b), (b, a))]
+
+
+def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
+    return (*(d for d in dims if d not in ends), *ends)
+
+
+def _tiles(tile: Tile, shape: tuple[int, ...], ends: Ends) -> int:
+    row, column = ends
     outer = prod(shape) // (shape[row] * shape[column])
     return ceil(shape[row] / tile[0]) * ceil(shape[column] / tile[1]) * outer

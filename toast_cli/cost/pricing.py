@@ -168,10 +168,11 @@ class Pricer:
         self, axes: tuple[int, ...], size: float, layout: Layout, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `layout`; or the all-reduce that stays in its place."""
-        if self._scatters.stay(how.op, k, axes, layout, iteration, updates=how.late and not how.in_loop):
-            return self._reduction("reduce-scatter", axes, size, k, how)
-        whole = size * shards((axes,), self._sizes)
-        return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
+        fate = self._scatters.fate(how.op, k, axes, layout, iteration, updates=how.late and not how.in_loop)
+        if fate == "all-reduced":
+            whole = size * shards((axes,), self._sizes)
+            return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
+        return self._reduction("reduce-scatter", axes, size, k, how, hidden=fate == "around")
 
     def _reduction(
         self,
@@ -181,13 +182,17 @@ class Pricer:
         k: int,
         how: _Reduced,
         written: tuple[str, float] | None = None,
+        *,
+        hidden: bool = False,
     ) -> CollectiveUse:
         """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
         moved = size * how.needed[k] if kind == "all-reduce" else size
         seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
         value = self._problem.program.ops[how.op].results[k]
         written = written or (kind, size)
-        return _use(kind, axes, moved, how.runs, seconds, how.op, value, waited_for=not how.late, written=written)
+        return _use(
+            kind, axes, moved, how.runs, seconds, how.op, value, waited_for=not (how.late or hidden), written=written
+        )
 
     # -- arrays --------------------------------------------------------------------------------------------------
 

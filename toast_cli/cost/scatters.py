@@ -1,17 +1,23 @@
-"""Which of the reduce-scatters that are written stay such, op by op; the rules are those of `emitted`.
+"""What becomes of the reduce-scatters that are written, op by op; the rules are those of `emitted`.
 
-Enters: a problem, and an op with its split. Leaves: whether the reduce-scatter of its result stays one.
+Enters: a problem, and an op with its split. Leaves: the fate of the reduce-scatter of its result.
 """
 
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
 from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.layout import Layout, shards
+from toast_cli.plan.lowered import in_mesh_order
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op, Program
+
+_PRODUCT = "stablehlo.dot_general"
+# Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device keeps its piece.
+Fate = Literal["around", "kept", "all-reduced"]
 
 
 class Scatters:
@@ -20,26 +26,31 @@ class Scatters:
     def __init__(self, problem: Problem) -> None:
         self._program, self._mesh = problem.program, problem.mesh
         self._axes = {axis for axis, size in enumerate(problem.mesh.sizes) if size > 1}
-        self._known: dict[tuple[int, int, tuple[int, ...], Layout, Layout, SlotAxes], bool] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Layout, Layout, SlotAxes], Fate] = {}
 
-    def stay(
+    def fate(
         self, op: int, k: int, axes: tuple[int, ...], layout: Layout, iteration: Iteration, *, updates: bool
-    ) -> bool:
-        """Whether partial result k of `op`, which lies in `layout` so far, is reduce-scattered over `axes`; else it is all-reduced, and
-        each device keeps its piece. updates: it is a gradient, with which a device updates what it keeps."""
+    ) -> Fate:
+        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `layout` so far. updates: it is a gradient, with
+        which a device updates what it keeps."""
         key = op, k, axes, layout, iteration.reduced_to[k], iteration.slot_axes
         known = self._known.get(key)
         if known is None:
-            known = self._passed_around(op, k, axes, iteration) or self._stays(op, k, axes, layout, iteration, updates)
+            if self._passed_around(op, k, axes, iteration):
+                known = "around"
+            else:
+                known = "kept" if self._stays(op, k, axes, layout, iteration, updates) else "all-reduced"
             self._known[key] = known
         return known
 
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
-        """Windowed products are summed over nothing but these axes, and split by all others."""
-        op = self._program.ops[number]
+        """Windowed products are summed over one axis and split by all others, and go on split along a dimension that was whole: then the
+        partitioner is left to find the reduce-scatter (`emit.minimal.scatters`), and finds this."""
+        op, target = self._program.ops[number], iteration.reduced_to[k]
         split = {axis for slot in iteration.slot_axes for axis in slot}
-        summed = {*iteration.reduced, *iteration.scattered[k]}
-        if op.name not in PRODUCTS or summed != set(axes) or split != self._axes:
+        summed = (*iteration.reduced, *iteration.scattered[k])
+        fresh = axes in target and in_mesh_order(target)
+        if op.name != _PRODUCT or summed != axes or len(axes) != 1 or split != self._axes or not fresh:
             return False
         sizes = self._mesh.sizes
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
