@@ -175,24 +175,26 @@ def test_the_permute_before_or_after_a_windowed_product_is_part_of_it(kind: str,
 
 
 def test_the_permutes_of_an_unrolled_scatter() -> None:
-    """Around 4 devices: two one way, two the other way, and one that brings it home; of another op, or a sixth, they are what they are."""
+    """Around 4 devices: zeros both ways, which scatters of one shape share; then a sum each way, and one that brings it home. Without zeros,
+    of another op, or with one more, permutes are what they are."""
     there = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
     back = "source_target_pairs={{2,0},{4,2},{6,4},{0,6},{3,1},{5,3},{7,5},{1,7}}"
 
-    def text(op: str, ways: list[str]) -> str:
-        permute = '  %p.{n} = bf16[4,8]{{1,0}} collective-permute(%a), channel_id={n}, {way}, metadata={{op_name="jit(f)/{op}"}}'
-        lines = [permute.format(n=n, way=way, op=op) for n, way in enumerate(ways, 1)]
+    def text(op: str, permutes: list[tuple[str, str]]) -> str:
+        permute = '  %p.{n} = bf16[4,8]{{1,0}} collective-permute({what}), channel_id={n}, {way}, metadata={{op_name="jit(f)/{op}"}}'
+        lines = [permute.format(n=n, what=what, way=way, op=op) for n, (what, way) in enumerate(permutes, 1)]
         return "\n".join(
             ["HloModule jit_f, num_partitions=8", "", "ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {", *lines, "}"]
         )
 
-    unrolled = [there, back, there, back, there]
+    zeros = [("%broadcast.3", there), ("%broadcast.3", back)]
+    sums = [("%fusion.1", there), ("%gte.2", back), ("%add", there)]
     scatter = Collective("reduce-scatter", ("data",), 64, 1.0, "jit(f)/dot_general")
-    assert collectives_in(text("dot_general", unrolled), *MESH) == [scatter]
-    assert collectives_in(text("dot_general", unrolled * 2), *MESH) == [scatter] * 2
-    for op, ways in (("roll", unrolled), ("dot_general", [*unrolled, there])):
-        found = collectives_in(text(op, ways), *MESH)
-        assert [c.kind for c in found] == ["collective-permute"] * len(ways)
+    assert collectives_in(text("dot_general", zeros + sums), *MESH) == [scatter]
+    assert collectives_in(text("dot_general", zeros + sums * 2), *MESH) == [scatter] * 2
+    for op, permutes in (("dot_general", sums), ("roll", sums), ("dot_general", [*sums, sums[0]])):
+        found = collectives_in(text(op, permutes if len(permutes) == 3 else zeros + permutes), *MESH)
+        assert [c.kind for c in found] == ["collective-permute"] * len(permutes)
 
 
 # ---------------------------------------------------------------- inputs and numbers

@@ -26,8 +26,9 @@ OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-t
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _PRODUCT = "dot_general"
-_UNROLLED_DEVICES = 4
-_UNROLLED_PERMUTES = 5  # three one way around and two the other, the last of which brings it home
+# An unrolled scatter sends zeros both ways around, which scatters of one shape share; then one sum the one way, one the other, and that one home.
+_ZEROS = re.compile(r"\(?%broadcast[.\d]*\)")
+_UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLS = re.compile(r"calls=%([^\s,]+)")
 _PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
@@ -50,6 +51,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[Collective]] = {}
     passed_around: set[tuple[object, ...]] = set()  # axes, bytes of a piece and op of windowed products
+    begun: set[tuple[tuple[str, ...], int]] = set()
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -58,6 +60,9 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         axes = mesh_axes(instruction, text, axis_names, axis_sizes, devices)
         channel = _CHANNEL.search(instruction.attributes)
         name, location = name_and_place(instruction.attributes, frames)
+        if kind == "collective-permute" and _ZEROS.match(instruction.attributes):
+            begun.add((axes, result_sizes(kind, instruction.opcode, instruction.sizes)[0]))
+            continue
         windowed = _WINDOWED.search(instruction.computation) if kind == "collective-permute" else None
         if windowed:
             size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
@@ -80,17 +85,13 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     collectives = [
         c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
     ]
-    return _with_unrolled(collectives, dict(zip(axis_names, axis_sizes, strict=True)))
+    return _with_unrolled(collectives, begun)
 
 
-def _with_unrolled(collectives: list[Collective], sizes: dict[str, int]) -> list[Collective]:
-    """With the permutes of each unrolled scatter as the reduce-scatter that they make up."""
+def _with_unrolled(collectives: list[Collective], begun: set[tuple[tuple[str, ...], int]]) -> list[Collective]:
+    """With the permutes of each unrolled scatter as the reduce-scatter that they make up; `begun`: axes and bytes of those with zeros."""
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
-    unrolled = {
-        one
-        for one, number in alike.items()
-        if prod(sizes.get(axis, 0) for axis in one.axes) == _UNROLLED_DEVICES and number % _UNROLLED_PERMUTES == 0
-    }
+    unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}
     kept, passed = [], Counter[Collective]()
     for one in collectives:
         passed[one] += 1
