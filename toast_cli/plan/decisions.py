@@ -47,16 +47,21 @@ def canonical(plan: Plan, commute: Commute = independent) -> Plan:
     commute (the normal form of a trace). `Replicate` commutes with everything and stands last.
     """
     ordered: list[Shard] = []
+    keys: list[_Key] = []
     for decision in plan:
         if isinstance(decision, Shard):
-            place = len(ordered)
+            place, key = len(ordered), _key(decision)
             while place and commute(decision, ordered[place - 1]):
                 place -= 1
-            while place < len(ordered) and _key(ordered[place]) < _key(decision):
+            while place < len(ordered) and keys[place] < key:
                 place += 1
             ordered.insert(place, decision)
+            keys.insert(place, key)
     return (*ordered, *sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis)))
 
 
-def _key(decision: Shard) -> tuple[int, int, tuple[int, ...], int]:
+_Key = tuple[int, int, tuple[int, ...], int]
+
+
+def _key(decision: Shard) -> _Key:
     return decision.axis, decision.group, decision.sides, decision.unless
