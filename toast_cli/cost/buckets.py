@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ def make_buckets(items: Items, rows: Rows) -> list[Bucket]:
         bucket([work.pattern]).work.append(work)
     for added in items.sums:
         bucket([*(term.pattern for term in added.terms), *(p for p, _ in added.readers)]).sums.append(added)
-    for array in items.arrays:
+    for array in filter(attrgetter("costs"), items.arrays):
         bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
     for each in buckets.values():
         each.views = sorted({rows.place[p][0] for p in each.patterns})

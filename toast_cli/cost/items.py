@@ -78,7 +78,8 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
-    """Values made by one pattern and read in the same ways. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
+    """Values made by one pattern and read in the same ways; `readers` leaves out those that take it as it is made under every plan. costs:
+    whether it does so under any: it is stored, may be partial, or has such readers. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
     where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. few: see `few_images`. waited_for: neither early
     nor late, see `waiting`."""
 
@@ -93,6 +94,7 @@ class ArrayItem:
     stored: bool
     waited_for: bool
     readers: tuple[Reader, ...]
+    costs: bool
     values: tuple[int, ...]
 
 
@@ -242,23 +244,24 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             readers,
         )
         found[key].append(value)
-    return tuple(
-        ArrayItem(
-            pattern,
-            k,
-            size,
-            moved,
-            shape,
-            tiling,
-            few,
-            free,
-            kept,
-            waited_for,
-            tuple(Reader(*r) for r in sorted(readers)),
-            tuple(values),
+    items: list[ArrayItem] = []
+    for (pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, readers), values in found.items():
+        left = tuple(Reader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
+        costs = kept or bool(left) or SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
+        items.append(
+            ArrayItem(pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, left, costs, tuple(values))
         )
-        for (pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, readers), values in found.items()
-    )
+    return tuple(items)
+
+
+def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
+    """Whether ops of pattern `reader` take this result of pattern `maker` in the layout it is made in under every plan: nothing is partial or
+    pinned, both choose alike, and the same slots make up the array."""
+    one, other = problem.patterns[maker], problem.patterns[reader]
+    if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:
+        return False
+    alike = problem.chosen_by[maker] == problem.chosen_by[reader]
+    return alike and one.form.results[result] == other.form.operands[position]
 
 
 def moved_bytes(program: Program, stored: list[bool], value: int) -> int:

@@ -92,13 +92,12 @@ class Rows:
         self.forget()
 
     def _make_views(self) -> list[View]:
-        spenders = self._problem.spenders
+        spenders, chosen_by = self._problem.spenders, self._problem.chosen_by
         found: dict[frozenset[int], dict[tuple[object, ...], Kind]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             role = [] if pattern.role == NO_ROLE else [_role(pattern.role)]
-            kinds, spender = found[frozenset([*pattern.groups, *role])], spenders[number]
-            alike = (pattern.groups, pattern.strands, pattern.role, id(spender))
-            kinds.setdefault(alike, Kind(spender)).patterns.append(number)
+            kinds = found[frozenset([*pattern.groups, *role])]
+            kinds.setdefault(chosen_by[number], Kind(spenders[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         for at, view in enumerate(views):
             for what in view.touches:

@@ -101,6 +101,11 @@ class Problem:
         return tuple(known[id(pattern.form), pattern.space] for pattern in self.patterns)
 
     @cached_property
+    def chosen_by(self) -> tuple[tuple[object, ...], ...]:
+        """[patterns] what says how each chooses: equal ones choose alike under every plan."""
+        return tuple((p.groups, p.strands, p.role, id(s)) for p, s in zip(self.patterns, self.spenders, strict=True))
+
+    @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
         """Group -> patterns that have it, of those that make the same of every plan only one."""
         found: dict[int, dict[object, int]] = defaultdict(dict)

@@ -1,0 +1,32 @@
+"""Array items: which readers can be left out because they take an array as it is made, whatever the plan."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import cases, plans
+
+from toast_cli.cost.items import make_items, reads_as_made
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> None:
+    problem = data.draw(cases()).problem
+    program, patterns = problem.program, problem.op_pattern
+    for plan in data.draw(st.lists(plans(problem), min_size=1, max_size=3)):
+        for number, op in enumerate(program.ops):
+            for k, value in enumerate(op.results):
+                made = problem.iterate(patterns[number], plan)
+                for user, position in program.users[value]:
+                    if reads_as_made(problem, patterns[number], k, patterns[user], position):
+                        assert made.layouts[k] is problem.iterate(patterns[user], plan).operands[position]
+                        assert not made.reduced
+                        assert not any(made.scattered)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_what_has_no_part_in_any_cost_is_neither_stored_nor_read_otherwise(data: st.DataObject) -> None:
+    idle = [item for item in make_items(data.draw(cases()).problem).arrays if not item.costs]
+    assert not any(item.stored or item.readers for item in idle)
