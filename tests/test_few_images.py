@@ -62,6 +62,22 @@ def test_a_sum_with_what_is_in_one_piece_is_so_too() -> None:
     assert not total.pieces and total.forms == 2  # its activation is written to be cut
 
 
+def test_a_norm_that_is_added_to_what_is_in_one_piece_is_written_at_its_steps() -> None:
+    def layer(y: Any, z: Any) -> Any:
+        wide = y.astype(jnp.float32)
+        total = z + (wide - wide.mean((0, 1, 2))).astype(y.dtype)
+        return jnp.tanh(total - total.mean())
+
+    first, total = found(layer, arg(*SHAPE, dtype=jnp.bfloat16))
+    assert first.pieces and first.forms == 2 * 2
+    assert not total.pieces and total.forms == 2
+
+
+def test_sums_over_features_keep_their_place() -> None:
+    (first, *sums) = found(lambda y: y / y.sum(3, keepdims=True))
+    assert first.forms == 3 and [each.place for each in sums] == [(0, 2)]
+
+
 def test_parts_of_what_is_joined_share_what_is_read() -> None:
     def run(x: Any, v: Any, w: Any) -> Any:
         return convolved(jnp.tanh(jnp.concatenate([convolved(x, v), convolved(jnp.sin(x), v)], axis=3)), w)

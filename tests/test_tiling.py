@@ -79,6 +79,14 @@ def test_spatial_dimensions_of_a_convolution_stay_outside() -> None:
     assert Tiling((0, 3)) in found[16, 32, 32, 40]
 
 
+def test_what_sums_over_features_leave_has_the_batch_in_the_lanes() -> None:
+    def run(x: Any, w: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sqrt((y * y).sum(3))
+
+    assert {t.dims for t in tiled(run, arg(16, 32, 32, 24), arg(3, 3, 24, 40))[16, 32, 32]} == {(0,)}
+
+
 def test_channels_split_into_groups_are_not_innermost() -> None:
     def run(x: Any, w: Any) -> Any:
         y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

@@ -6,8 +6,9 @@ each is one element longer than an eighth. Elementwise work on what a convolutio
 has it. But nothing is fused where the form changes or windows reach into other pieces, so that of an array that is kept there is more than itself:
 
 * what a convolution reads of it is written, and, if the array has the form itself, once more with what windows reach;
-* a norm in groups, which needs space in one piece, is written at each of its steps, in the type it computes in: the array, less its mean, over the
-  deviation. A single image need not change its form for that.
+* a norm that ends the form is written at its steps, in the type it computes in: one in groups, which needs space in one piece, at all of them (a
+  single image need not change its form for that); one that is added to what has not the form, after the first. (XLA:TPU does the latter for some
+  counts of images and not for others.)
 
 Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few images.
 """
@@ -24,8 +25,10 @@ from toast_cli.program.model import ARGUMENT, CONVOLUTION, Op, Program, ValueFac
 
 ROWS = 8  # a device with fewer images has few
 PIECES = 8
-NORM_STEPS = 3
+GROUPED_STEPS = 3  # the array, less its mean, over the deviation
+JOINED_STEPS = 2  # the array itself is needed in its own form only
 _RESHAPE, _CONCATENATE, _BROADCAST = "stablehlo.reshape", "stablehlo.concatenate", "stablehlo.broadcast_in_dim"
+_REDUCE = "stablehlo.reduce"
 Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
@@ -77,16 +80,17 @@ def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> l
             if program.ops[program.producer[source]].name != ARGUMENT:
                 read[source] += (source != value) + (pieces[source] is not None)
                 places[source] = pieces[source] or place
-    return [
-        _few(program, stored, value, place, pieces=pieces[value] is not None, read=read[value]) if place else None
-        for value, place in enumerate(places)
-    ]
-
-
-def _few(program: Program, stored: list[bool], value: int, place: Place, *, pieces: bool, read: int) -> Few:
-    steps = _norm_steps(program, stored, value) if pieces and stored[value] else 0.0
-    own = not steps or len(program.users[value]) > 1
-    return Few(place, pieces, steps + own + read, 1.0 + read)
+    found: list[Few | None] = []
+    for value, place in enumerate(places):
+        if place is None or not stored[value]:
+            found.append(None)
+            continue
+        grouped, joined = _norm_steps(program, stored, pieces, value) if pieces[value] else (0.0, 0.0)
+        forms, single = (
+            steps + (not steps or len(program.users[value]) > 1) + read[value] for steps in (grouped or joined, joined)
+        )
+        found.append(Few(place, pieces[value] is not None, forms, single))
+    return found
 
 
 def _is_gradient_of_weights(op: Op) -> bool:
@@ -109,8 +113,10 @@ def _place(dims: ValueFactors, weights: ValueFactors) -> Place | None:
 
 
 def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place | None:
-    """Elementwise work has pieces where all that it reads of its size has them."""
-    if op.name != _CONCATENATE and not is_elementwise(op.name):
+    """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms do."""
+    if op.name == _REDUCE:
+        return _left(op, pieces[op.operands[0]])
+    if not _is_pointwise(op):
         return None
     elements, ops, producer = program.values[op.results[0]].elements, program.ops, program.producer
     found = {
@@ -121,20 +127,43 @@ def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place 
     return found.pop() if len(found) == 1 else None
 
 
-def _norm_steps(program: Program, stored: list[bool], value: int) -> float:
-    """How many times its own size the steps of a norm in groups are that reads a value; 0 without one."""
-    seen, pending = {value}, [value]
+def _left(op: Op, place: Place | None) -> Place | None:
+    """Where batch and last of space are in what a reduction leaves of an image."""
+    if not place or not op.rule.results:
+        return None
+    terms, sums = op.rule.operands[0], op.rule.results[0]
+    found = [d for at in place for d, factors in enumerate(sums) if factors and factors == terms[at]]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _norm_steps(program: Program, stored: list[bool], pieces: list[Place | None], value: int) -> tuple[float, float]:
+    """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that is added to what has not
+    the form; 0 without."""
+    pending, seen = [(value, False)], {value}
+    grouped = joined = False
+    widest = 0.0
     while pending:
-        at = pending.pop()
+        at, reshaped = pending.pop()
         for reader, _ in program.users[at]:
-            op = program.ops[reader]
-            if op.name == _RESHAPE:
-                return NORM_STEPS * _bytes_each(program, at) / _bytes_each(program, value)
-            goes_on = op.name == _CONCATENATE or is_elementwise(op.name)
-            if goes_on and op.results[0] not in seen and not stored[op.results[0]]:
-                seen.add(op.results[0])
-                pending.append(op.results[0])
-    return 0.0
+            op, made = program.ops[reader], program.ops[reader].results[0] if program.ops[reader].results else at
+            if op.name == _REDUCE:
+                widest = max(widest, _bytes_each(program, at))
+            shapes = op.name == _RESHAPE
+            goes_on = shapes or (_is_pointwise(op) and (reshaped or pieces[made] is not None))
+            joins = _is_pointwise(op) and all(
+                v == at or program.producer[v] < program.producer[value] for v in op.operands
+            )
+            grouped |= shapes
+            joined |= joins and not goes_on
+            if goes_on and made not in seen and not stored[made]:
+                seen.add(made)
+                pending.append((made, reshaped or shapes))
+    wider = widest / _bytes_each(program, value)
+    return grouped * GROUPED_STEPS * wider, joined * JOINED_STEPS * wider
+
+
+def _is_pointwise(op: Op) -> bool:
+    return op.name == _CONCATENATE or is_elementwise(op.name)
 
 
 def _bytes_each(program: Program, value: int) -> float:

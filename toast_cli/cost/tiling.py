@@ -22,6 +22,7 @@ from toast_cli.cost.fusion import is_elementwise
 from toast_cli.program.model import ARGUMENT, PRODUCTS, Op, Program
 
 CONVOLUTION = "stablehlo.convolution"
+_REDUCE = "stablehlo.reduce"
 Dims = tuple[int, ...]
 Tile = tuple[int, int]  # rows, lanes
 
@@ -54,6 +55,8 @@ def tilings(program: Program, tile: Tile) -> list[Tiling]:
         elif _follows(op):
             reshaped[op.results[0]] = next((reshaped[v] for v in op.operands if reshaped[v]), None)
             _carry_over(program, op, allowed, forward=True)
+        elif op.name == _REDUCE and len(op.results) == 1:
+            _reduced(program, op, allowed)
     for op in reversed(program.ops):
         if _follows(op):
             _carry_over(program, op, allowed, forward=False)
@@ -136,6 +139,18 @@ def _restrict(op: Op, allowed: list[Dims | None]) -> None:
         kept = tuple(d for d, factors in enumerate(dims) if not outside.intersection(factors))
         if kept and len(kept) < len(dims):
             allowed[value] = kept
+
+
+def _reduced(program: Program, op: Op, allowed: list[Dims | None]) -> None:
+    """What sums over the features of images leave (norms of single pixels) has the batch in the lanes, and only that."""
+    (result,), before = op.results, allowed[op.operands[0]]
+    space = len(program.values[result].shape) - 1
+    if before is None or space < 2 or not op.rule.results:
+        return
+    kept = {f for d in before for f in op.rule.operands[0][d]} - op.rule.reduction
+    left = tuple(d for d, factors in enumerate(op.rule.results[0]) if kept.intersection(factors))
+    if len(before) == 2 and len(left) == 1 and len(program.values[op.operands[0]].shape) == space + 2:
+        allowed[result] = left
 
 
 def _follows(op: Op) -> bool:
