@@ -209,6 +209,10 @@ class Rows:
     def _not_shared(self, old: Steps, new: Steps) -> list[int]:
         if not old or not new:
             return [*old, *new]
+        if len(old) > 2 and old[1:] == new[:-1]:  # one has changed its place, as often where a plan is edited
+            return [old[0], new[-1]]
+        if len(old) > 2 and old[:-1] == new[1:]:
+            return [old[-1], new[0]]
         weights = [self._weights[decision] for decision in old]
         # best[i][j]: weight of what old[i:] and new[j:] can share
         best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]

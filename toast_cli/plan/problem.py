@@ -225,16 +225,14 @@ class Problem:
 
     def _useful_groups(self) -> set[int]:
         """Groups that some op which does real work can be split along."""
-        found: set[int] = set()
-        for op, pattern in zip(self.program.ops, self.op_pattern, strict=True):
-            if op.flops or op.name == ARGUMENT:
-                form = self.patterns[pattern].form
-                found.update(
-                    g
-                    for g, kind in zip(self.patterns[pattern].groups, form.kinds, strict=True)
-                    if kind is not SlotKind.BLOCKED
-                )
-        return found
+        ops = zip(self.program.ops, self.op_pattern, strict=True)
+        working = {pattern for op, pattern in ops if op.flops or op.name == ARGUMENT}
+        return {
+            group
+            for pattern in (self.patterns[number] for number in working)
+            for group, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
+            if kind is not SlotKind.BLOCKED
+        }
 
     @cached_property
     def met_elsewhere(self) -> dict[int, list[int]]:
