@@ -89,6 +89,20 @@ def test_parts_of_what_is_joined_share_what_is_read() -> None:
     assert [part.forms for part in parts if part] == [3, 3]
 
 
+def test_images_that_were_something_else_before() -> None:
+    """A convolution of what was of another rank is priced as it is."""
+
+    def run(x: Any, v: Any, w: Any) -> Any:
+        y = x @ v
+        return convolved(jnp.tanh(y - y.mean()).reshape(4, 32, 64, 128), w)
+
+    program = program_of(run, arg(4, 2048, 24), arg(24, 128), arg(3, 3, 128, 16))
+    stored = materialised(program, (False,) * len(program.values))
+    few = few_images(program, stored, TILE)
+    kept = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 2048, 128)]
+    assert kept == [None]
+
+
 def test_when_images_are_few() -> None:
     few = Few((0, 2), pieces=True, forms=3.0, single=2.0)
     assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]

@@ -74,10 +74,11 @@ def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> l
             pieces[op.results[0]] = _of_operands(program, op, pieces)
     places = list(pieces)
     read: Counter[int] = Counter()
+    ops, producer = program.ops, program.producer
     sources = _sources(program, stored)
     for value, place in images.items():
         for source in sources[value]:
-            if program.ops[program.producer[source]].name != ARGUMENT:
+            if ops[producer[source]].name != ARGUMENT and _alike(program, source, value, place):
                 read[source] += (source != value) + (pieces[source] is not None)
                 places[source] = pieces[source] or place
     found: list[Few | None] = []
@@ -91,6 +92,12 @@ def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> l
         )
         found.append(Few(place, pieces[value] is not None, forms, single))
     return found
+
+
+def _alike(program: Program, source: int, image: int, place: Place) -> bool:
+    """Whether a value has batch and space where an image has them; it may have been reshaped since."""
+    shape, of_image = (program.values[v].shape for v in (source, image))
+    return len(shape) == len(of_image) and all(shape[d] == of_image[d] for d in place)
 
 
 def _is_gradient_of_weights(op: Op) -> bool:
