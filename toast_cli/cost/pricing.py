@@ -270,14 +270,15 @@ class Pricer:
         """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the layout it has where it
         is made, whose tiles copies keep."""
         tiling = item.tiling
-        if not tiling.dims or (tiling.copies and layout == made):
+        dims = tuple(range(len(item.shape))) if tiling.copies and layout == made else tiling.dims
+        if not dims:
             return self.local(size, layout) * tiling.fixed
-        key = (item.shape, tiling.dims, layout, made)
+        key = (item.shape, dims, layout, made)
         found = self._growths.get(key)
         if found is None:
             cut, source = (self._local_shape(item.shape, at) for at in (layout, made))
             tile = self._problem.mesh.chip.memory_tile
-            found = self._growths[key] = growth_of_tiles(cut, tiling.dims, tile, like=source)
+            found = self._growths[key] = growth_of_tiles(cut, dims, tile, like=source)
         return self.local(size, layout) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ Tile = tuple[int, int]  # rows, lanes
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth `fixed`. copies: only
-    copies are so laid out; the array itself is an argument, which lies as its caller has it, and that wastes next to nothing."""
+    copies are so laid out; the array itself is an argument, which is in the tiles that waste least, whatever the program does with it."""
 
     dims: Dims
     fixed: float = 1.0
