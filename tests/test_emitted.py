@@ -12,9 +12,10 @@ import pytest
 from programs import ROUND_CHIP, arg, case_of, round_mesh
 
 from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
-from toast_cli.cost.scatters import order_read, sides_of
+from toast_cli.cost.scatters import sides_of
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.hardware.model import Rewrites
+from toast_cli.program.transposed import transposed
 from toast_cli.report.build import collective_facts
 from toast_cli.verify.collectives import Collective, collectives_in
 
@@ -195,14 +196,22 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, Made(((0, 1), (2,))))
 
 
-def test_products_are_made_in_the_order_in_which_they_are_read() -> None:
+def test_what_is_only_transposed() -> None:
     program = case_of(lambda x, y: (x @ y).transpose(2, 0, 1) + 1, arg(32, 8, 64), arg(64, 160)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
+    found = transposed(program, product.results[0])
+    assert found and found.order == (2, 0, 1) and program.values[found.value].shape == (160, 32, 8)
     assert sides_of(product) == ((0, 1), (2,))
-    assert order_read(program, product.results[0]) == (2, 0, 1)
-    program = case_of(lambda x, y: [z := x @ y, z.transpose(2, 0, 1)], arg(32, 8, 64), arg(64, 160)).program
-    (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
-    assert order_read(program, product.results[0]) == (0, 1, 2)
+    twice = case_of(lambda x, y: [z := x @ y, z.transpose(2, 0, 1)], arg(32, 8, 64), arg(64, 160)).program
+    (product,) = (op for op in twice.ops if op.name == "stablehlo.dot_general")
+    assert transposed(twice, product.results[0]) is None
+
+
+def test_dimensions_of_size_one_are_transposed_like_any_other() -> None:
+    program = case_of(lambda x: jnp.tanh(jnp.tanh(x).transpose(1, 0, 2)), arg(32, 1, 1)).program
+    (first, _) = (op for op in program.ops if op.name == "stablehlo.tanh")
+    found = transposed(program, first.results[0])
+    assert found and sorted(found.order) == [0, 1, 2] and found.order[1] == 0
 
 
 def test_a_head_alone_and_the_one_head_of_a_device() -> None:

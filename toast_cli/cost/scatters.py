@@ -13,7 +13,8 @@ from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.lowered import in_mesh_order
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op, Program
+from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op
+from toast_cli.program.transposed import transposed
 
 _PRODUCT = "stablehlo.dot_general"
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device keeps its piece.
@@ -67,7 +68,8 @@ class Scatters:
             return not dims or mesh.chip.rewrites.scatter_tile is None
         sides = sides_of(op)
         product = set(sides[0] + sides[1])
-        order = order_read(program, op.results[k]) if product and updates else range(len(value.shape))
+        read = transposed(program, op.results[k]) if product and updates else None
+        order = read.order if read else range(len(value.shape))
         long = [d for d in order if value.shape[d] > 1 or d not in product]  # a product has no dimensions of size 1
         first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
 
@@ -98,13 +100,3 @@ def sides_of(op: Op) -> Sides:
     first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
     dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
     return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)
-
-
-def order_read(program: Program, value: int) -> tuple[int, ...]:
-    """Dimensions of a value in the order to which a transpose takes them, where that is all that reads it."""
-    dims = list(range(len(program.values[value].shape)))
-    readers = [program.ops[user] for user, _ in program.users[value]]
-    if len(readers) == 1 and readers[0].name == "stablehlo.transpose":
-        before, after = readers[0].rule.operands[0], readers[0].rule.results[0]
-        dims.sort(key=lambda dim: after.index(before[dim]))
-    return tuple(dims)

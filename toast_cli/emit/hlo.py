@@ -15,6 +15,7 @@ from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.settle import settled
 from toast_cli.emit.tiling import gspmd_string
+from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
@@ -33,7 +34,7 @@ def emit_hlo(source: Source, lowered: LoweredPlan) -> bytes:
     Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
     """
     refuse_shardy_operations(source)
-    lowered = settled(source.program, lowered)
+    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
     marks = operation_marks(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)

@@ -23,11 +23,14 @@ from toast_cli.emit.marks import (
     pinnable_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
+from toast_cli.emit.reductions import scatters
+from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.layout import Layout
-from toast_cli.plan.lowered import LoweredPlan, in_mesh_order
+from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.program.model import CARRY
 from toast_cli.program.remade import PRESERVING, remade_values
+from toast_cli.program.transposed import transposed
 
 MAX_ROUNDS = 10
 # From this round on what is like a value that is pinned is pinned with it.
@@ -41,8 +44,6 @@ PRUNING_WORK = 30_000
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
 # Operations that XLA may compute with their operands as they lie and cut the result afterwards.
 LOOKUPS = frozenset({"stablehlo.gather", "stablehlo.scatter"})
-# The operation that XLA reduce-scatters by itself when its result lies where the reduction's axis was.
-PRODUCT = "stablehlo.dot_general"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Chooser:
             if attempt < EVERYTHING_FROM_ROUND:
                 starts = self._starts(fresh)
                 fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
-            self.pinned.update(fresh)
+            self.pinned.update(map(self._behind_transpose, fresh))
         if not wrong:
             self._prune()
         return Choice(self._marks(self.pinned), tuple(wrong), self.rounds)
@@ -155,6 +156,14 @@ class Chooser:
 
         wanted = {look(value) for value in values}
         return [value for value in wrong if look(value) in wanted]
+
+    def _behind_transpose(self, value: int) -> int:
+        """The transposed value, where nothing else reads `value` and it is not pinned yet: XLA then folds the transpose into what makes it."""
+        behind = transposed(self._program, value)
+        if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.pinned:
+            return value
+        same = behind.value in self._movable and lies_alike(self._lowered, value, behind)
+        return behind.value if same else value
 
     def _neighbours(self, value: int) -> Iterator[int]:
         program, required = self._program, self._lowered.required
@@ -225,30 +234,6 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     factors = op.rule.operands[position]
     kept = {factor for result in op.rule.results for dimension in result for factor in dimension}
     return all(kept.issuperset(factors[d]) for d in cuts)
-
-
-def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
-    """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
-
-    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each
-    dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a gather of everything and a slice. A reduction needs its
-    pin for another
-    reason: what it reads is mostly elementwise, and without one the layout of the result may spread over all of that. Whether it does
-    hangs on the order in which propagation sees the operations, which is not XLA's.
-    """
-    program = source.program
-    number = program.producer[value]
-    op = program.ops[number]
-    if op.name != PRODUCT:
-        return False
-    computed, layout = lowered.computed[value], lowered.layouts[value]
-    finer = all(b[: len(a)] == a for a, b in zip(computed, layout, strict=True))
-    operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
-    busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
-    idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
-    fresh = all(not a for a, b in zip(computed, layout, strict=True) if a != b)
-    spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    return finer and fresh and not idle and spread == 1 and in_mesh_order(layout)
 
 
 def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:

@@ -14,6 +14,7 @@ from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.recheck import check_note
 from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
+from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.lowered import LoweredPlan
@@ -41,13 +42,13 @@ def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, a
 
     Raises `UsageError` for another value.
     """
-    lowered = settled(source.program, lowered)
+    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
     return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
 
 def write_checked(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "minimal") -> Written:
     """What `emit_shardy` writes, read again and checked, with the constraints in it."""
-    lowered = settled(source.program, lowered)
+    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
     marks, note = choose(source, lowered, annotate)
     content = write_shardy(source, lowered, marks, binary=binary)
     notes = (note, check_note(source, lowered, marks, content))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toast_cli.plan.layout import Layout, refinements
 
@@ -20,6 +20,7 @@ class LoweredPlan:
             sits on this edge.
         at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
         convolved: values in `computed` that a convolution makes.
+        paths: of values in `computed` the layouts they go through where that is known, see `path`.
     """
 
     axis_names: tuple[str, ...]
@@ -29,6 +30,7 @@ class LoweredPlan:
     required: dict[tuple[int, int], Layout]
     at_once: frozenset[int] = frozenset()
     convolved: frozenset[int] = frozenset()
+    paths: dict[int, tuple[Layout, ...]] = field(default_factory=dict)
 
     def path(self, value: int) -> tuple[Layout, ...]:
         """Layouts a value goes through from where it is computed to where it stays.
@@ -40,6 +42,8 @@ class LoweredPlan:
         is scattered over three axes or more says in which layout it is computed: asked for a finer one, XLA gathers its operands along the batch
         (over two, XLA:TPU reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's order.
         """
+        if value in self.paths:
+            return self.paths[value]
         if value not in self.computed:
             return (self.layouts[value],)
         if value in self.at_once:

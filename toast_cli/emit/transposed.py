@@ -1,0 +1,51 @@
+"""Where a product is transposed and nothing else reads it, it is reduced behind the transpose.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: a `LoweredPlan` in which the transposed value is the one that is reduced step by step. XLA folds a
+transpose into the product before it unless a constraint stands between them. XLA:TPU then lays out a gradient in the order of what it updates; else
+it copied weight and moments of an FSDP step into another order and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toast_cli.emit.reductions import scatters
+from toast_cli.frontend.source import Source
+from toast_cli.plan.layout import Layout
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.reshard import waypoints
+from toast_cli.program.remade import remade_values
+from toast_cli.program.transposed import Transposed, transposed
+
+
+def reduced_behind_transposes(source: Source, lowered: LoweredPlan) -> LoweredPlan:
+    """The same plan, with reductions, and reshards of what they leave, moved behind transposes."""
+    remade = remade_values(source.program)
+    layouts, computed, paths = list(lowered.layouts), dict(lowered.computed), dict(lowered.paths)
+    required = dict(lowered.required)
+    for value in lowered.computed:
+        of = transposed(source.program, value)
+        if of is None or remade[of.value] or of.value in lowered.computed or not lies_alike(lowered, value, of):
+            continue
+        path = lowered.path(value)
+        del computed[value]
+        if scatters(source, lowered, value):
+            path = path[-1:]
+        layouts[value] = path[0]
+        want = required.pop((of.op, 0), None)
+        if want:
+            path = (*path, *waypoints(path[-1], want, lowered.axis_sizes, source.program.values[value].shape), want)
+        if len(path) > 1:
+            paths[of.value] = tuple(turned(layout, of) for layout in path)
+            computed[of.value] = paths[of.value][0]
+    return replace(lowered, layouts=layouts, computed=computed, required=required, paths=paths)
+
+
+def lies_alike(lowered: LoweredPlan, value: int, of: Transposed) -> bool:
+    """Whether what the transpose makes lies as it reads the value."""
+    return lowered.layouts[of.value] == turned(lowered.required.get((of.op, 0), lowered.layouts[value]), of)
+
+
+def turned(layout: Layout, of: Transposed) -> Layout:
+    """The layout of what the transpose makes, given that of what it reads."""
+    return tuple(layout[dim] for dim in of.order)
