@@ -37,6 +37,20 @@ def module_of(run: Any, *shapes: Any) -> Any:
     return xla.parse_module(xla.make_context(), text)
 
 
+def test_conversions_that_change_nothing_say_no_sharding() -> None:
+    """On a result of a barrier XLA would take it for that of all results, of whatever rank."""
+    split = '{mhlo.sharding = "{devices=[2]<=[2]}"}'
+    text = f"""func.func @main(%a: tensor<4xbf16>, %b: tensor<2x4xbf16>) -> (tensor<4xf32>, tensor<4xf32>) {{
+      %0:2 = stablehlo.optimization_barrier %a, %b : tensor<4xbf16>, tensor<2x4xbf16>
+      %1 = stablehlo.convert %0#0 {split} : (tensor<4xbf16>) -> tensor<4xf32>
+      %2 = stablehlo.add %1, %1 {split} : tensor<4xf32>
+      return %1, %2 : tensor<4xf32>, tensor<4xf32>
+    }}"""
+    wide = widened(xla.parse_module(xla.make_context(), text))
+    assert wide and "bf16" not in wide
+    assert [line.count("mhlo.sharding") for line in wide.splitlines() if "convert" in line or "add" in line] == [0, 1]
+
+
 @pytest.mark.parametrize(("run", "dtype"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS])
 def test_the_same_program_on_wide_numbers(run: Any, dtype: Any) -> None:
     text = widened(module_of(run, arg(8, 16, dtype=dtype)))

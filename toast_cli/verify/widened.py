@@ -18,6 +18,8 @@ from toast_cli import xla
 _NARROW = r"bf16|f16|f8E[0-9A-Z]+|f6E[0-9A-Z]+|f4E[0-9A-Z]+"
 _TYPE = re.compile(rf"(tensor<(?:\d+x)*|complex<)(?:{_NARROW})(?=[>,])")
 _CONSTANT = re.compile(rf'dense<("0x[0-9A-F]*"|[^">]*)>( : tensor<(?:\d+x)*)({_NARROW})>')
+# A conversion that changes nothing any more. XLA leaves it out, and takes a sharding on it for that of all results of a barrier before it.
+_NOTHING = re.compile(r'(= stablehlo\.convert %\S+) \{mhlo\.sharding = "[^"]*"\} (: \((tensor<[^>]*>)\) -> \3)')
 _HEX = re.compile(r"0x[0-9A-F]+")
 _BITS = "stablehlo.bitcast_convert"
 
@@ -29,7 +31,7 @@ def widened(module: Any) -> str | None:
         if any(kind is not None and re.fullmatch(_NARROW, kind[1]) for kind in kinds):
             return None
     text = module.operation.get_asm(enable_debug_info=False)
-    return _TYPE.sub(r"\1f32", _CONSTANT.sub(_wide_constant, text))
+    return _NOTHING.sub(r"\1 \2", _TYPE.sub(r"\1f32", _CONSTANT.sub(_wide_constant, text)))
 
 
 def is_narrow(elements: set[str]) -> bool:
