@@ -19,8 +19,7 @@ An all-gather of a vector in pieces of less than a row of a tile becomes an all-
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
 fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
 the fewest after the last one, then the one in which the product is read (with batch dimensions, this at once). Where pieces of rows would
-lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost; with several
-reductions only where that takes far fewer tiles. Of 771 products with an update behind them, of dimensions drawn at random, this tells
+lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost. Of 771 products with an update behind them, of dimensions drawn at random, this tells
 91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last dimension is taken for the columns, and longer rows
 are preferred. Arrays that are no products are in row-major order, or as what they update.
 
@@ -47,7 +46,6 @@ Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's res
 _MOST_GROWTH = 1.5
 _WORD_BITS = 32
 _NEARLY = 1.1  # as many tiles
-_WORTH_COPYING = 0.7  # of the tiles, if there is another reduction
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,7 @@ def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made)
     if not is_product or batched or ends[0] != dim or len(others) < 2:
         return order
     lies_across = piece[dim] % tile[0] > 0 and tile[0] % piece[dim] > 0 and piece[others[-2]] % tile[0] == 0
-    copied, as_made = (sum(_tiles(tile, shape, p) for shape in pieces) for p in ((others[-2], others[-1]), ends))
-    worth = len({*pieces}) == 1 or copied < _WORTH_COPYING * as_made
-    return (dim, *others) if lies_across and worth else order
+    return (dim, *others) if lies_across else order
 
 
 def _ends_of_product(tile: Tile, piece: tuple[int, ...], sides: Sides) -> Ends:
