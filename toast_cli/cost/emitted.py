@@ -19,9 +19,10 @@ An all-gather of a vector in pieces of less than a row of a tile becomes an all-
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
 fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
 the fewest after the last one, then the one in which the product is read (with batch dimensions, this at once). Where pieces of rows would
-lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost. Of 771 products with an update behind them, of dimensions drawn at random, this tells
-91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last dimension is taken for the columns, and longer rows
-are preferred. Arrays that are no products are in row-major order, or as what they update.
+lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost. Of 771 products with
+an update behind them, of dimensions drawn at random, this tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a
+say: the last dimension is taken for the columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as
+what they update.
 
 None of this matters for a product that is made piece by piece while the pieces go around (a windowed product). XLA:TPU does that where
 the product of a device takes at least as long as passing on one device's piece, at the rates of the matrix unit in bf16 and of one link,

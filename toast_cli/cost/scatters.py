@@ -68,7 +68,7 @@ class Scatters:
             return not dims or mesh.chip.rewrites.scatter_tile is None
         sides = sides_of(op)
         product = set(sides[0] + sides[1])
-        read = transposed(program, op.results[k]) if product and updates else None
+        read = transposed(program, op.results[k]) if product else None
         order = read.order if read else range(len(value.shape))
         long = [d for d in order if value.shape[d] > 1 or d not in product]  # a product has no dimensions of size 1
         first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
