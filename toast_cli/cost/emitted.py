@@ -18,11 +18,11 @@ An all-gather of a vector in pieces of less than a row of a tile becomes an all-
 
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
 fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
-the fewest after the last one, then the one in which the product is read (with batch dimensions, this at once). Where pieces of rows would
-lie across tiles, and what is left are whole tiles, the product is copied to have the scattered dimension outermost. Of 771 products with
-an update behind them, of dimensions drawn at random, this tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a
-say: the last dimension is taken for the columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as
-what they update.
+the fewest after the last one, then the one in which the product is read. Where pieces of rows would lie across tiles, and what is left are
+whole tiles, the product (unless it is batched) is copied to have the scattered dimension outermost. Of 771 products with an update behind
+them, of dimensions drawn at random, this tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last
+dimension is taken for the columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they
+update.
 
 None of this matters for a product that is made piece by piece while the pieces go around (a windowed product). XLA:TPU does that where
 the product of a device takes at least as long as passing on one device's piece, at the rates of the matrix unit in bf16 and of one link,
@@ -141,9 +141,8 @@ def _order(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[in
 def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
     dims, is_product = range(len(piece)), all(made.sides)
     batched = is_product and len(dims) > len(made.sides[0]) + len(made.sides[1])
-    pieces = made.pieces[:1] if batched else made.pieces
     pairs = _across(made.sides) if is_product else list(permutations(dims, 2))
-    ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in pieces), p[0] > p[1], -sum(p)))
+    ends = min(pairs, key=lambda p: (*(_tiles(tile, shape, p) for shape in made.pieces), p[0] > p[1], -sum(p)))
     order, others = _ending_in(dims, ends), tuple(d for d in _ending_in(dims, ends) if d != dim)
     if not is_product or batched or ends[0] != dim or len(others) < 2:
         return order
