@@ -192,7 +192,7 @@ def page(rows: list[Row]) -> str:
         "rows of XLA:TPU and XLA:GPU are read from the final program, compiled ahead of time. *Numbers* are those of the unpartitioned",
         "program, looked at as `toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
         "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that were stored (`--stored`)",
-        "are as they were measured then, here those of XLA:GPU.", "",
+        "are as they were measured then.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
