@@ -193,8 +193,8 @@ def test_the_permutes_of_an_unrolled_scatter() -> None:
     assert collectives_in(text("dot_general", zeros + sums), *MESH) == [scatter]
     assert collectives_in(text("dot_general", zeros + sums * 2), *MESH) == [scatter] * 2
     for op, permutes in (("dot_general", sums), ("roll", sums), ("dot_general", [*sums, sums[0]])):
-        found = collectives_in(text(op, permutes if len(permutes) == 3 else zeros + permutes), *MESH)
-        assert [c.kind for c in found] == ["collective-permute"] * len(permutes)
+        whole = permutes if len(permutes) == 3 else zeros + permutes
+        assert [c.kind for c in collectives_in(text(op, whole), *MESH)] == ["collective-permute"] * len(whole)
 
 
 # ---------------------------------------------------------------- inputs and numbers

@@ -81,9 +81,8 @@ def passed_around(mesh: Mesh, axes: tuple[int, ...], flops: float, size: float) 
     count = prod(mesh.sizes[axis] for axis in axes)
     if mesh.chip.rewrites.scatter_tile is None or count <= 2 or _is_square(mesh, axes, count):
         return False
-    hop = size / max(
-        link.bytes_per_second for axis in mesh.axes for link in axis.links
-    )  # of a whole link, not one that rings share
+    # The rate is that of a whole link, not of one that several rings share.
+    hop = size / max(link.bytes_per_second for axis in mesh.axes for link in axis.links)
     return flops / mesh.chip.matrix_flops["bf16"] >= hop
 
 

@@ -46,7 +46,7 @@ class Scatters:
 
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
         """Windowed products are summed over one axis and split by all others, and go on split along a dimension that was whole: then the
-        partitioner is left to find the reduce-scatter (`emit.minimal.scatters`), and finds this."""
+        partitioner is left to find the reduce-scatter (`emit.reductions.scatters`), and finds this."""
         op, target = self._program.ops[number], iteration.reduced_to[k]
         split = {axis for slot in iteration.slot_axes for axis in slot}
         summed = (*iteration.reduced, *iteration.scattered[k])

@@ -51,7 +51,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     """All collectives of a compiled module, in the order of its text."""
     found: dict[tuple[object, ...], list[Collective]] = {}
     passed_around: set[tuple[object, ...]] = set()  # axes, bytes of a piece and op of windowed products
-    begun: set[tuple[tuple[str, ...], int]] = set()
+    zeros: dict[tuple[object, ...], Collective] = {}  # what unrolled scatters begin with, unless it is something else
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -61,7 +61,9 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         channel = _CHANNEL.search(instruction.attributes)
         name, location = name_and_place(instruction.attributes, frames)
         if kind == "collective-permute" and _ZEROS.match(instruction.attributes):
-            begun.add((axes, result_sizes(kind, instruction.opcode, instruction.sizes)[0]))
+            size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
+            sent = Collective(kind, axes, size, instruction.runs, name, location)
+            zeros.setdefault((channel[1] if channel else f"#{number}", axes), sent)
             continue
         windowed = _WINDOWED.search(instruction.computation) if kind == "collective-permute" else None
         if windowed:
@@ -85,13 +87,15 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     collectives = [
         c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
     ]
-    return _with_unrolled(collectives, begun)
+    return _with_unrolled(collectives, list(zeros.values()))
 
 
-def _with_unrolled(collectives: list[Collective], begun: set[tuple[tuple[str, ...], int]]) -> list[Collective]:
-    """With the permutes of each unrolled scatter as the reduce-scatter that they make up; `begun`: axes and bytes of those with zeros."""
+def _with_unrolled(collectives: list[Collective], zeros: list[Collective]) -> list[Collective]:
+    """With the permutes of each unrolled scatter, of the same axes and bytes as those of `zeros`, as the reduce-scatter that they make up."""
+    begun = {(c.axes, c.bytes) for c in zeros}
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
     unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}
+    ended = {(c.axes, c.bytes) for c in unrolled}
     kept, passed = [], Counter[Collective]()
     for one in collectives:
         passed[one] += 1
@@ -99,7 +103,7 @@ def _with_unrolled(collectives: list[Collective], begun: set[tuple[tuple[str, ..
             kept.append(one)
         elif passed[one] % _UNROLLED_PERMUTES == 0:
             kept.append(replace(one, kind="reduce-scatter"))
-    return kept
+    return kept + [c for c in zeros if (c.axes, c.bytes) not in ended]
 
 
 def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
