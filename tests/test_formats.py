@@ -247,10 +247,25 @@ def test_names_that_are_not_text_are_refused() -> None:
         parse(data, "model")
 
 
-def test_a_child_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toast_cli.frontend.convert.BASE_SECONDS", 0.0)
-    with pytest.raises(InputError, match="could not be read within"):
-        convert("bytecode", written()["bytecode"], "model", "hint")
+# What stands for the child's `main`, and what is said of it: only processor time counts, however long it waits.
+CHILDREN = [
+    ("while True: pass", "more than 1 seconds of processor time"),
+    ("import time; time.sleep(1.5); sys.exit(slow())", "slow"),
+]
+
+
+@pytest.mark.parametrize(("does", "said"), CHILDREN, ids=["busy", "waiting"])
+def test_a_child_is_ended_by_processor_time_and_by_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    child = (
+        "import sys\nfrom toast_cli.frontend.convert import limit_processor_time\nlimit_processor_time(int(sys.argv[2]))\n"
+        "def slow():\n    print('[\"\", \"slow\"]', end='')\n    return 3\n"
+    )
+    monkeypatch.setattr("toast_cli.frontend.convert.CHILD", child + does)
+    monkeypatch.setattr("toast_cli.frontend.convert.BASE_SECONDS", 1)
+    with pytest.raises(InputError, match=said):
+        convert("bytecode", b"", "model", "hint")
 
 
 @settings(max_examples=40, deadline=None)

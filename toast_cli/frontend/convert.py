@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,9 +23,10 @@ from toast_cli.frontend.wire import strings_are_text
 
 CHILD = "import sys; from toast_cli.frontend.convert import main; sys.exit(main(sys.argv[1:]))"
 FAILED = 3
-# A child gets this long, plus a second for so many bytes: hundreds of times what an intact file needs.
-BASE_SECONDS = 20.0
-BYTES_PER_SECOND = 500_000
+# A child may use this many seconds of processor time, plus one for so many bytes. An intact file needs a hundredth of it.
+# Waiting does not count, so a busy machine changes nothing.
+BASE_SECONDS = 120
+BYTES_PER_SECOND = 50_000
 
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 
@@ -33,22 +36,19 @@ def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
 
     Raises `InputError` at `where` with the first error and `hint`, also when the child process dies or hangs.
     """
-    command = [sys.executable, "-P", "-c", CHILD, kind]
-    limit = BASE_SECONDS + len(data) / BYTES_PER_SECOND
+    limit = BASE_SECONDS + len(data) // BYTES_PER_SECOND
+    command = [sys.executable, "-P", "-c", CHILD, kind, str(limit)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as child:
         import toast_cli.xla  # noqa: F401  (while the child does the same)
 
-        try:
-            answer, complaint = child.communicate(data, timeout=limit)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            what = f"the program could not be read within {limit:.0f} seconds"
-            raise InputError(what, where=where, hint=hint) from None
+        answer, complaint = child.communicate(data)
     if child.returncode == 0:
         return answer
     if child.returncode == FAILED:
         place, message = json.loads(answer)
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint)
+    if child.returncode == -signal.SIGXCPU:
+        raise InputError(f"reading it took more than {limit} seconds of processor time", where=where, hint=hint)
     raise InputError(f"the program is damaged: {_abort_reason(complaint)}", where=where, hint=hint)
 
 
@@ -109,8 +109,17 @@ def rehearsed(bytecode: bytes) -> bytes:
     return bytecode
 
 
+def limit_processor_time(seconds: int) -> None:
+    """Ends this process with SIGXCPU, and without a core file, once it has used so much processor time."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = max(seconds, 1) if hard == resource.RLIM_INFINITY else min(max(seconds, 1), hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
 def main(arguments: list[str]) -> int:
-    """Converts stdin to stdout; any exception is an answer for the parent to show."""
+    """KIND SECONDS: converts stdin to stdout; any exception is an answer for the parent to show."""
+    limit_processor_time(int(arguments[1]))
     run = conversions()[arguments[0]]
     try:
         answer = run(sys.stdin.buffer.read())
