@@ -247,7 +247,7 @@ def multi_query() -> Case:
     return case_of(jax.grad(loss), arg(B, S, D), {"q": arg(D, H, K), "k": arg(D, K), "v": arg(D, K)})
 
 
-def two_layouts() -> Case:
+def two_shardings() -> Case:
     """A kibibyte, and the same again made of it."""
 
     def run(x: Any) -> Any:

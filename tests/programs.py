@@ -23,10 +23,10 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
 from toast_cli.program.roles import ROLES
 
@@ -177,11 +177,11 @@ class Case:
 
     def rest(self, path: str, plan: Plan) -> str:
         """How an argument rests, as text: `data,model|-` (one entry a dimension)."""
-        return self.text(self.lowered(plan).layouts[self.program.arguments[argument(self.program, path)].value])
+        return self.text(self.lowered(plan).shardings[self.program.arguments[argument(self.program, path)].value])
 
-    def text(self, layout: tuple[tuple[int, ...], ...]) -> str:
+    def text(self, sharding: tuple[tuple[int, ...], ...]) -> str:
         names = self.problem.mesh.names
-        return "|".join(",".join(names[a] for a in axes) or "-" for axes in layout)
+        return "|".join(",".join(names[a] for a in axes) or "-" for axes in sharding)
 
     def ops(self, name: str) -> Iterator[int]:
         return (number for number, op in enumerate(self.program.ops) if op.name == f"stablehlo.{name}")
@@ -199,7 +199,7 @@ def case_of(
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins))
 
 
-def result_layouts(program: Program, lowered: LoweredPlan) -> list[Layout]:
+def result_shardings(program: Program, lowered: LoweredPlan) -> list[Sharding]:
     """How each result of the program leaves it."""
     first = len(program.ops) - len(program.results)
-    return [lowered.required.get((first + k, 0), lowered.layouts[r.value]) for k, r in enumerate(program.results)]
+    return [lowered.required.get((first + k, 0), lowered.shardings[r.value]) for k, r in enumerate(program.results)]

@@ -14,8 +14,8 @@ from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.layout import shards
 from toast_cli.plan.problem import make_problem
+from toast_cli.plan.sharding import shards
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS
 from toast_cli.search import SearchResult
 from toast_cli.search.run import run_search
@@ -51,7 +51,7 @@ def share_at_rest(case: Case, plan: Plan, role: str) -> float:
         if problem.roles[number] == role:
             size = program.values[argument.value].bytes
             whole += size
-            local += size / shards(lowered.layouts[argument.value], problem.mesh.sizes)
+            local += size / shards(lowered.shardings[argument.value], problem.mesh.sizes)
     return local / whole
 
 

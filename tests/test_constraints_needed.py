@@ -28,7 +28,7 @@ def test_every_pin_is_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_what_is_scattered_says_all_its_layouts(name: str) -> None:
+def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
     """Also the last one, which its reader may bring about anyway: without it XLA:TPU reduces the whole array and cuts it (MLP, ViT under FSDP)."""
     program, words, _ = FEATURES[name]
     of = case(program)
@@ -40,4 +40,4 @@ def test_what_is_scattered_says_all_its_layouts(name: str) -> None:
     for pin in marks.pins:
         value = values.get(pin.handle)
         if value in lowered.computed and not scatters(of.source, lowered, value):
-            assert pin.layouts == lowered.path(value)
+            assert pin.shardings == lowered.path(value)

@@ -144,7 +144,7 @@ def test_covariance_has_two_sides() -> None:
 
 
 def reshards(case: Case, *place: str) -> int:
-    """Uses that need another layout than they find, when a dimension is split over `data`."""
+    """Uses that need another sharding than they find, when a dimension is split over `data`."""
     return len(case.lowered((case.shard(*place, "data"),)).required)
 
 
@@ -237,7 +237,7 @@ def test_both_sizes_of_a_stencil_must_divide() -> None:
         ("model", "x.1", "-|model|-|-"),
         ("model", "x.2", "-|-|model|-"),
     ]:
-        assert case.text(case.lowered((case.shard(place, axis),)).layouts[result]) == expected
+        assert case.text(case.lowered((case.shard(place, axis),)).shardings[result]) == expected
 
 
 # ---------------------------------------------------------------- laws

@@ -38,8 +38,8 @@ from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend import Source
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.verify.collectives import collectives_in
 from toast_cli.verify.compile import as_stablehlo
 from toast_cli.verify.errors import relative_error
@@ -239,11 +239,11 @@ BATCH, WHOLE, ROWS, COLUMNS = ((0,), ()), ((), ()), ((0,), ()), ((), (1,))
 
 def by_hand(
     axes: dict[str, int],
-    layouts: list[Layout],
-    computed: dict[int, Layout] | None = None,
-    required: dict[tuple[int, int], Layout] | None = None,
+    shardings: list[Sharding],
+    computed: dict[int, Sharding] | None = None,
+    required: dict[tuple[int, int], Sharding] | None = None,
 ) -> LoweredPlan:
-    return LoweredPlan(tuple(axes), tuple(axes.values()), layouts, computed or {}, required or {})
+    return LoweredPlan(tuple(axes), tuple(axes.values()), shardings, computed or {}, required or {})
 
 
 # %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not split as %4 is.
@@ -405,34 +405,34 @@ TILINGS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "sizes", "expected"), TILINGS)
-def test_tilings(layout: Layout, sizes: tuple[int, ...], expected: str) -> None:
-    assert gspmd_string(layout, sizes) == expected
+@pytest.mark.parametrize(("sharding", "sizes", "expected"), TILINGS)
+def test_tilings(sharding: Sharding, sizes: tuple[int, ...], expected: str) -> None:
+    assert gspmd_string(sharding, sizes) == expected
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...]]:
+def shardings(draw: st.DrawFn) -> tuple[Sharding, tuple[int, ...]]:
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     order = draw(st.permutations(range(len(sizes))))
     places = [draw(st.integers(-1, 2)) for _ in sizes]  # -1: the axis splits nothing
     return tuple(tuple(axis for axis in order if places[axis] == d) for d in range(3)), sizes
 
 
-@given(layouts())
-def test_a_tiling_puts_every_device_where_the_layout_does(drawn: tuple[Layout, tuple[int, ...]]) -> None:
-    layout, sizes = drawn
-    text = gspmd_string(layout, sizes)
+@given(shardings())
+def test_a_tiling_puts_every_device_where_the_sharding_does(drawn: tuple[Sharding, tuple[int, ...]]) -> None:
+    sharding, sizes = drawn
+    text = gspmd_string(sharding, sizes)
     mesh = np.arange(prod(sizes)).reshape(sizes)
     if text == "{replicated}":
-        assert prod(sizes[a] for axes in layout for a in axes) == 1
+        assert prod(sizes[a] for axes in sharding for a in axes) == 1
         return
     tiles, devices, copies = xla.hlo_sharding_devices(text)
-    assert tiles[:3] == [prod(sizes[a] for a in axes) for axes in layout]
+    assert tiles[:3] == [prod(sizes[a] for a in axes) for axes in sharding]
     grid = np.array(devices).reshape([*tiles, *([] if copies else [1])])
     for place in np.ndindex(*grid.shape[:3]):
         for device in grid[place]:
             at = np.argwhere(mesh == device)[0]
-            for part, axes in zip(place, layout, strict=True):
+            for part, axes in zip(place, sharding, strict=True):
                 assert part == np.ravel_multi_index([at[a] for a in axes] or [0], [sizes[a] for a in axes] or [1])
 
 
@@ -551,7 +551,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "open_dims", "spec"), LINES)
-def test_lines_to_paste(layout: Layout, open_dims: frozenset[int], spec: str) -> None:
-    line = constraint_line(layout, ("data", "model"), open_dims)
+@pytest.mark.parametrize(("sharding", "open_dims", "spec"), LINES)
+def test_lines_to_paste(sharding: Sharding, open_dims: frozenset[int], spec: str) -> None:
+    line = constraint_line(sharding, ("data", "model"), open_dims)
     assert line == f"x = jax.lax.with_sharding_constraint(x, {spec})"

@@ -1,4 +1,4 @@
-"""Reductions whose result goes on in a finer layout say so, lest that layout spreads over what they read."""
+"""Reductions whose result goes on in a finer sharding say so, lest that sharding spreads over what they read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_scattered_reduction_says_where_it_is_computed() -> None:
     scattered = {
         op.results[0] for op in case.program.ops if op.name == "stablehlo.reduce" and op.results[0] in lowered.computed
     }
-    pins = {pin.handle: pin.layouts for pin in choose_marks(case.source, lowered).marks.pins}
+    pins = {pin.handle: pin.shardings for pin in choose_marks(case.source, lowered).marks.pins}
     assert scattered
     for value in scattered:
         assert pins[case.source.definitions[value]][0] == lowered.computed[value]

@@ -33,8 +33,8 @@ from programs import Case
 from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.plan.decisions import Decision, Plan
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.verify.compile import as_stablehlo
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
@@ -331,7 +331,7 @@ def test_a_recurrence_needs_no_more_constraints_than_one_step() -> None:
     assert emit_shardy(unrolled.source, lowered).count(b"sdy.sharding_constraint") <= 6
 
 
-# Layouts of [rows, columns] between which XLA gathers everything, unless the way is spelled out: from, to, collectives by hand (of 1024 bytes).
+# Shardings of [rows, columns] between which XLA gathers everything, unless the way is spelled out: from, to, collectives by hand (of 1024 bytes).
 WAYS: list[tuple[str, str, Expected]] = [
     ("data,model|-", "-|model", [(ALL_TO_ALL, MODEL, 128, 1), (ALL_GATHER, DATA, 512, 1)]),
     ("data|-", "-|model", [(ALL_GATHER, DATA, 512, 1)]),
@@ -347,27 +347,27 @@ WAYS: list[tuple[str, str, Expected]] = [
 
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 @pytest.mark.parametrize(("source", "target", "expected"), WAYS)
-def test_the_way_between_layouts_is_the_planned_one(
+def test_the_way_between_shardings_is_the_planned_one(
     source: str, target: str, expected: Expected, form: str, tmp_path: Path
 ) -> None:
-    two = case("two_layouts")
-    have, want = (layout_of(text) for text in (source, target))
+    two = case("two_shardings")
+    have, want = (sharding_of(text) for text in (source, target))
     x, y = (two.program.results[0].value, two.program.results[1].value)
     whole = lower_by_hand(two, {two.program.arguments[0].value: have, x: have, y: want})
     content = as_stablehlo(emit_hlo(two.source, whole), "hlo") if form == "hlo" else emit_shardy(two.source, whole)
     assert partitioned(two, content, tmp_path, shardy=form == "stablehlo") == sorted(expected)
 
 
-def layout_of(text: str) -> Layout:
+def sharding_of(text: str) -> Sharding:
     names = ["data", "model"]
     return tuple(() if dim == "-" else tuple(names.index(axis) for axis in dim.split(",")) for dim in text.split("|"))
 
 
-def lower_by_hand(two: Case, layouts: dict[int, Layout]) -> LoweredPlan:
+def lower_by_hand(two: Case, shardings: dict[int, Sharding]) -> LoweredPlan:
     """The second result is made of the first, which it needs as it lies itself."""
     ops, last = two.program.ops, two.program.results[1].value
-    found = [layouts.get(value, ((),) * len(v.shape)) for value, v in enumerate(two.program.values)]
+    found = [shardings.get(value, ((),) * len(v.shape)) for value, v in enumerate(two.program.values)]
     maker = two.program.producer[last]
-    position = next(k for k, v in enumerate(ops[maker].operands) if v in layouts)
-    need = {(maker, position): layouts[last]} if layouts[last] != layouts[ops[maker].operands[position]] else {}
+    position = next(k for k, v in enumerate(ops[maker].operands) if v in shardings)
+    need = {(maker, position): shardings[last]} if shardings[last] != shardings[ops[maker].operands[position]] else {}
     return LoweredPlan(("data", "model"), (4, 2), found, {}, need)

@@ -208,7 +208,7 @@ def test_wraparound_rules(shape: tuple[int, ...], wrap_edge: int, rings: tuple[b
         ("v4-32", "data=16,model=1", {"data": "x:line2@45 y:line2@45 z:line4@45", "model": ""}),
     ],
 )
-def test_layout(spec: str, shape: str, links: dict[str, str]) -> None:
+def test_axis_links(spec: str, shape: str, links: dict[str, str]) -> None:
     assert links_of(load_spec(spec), shape) == links
 
 

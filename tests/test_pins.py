@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import Case, arg, case_of, result_layouts, round_mesh, source_of_text
+from programs import Case, arg, case_of, result_shardings, round_mesh, source_of_text
 
 from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import analyse
@@ -37,7 +37,7 @@ def test_a_pin_decides_how_an_argument_and_what_takes_its_buffer_rest() -> None:
     plan = (case.shard("x.0", "data"),)
     lowered = case.lowered(plan)
     assert rests(case, plan) == {"p['down']": "-|-", "p['up']": "model|-", "x": "data|-"}
-    assert result_layouts(case.program, lowered)[1] == ((1,), ())
+    assert result_shardings(case.program, lowered)[1] == ((1,), ())
     assert case.collectives(plan) == [
         ("all-gather", ("model",), WEIGHT, 1.0),
         ("all-reduce", ("data",), WEIGHT, 2.0),
@@ -60,7 +60,7 @@ def test_a_star_matches_anything_and_brackets_themselves(pattern: str) -> None:
 def test_a_pin_of_a_result_holds_for_the_argument_whose_buffer_it_takes() -> None:
     case = case_of(sgd, WEIGHTS, arg(N, D), donate=(0,), pins=("result*up*=data,None",))
     assert case.rest("p['up']", ()) == "data|-"
-    assert result_layouts(case.program, case.lowered(()))[1] == ((0,), ())
+    assert result_shardings(case.program, case.lowered(()))[1] == ((0,), ())
 
 
 def test_open_dimensions_of_a_pin_follow_the_plan() -> None:
@@ -97,7 +97,7 @@ def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
     # The product is split by columns and gathered, or partial and reduced: 8 * 32 * 4 bytes either way.
     assert case.collectives((Shard(columns, model),)) == [("all-gather", ("model",), 1024.0, 1.0)]
     assert case.collectives((Shard(inner, model),)) == [("all-reduce", ("model",), 1024.0, 1.0)]
-    assert case.text(case.lowered((Shard(rows, model),)).layouts[case.program.ops[dot].results[0]]) == "-|-"
+    assert case.text(case.lowered((Shard(rows, model),)).shardings[case.program.ops[dot].results[0]]) == "-|-"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_what_is_spread_over_the_batch_is_no_weight_any_more() -> None:
     made = [v for n in case.ops("broadcast_in_dim") for v in case.program.ops[n].results]
     (spread,) = (v for v in made if case.program.values[v].shape == (N, F))
     assert case.rest("p['b']", plan) == "-"
-    assert case.text(lowered.layouts[spread]) == "data|-"
+    assert case.text(lowered.shardings[spread]) == "data|-"
 
 
 def test_zero_keeps_less_at_rest_the_more_it_splits(optimised: Case) -> None:
@@ -254,14 +254,14 @@ def test_a_side_decides_which_dimension_of_the_scores_is_split(side: int) -> Non
     lowered = case.lowered((case.shard("x.1", "model", side=side),))
     (first, *_) = case.ops("exponential")  # of the scores [b, h, s, t]
     expected = "-|-|model|-" if side == 0 else "-|-|-|model"
-    assert case.text(lowered.layouts[case.program.ops[first].results[0]]) == expected
+    assert case.text(lowered.shardings[case.program.ops[first].results[0]]) == expected
 
 
 def test_both_sides_can_be_split_over_different_axes() -> None:
     case = case_of(attention, arg(B, S, M), ATTENTION, mesh=FOUR)
     lowered = case.lowered((case.shard("x.1", "model", side=0), case.shard("x.1", "data", side=1)))
     (exponential,) = case.ops("exponential")
-    assert case.text(lowered.layouts[case.program.ops[exponential].results[0]]) == "-|-|model|data"
+    assert case.text(lowered.shardings[case.program.ops[exponential].results[0]]) == "-|-|model|data"
 
 
 # ---------------------------------------------------------------- tables and graphs
@@ -316,10 +316,10 @@ def test_experts_have_an_axis_only_away_from_the_batch() -> None:
     case = case_of(experts, arg(32, M), arg(32, 4, 16), arg(4, M, M), mesh=FOUR)
     plan = (case.shard("w.0", "model", unless="x.0"), case.shard("x.0", "model"))
     lowered = case.lowered(plan)
-    layouts = [case.text(lowered.layouts[case.program.ops[n].results[0]]) for n in case.ops("dot_general")]
+    shardings = [case.text(lowered.shardings[case.program.ops[n].results[0]]) for n in case.ops("dot_general")]
     assert case.rest("w", plan) == "model|-|-"
-    assert "model|-|-" in layouts  # experts apart
-    assert layouts[-1] == "model|-"  # tokens apart
+    assert "model|-|-" in shardings  # experts apart
+    assert shardings[-1] == "model|-"  # tokens apart
 
 
 # ---------------------------------------------------------------- what can be split
@@ -394,14 +394,14 @@ def test_weights_stacked_for_a_scan_are_gathered_layer_by_layer() -> None:
     assert rests(case, plan) == {"w": "-|data|-", "x": "data|-"}
 
 
-def test_a_carry_keeps_its_layout_through_the_loop() -> None:
+def test_a_carry_keeps_its_sharding_through_the_loop() -> None:
     case = case_of(scan_over_layers, arg(6, M, M), arg(8, M), mesh=FOUR)
     plan = (case.shard("x.1", "model"),)
     # Each product sums over a split dimension, and its result wants to be split the same way again.
     assert case.collectives(plan) == [("reduce-scatter", ("model",), 8 * M * 4.0 / 4, 6.0)]
     lowered = case.lowered(plan)
     (carry,) = (op for op in case.program.ops if op.name == "toast.carry" and case.program.values[op.results[0]].shape)
-    assert case.text(lowered.layouts[carry.results[0]]) == "-|model"
+    assert case.text(lowered.shardings[carry.results[0]]) == "-|model"
 
 
 def test_a_gather_of_what_a_loop_starts_with_happens_once() -> None:

@@ -1,20 +1,20 @@
-"""What holds for the layouts of any plan of any program."""
+"""What holds for the shardings of any plan of any program."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import result_layouts
+from programs import result_shardings
 from random_programs import cases, plans
 
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.sharding import Sharding
 
 
-def check(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    axes = [axis for dim in layout for axis in dim]
+def check(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    axes = [axis for dim in sharding for axis in dim]
     assert len(set(axes)) == len(axes)
-    for size, dim in zip(shape, layout, strict=True):
+    for size, dim in zip(shape, sharding, strict=True):
         ways = 1
         for axis in dim:
             ways *= sizes[axis]
@@ -23,16 +23,16 @@ def check(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_every_layout_uses_an_axis_once_and_divides(data: st.DataObject) -> None:
+def test_every_sharding_uses_an_axis_once_and_divides(data: st.DataObject) -> None:
     case = data.draw(cases())
     lowered = case.lowered(data.draw(plans(case.problem)))
     program, sizes = case.program, case.problem.mesh.sizes
-    for value, layout in zip(program.values, lowered.layouts, strict=True):
-        check(layout, value.shape, sizes)
-    for value, layout in lowered.computed.items():
-        check(layout, program.values[value].shape, sizes)
-    for (op, position), layout in lowered.required.items():
-        check(layout, program.values[program.ops[op].operands[position]].shape, sizes)
+    for value, sharding in zip(program.values, lowered.shardings, strict=True):
+        check(sharding, value.shape, sizes)
+    for value, sharding in lowered.computed.items():
+        check(sharding, program.values[value].shape, sizes)
+    for (op, position), sharding in lowered.required.items():
+        check(sharding, program.values[program.ops[op].operands[position]].shape, sizes)
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,10 +40,10 @@ def test_every_layout_uses_an_axis_once_and_divides(data: st.DataObject) -> None
 def test_donated_arguments_and_the_results_in_their_buffers_lie_alike(data: st.DataObject) -> None:
     case = data.draw(cases())
     lowered = case.lowered(data.draw(plans(case.problem)))
-    results = result_layouts(case.program, lowered)
+    results = result_shardings(case.program, lowered)
     for argument in case.program.arguments:
         if argument.aliased_result >= 0:
-            assert results[argument.aliased_result] == lowered.layouts[argument.value]
+            assert results[argument.aliased_result] == lowered.shardings[argument.value]
 
 
 @settings(max_examples=30, deadline=None)

@@ -31,7 +31,7 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
     on_chip = holdings.on_chip
     for item in items.arrays:
         iteration, copies = lowered[item.pattern], pricer.copies(item, lowered)
-        made = iteration.layouts[item.result]
+        made = iteration.shardings[item.result]
         communication += sum(use.seconds for use in pricer.array_collectives(item, made, copies))
         for kind, size in holdings.held(item, iteration, copies):
             for value in item.values:

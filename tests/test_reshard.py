@@ -1,4 +1,4 @@
-"""How an array gets from one layout to another: a table, and what must hold for any two layouts."""
+"""How an array gets from one sharding to another: a table, and what must hold for any two shardings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.plan.layout import Layout, replicated, shards
 from toast_cli.plan.reshard import is_even, reshard_steps, waypoints
+from toast_cli.plan.sharding import Sharding, replicated, shards
 
-# The mesh a=2, b=4, c=8; a layout is written as one word a dimension.
+# The mesh a=2, b=4, c=8; a sharding is written as one word a dimension.
 AXES = "abc"
 SIZES = (2, 4, 8)
 
 
-def layout(text: str) -> Layout:
+def sharding(text: str) -> Sharding:
     return tuple(tuple(AXES.index(letter) for letter in dim if letter != "-") for dim in text.split())
 
 
@@ -55,7 +55,7 @@ TABLE: list[tuple[str, str, list[tuple[str, str, int]]]] = [
 
 @pytest.mark.parametrize(("source", "target", "expected"), TABLE)
 def test_steps(source: str, target: str, expected: list[tuple[str, str, int]]) -> None:
-    steps = reshard_steps(layout(source), layout(target), SIZES)
+    steps = reshard_steps(sharding(source), sharding(target), SIZES)
     found = [(step.kind, "".join(AXES[a] for a in step.axes), round(1 / step.fraction)) for step in steps]
     assert sorted(found) == sorted(expected)
     gathers = [step.kind == "all-gather" for step in steps]
@@ -63,7 +63,7 @@ def test_steps(source: str, target: str, expected: list[tuple[str, str, int]]) -
 
 
 @st.composite
-def layouts(draw: st.DrawFn, rank: int = 3) -> Layout:
+def shardings(draw: st.DrawFn, rank: int = 3) -> Sharding:
     dims: list[list[int]] = [[] for _ in range(rank)]
     for axis in draw(st.permutations(range(3))):
         place = draw(st.integers(-1, rank - 1))
@@ -72,26 +72,26 @@ def layouts(draw: st.DrawFn, rank: int = 3) -> Layout:
     return tuple(map(tuple, dims))
 
 
-@given(layouts())
-def test_staying_costs_nothing(at: Layout) -> None:
+@given(shardings())
+def test_staying_costs_nothing(at: Sharding) -> None:
     assert reshard_steps(at, at, SIZES) == ()
 
 
-@given(layouts())
-def test_slicing_costs_nothing(at: Layout) -> None:
+@given(shardings())
+def test_slicing_costs_nothing(at: Sharding) -> None:
     assert reshard_steps(replicated(3), at, SIZES) == ()
 
 
-@given(layouts())
-def test_gathering_everything_ends_with_everything(at: Layout) -> None:
+@given(shardings())
+def test_gathering_everything_ends_with_everything(at: Sharding) -> None:
     steps = reshard_steps(at, replicated(3), SIZES)
     assert {step.kind for step in steps} <= {"all-gather"}
     assert sorted(axis for step in steps for axis in step.axes) == sorted(axis for dim in at for axis in dim)
     assert (steps[-1].fraction if steps else 1.0) == 1.0 / (1 if steps else shards(at, SIZES))
 
 
-@given(layouts(), layouts())
-def test_the_last_step_leaves_each_device_at_least_its_part_of_the_target(source: Layout, target: Layout) -> None:
+@given(shardings(), shardings())
+def test_the_last_step_leaves_each_device_at_least_its_part_of_the_target(source: Sharding, target: Sharding) -> None:
     steps = reshard_steps(source, target, SIZES)
     if steps:
         assert steps[-1].fraction >= 1 / shards(target, SIZES)  # what is left to do is to cut
@@ -99,15 +99,15 @@ def test_the_last_step_leaves_each_device_at_least_its_part_of_the_target(source
         assert min(step.fraction for step in steps) >= 1 / prod(SIZES[a] for a in kept)
 
 
-@given(layouts(), layouts())
-def test_an_axis_that_stays_in_place_does_not_move(source: Layout, target: Layout) -> None:
+@given(shardings(), shardings())
+def test_an_axis_that_stays_in_place_does_not_move(source: Sharding, target: Sharding) -> None:
     moved = {axis for step in reshard_steps(source, target, SIZES) for axis in step.axes}
     for have, want in zip(source, target, strict=True):
         if have == want[: len(have)]:
             assert not moved.intersection(have)
 
 
-def test_four_axes_on_one_dimension_find_a_way_to_every_layout_of_fewer() -> None:
+def test_four_axes_on_one_dimension_find_a_way_to_every_sharding_of_fewer() -> None:
     sizes = (2, 2, 2, 2)
     for kept in range(5):
         for target in permutations(range(4), kept):
@@ -127,8 +127,8 @@ def test_no_dimension_is_cut_unevenly_on_the_way() -> None:
     assert not all(is_even(at, (8, 32), sizes) for at in waypoints(source, target, sizes))
 
 
-@given(layouts(), layouts(), st.tuples(*[st.integers(1, 64)] * 3))
-def test_there_is_a_way_for_an_array_of_any_shape(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
+@given(shardings(), shardings(), st.tuples(*[st.integers(1, 64)] * 3))
+def test_there_is_a_way_for_an_array_of_any_shape(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> None:
     even = all(is_even(at, shape, SIZES) for at in (source, target))
     ways = waypoints(source, target, SIZES, shape)
     assert not even or all(is_even(at, shape, SIZES) for at in ways)

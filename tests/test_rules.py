@@ -136,12 +136,12 @@ def test_an_op_nobody_knows_is_computed_whole_and_said_so() -> None:
     groups = problem.patterns[problem.op_pattern[0]].groups
     lowered = lower(problem, (Shard(groups[0], 0),))
     argument, sine, kernel, cosine = range(4)
-    assert lowered.layouts[source.program.ops[sine].results[0]] == ((0,), ())  # split before it
+    assert lowered.shardings[source.program.ops[sine].results[0]] == ((0,), ())  # split before it
     assert lowered.required[kernel, 0] == ((), ())  # gathered for it
-    assert lowered.layouts[source.program.ops[kernel].results[0]] == ((), ())
-    assert lowered.layouts[source.program.ops[argument].results[0]] == ((0,), ())
+    assert lowered.shardings[source.program.ops[kernel].results[0]] == ((), ())
+    assert lowered.shardings[source.program.ops[argument].results[0]] == ((0,), ())
     # Nothing ties what comes after it to what went in.
-    assert lowered.layouts[source.program.ops[cosine].results[0]] == ((), ())
+    assert lowered.shardings[source.program.ops[cosine].results[0]] == ((), ())
 
 
 def test_equal_rules_are_one_object() -> None:
@@ -161,8 +161,8 @@ def test_ops_that_act_on_one_dimension_can_be_split_along_the_other(run: Any) ->
     rows = problem.patterns[problem.op_pattern[0]].groups[0]
     lowered = lower(problem, (Shard(rows, 0),))
     assert {
-        layout
-        for layout, value in zip(lowered.layouts, problem.program.values, strict=True)
+        sharding
+        for sharding, value in zip(lowered.shardings, problem.program.values, strict=True)
         if value.shape[:1] == (16,)
     } == {((0,), ())}
     assert not lowered.required

@@ -129,7 +129,7 @@ def test_a_host_callback_can_be_written_as_hlo() -> None:
     split = LoweredPlan(
         axis_names=("data",),
         axis_sizes=(8,),
-        layouts=[((),) * rank for rank in ranks],
+        shardings=[((),) * rank for rank in ranks],
         required={},
         computed={},
     )

@@ -23,7 +23,7 @@ from toast_cli.errors import UsageError
 from toast_cli.hardware import parse_bytes
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
-from toast_cli.report.model import ConstraintFacts, Report, Sharding
+from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def partition(
     return Plan(run_pipeline(request), signature)
 
 
-def partition_spec(sharding: Sharding) -> Any:
+def partition_spec(sharding: DimensionAxes) -> Any:
     """`jax.sharding.PartitionSpec` of a sharding in a report; whole dimensions at the end are left out."""
     import jax
 

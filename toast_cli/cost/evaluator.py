@@ -274,7 +274,7 @@ class Evaluator:
         for added in bucket.sums:
             yield from self._pricer.sum_collectives(added, lowered)
         for array in bucket.arrays:
-            made = lowered[array.pattern].layouts[array.result]
+            made = lowered[array.pattern].shardings[array.result]
             yield from self._pricer.array_collectives(array, made, self._pricer.copies(array, lowered))
 
     def _lower(self, bucket: Bucket, rows: RowNumbers) -> Lowered:

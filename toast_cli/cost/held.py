@@ -1,7 +1,7 @@
 """What one array item holds in device memory under a plan, and when.
 
 * the arrays themselves, where they are written to memory;
-* copies in other layouts, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
+* copies in other shardings, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
   collective out of a loop, but on some chips it gathers what comes from outside first of all (`Rewrites.gathers_first`);
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been fused with it;
   the reduced array then waits, at its own size, for the readers where the program has them, because gradients' reductions are
@@ -43,7 +43,7 @@ class Holdings:
 
         iteration: of the op that makes it. copies: of it, see `Pricer.copies`.
         """
-        made = iteration.layouts[item.result]
+        made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._pricer.kept(item, made)
         if iteration.scattered[item.result] or iteration.reduced:
@@ -52,7 +52,7 @@ class Holdings:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.bytes, computed, computed)
         for copy in copies:
-            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.layout, made)
+            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""

@@ -1,6 +1,6 @@
 """The program boiled down to different cost items: work items (ops that cost alike) and array items (values that do).
 
-Enters: a `Problem`. Leaves: `Items`, each with how many ops or values it stands for. Layouts are not known yet: an item says
+Enters: a `Problem`. Leaves: `Items`, each with how many ops or values it stands for. Shardings are not known yet: an item says
 which op patterns decide them.
 """
 
@@ -228,7 +228,7 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
                 needs.of_use(value, op),
             )
             for op, k in uses
-            if program.values[value].shape  # a scalar has one layout
+            if program.values[value].shape  # a scalar has one sharding
         )
         key = (
             problem.op_pattern[maker],
@@ -255,7 +255,7 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
-    """Whether ops of pattern `reader` take this result of pattern `maker` in the layout it is made in under every plan: nothing is partial or
+    """Whether ops of pattern `reader` take this result of pattern `maker` in the sharding it is made in under every plan: nothing is partial or
     pinned, both choose alike, and the same slots make up the array."""
     one, other = problem.patterns[maker], problem.patterns[reader]
     if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:

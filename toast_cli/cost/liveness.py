@@ -30,7 +30,7 @@ class Lives:
     nothing moved; what an op in a loop
     reads from outside is needed longer, read_at: (op, position) -> half step until which that use needs its operand itself. end:
     last half step of the program.
-    into_arguments: `toast.result` ops whose array, in whatever layout, goes into a donated argument's buffer."""
+    into_arguments: `toast.result` ops whose array, in whatever sharding, goes into a donated argument's buffer."""
 
     intervals: list[list[Interval]]
     times: list[int]

@@ -86,8 +86,8 @@ def cut_by_readers(item: SumItem, reduced: tuple[int, ...], lowered: Mapping[int
     wanted = {lowered[pattern].operands[position] for pattern, position in item.readers}
     if len(wanted) != 1:
         return ()
-    (layout,) = wanted
-    return tuple(axis for axis in reduced if any(axis in axes for axes in layout))
+    (sharding,) = wanted
+    return tuple(axis for axis in reduced if any(axis in axes for axes in sharding))
 
 
 def _can_be_partial(problem: Problem, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Prices what single items communicate and hold once the layouts around them are known: collectives, copies, bytes.
+"""Prices what single items communicate and hold once the shardings around them are known: collectives, copies, bytes.
 
 Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier plans; the
 evaluator adds that.
@@ -20,9 +20,9 @@ from toast_cli.cost.tiling import growth as growth_of_tiles
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, PERMUTE, Step, reshard_steps
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import ARGUMENT, PRODUCTS
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
@@ -30,9 +30,9 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A resharded copy of the arrays of one item: in `layout`, for the readers at `places`, by `steps` that communicate."""
+    """A resharded copy of the arrays of one item: in `sharding`, for the readers at `places`, by `steps` that communicate."""
 
-    layout: Layout
+    sharding: Sharding
     places: tuple[int, ...]
     steps: tuple[Step, ...]
 
@@ -58,7 +58,7 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
         self._scatters = Scatters(problem)
-        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Layout, Layout], float] = {}
+        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class Pricer:
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
                 yield from self._reductions(iteration, k, whole, how, apart=work.name in PRODUCTS)
-        for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.layouts, strict=True)):
+        for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
                 size, waited_for = written[1] * work.needed[k], not work.late
@@ -155,20 +155,20 @@ class Pricer:
             over = tuple(sorted({*scattered, *iteration.reduced}))
             yield self._reduction("all-gather", over, size * shards((over,), self._sizes), k, how)
             return
-        layout = iteration.computed[k]
+        sharding = iteration.computed[k]
         steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
         for axes in filter(None, steps):
             size /= shards((axes,), self._sizes)
-            yield self._scatter(axes, size, layout, iteration, k, how)
-            layout = split_further(layout, iteration.reduced_to[k], axes)
+            yield self._scatter(axes, size, sharding, iteration, k, how)
+            sharding = split_further(sharding, iteration.reduced_to[k], axes)
         if rest := tuple(axis for axis in iteration.reduced if axis not in cut):
             yield self._reduction("all-reduce", rest, size, k, how)
 
     def _scatter(
-        self, axes: tuple[int, ...], size: float, layout: Layout, iteration: Iteration, k: int, how: _Reduced
+        self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
-        """A reduce-scatter to `size` bytes of partial result k, which lies in `layout`; or the all-reduce that stays in its place."""
-        fate = self._scatters.fate(how.op, k, axes, layout, iteration, updates=how.late and not how.in_loop)
+        """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays in its place."""
+        fate = self._scatters.fate(how.op, k, axes, sharding, iteration, updates=how.late and not how.in_loop)
         if fate == "all-reduced":
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
@@ -197,13 +197,13 @@ class Pricer:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
-        """Layouts other than its own in which readers need the array, where getting there communicates."""
-        made = lowered[item.pattern].layouts[item.result]
-        wanted: dict[Layout, list[int]] = {}
+        """Shardings other than its own in which readers need the array, where getting there communicates."""
+        made = lowered[item.pattern].shardings[item.result]
+        wanted: dict[Sharding, list[int]] = {}
         for place, reader in enumerate(item.readers):
-            layout = lowered[reader.pattern].operands[reader.position]
-            if layout is not made:
-                wanted.setdefault(layout, []).append(place)
+            sharding = lowered[reader.pattern].operands[reader.position]
+            if sharding is not made:
+                wanted.setdefault(sharding, []).append(place)
         if not wanted or item.free:
             return []
         found = [
@@ -215,10 +215,10 @@ class Pricer:
         """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `needed`."""
         return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
 
-    def array_collectives(self, item: ArrayItem, made: Layout, copies: list[Copy]) -> Iterator[CollectiveUse]:
+    def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
         XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
-        since propagation takes the layout on the way to be the array's."""
+        since propagation takes the sharding on the way to be the array's."""
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in copies:
             least = self.copied_bytes(item, copy)
@@ -250,11 +250,11 @@ class Pricer:
         program = self._problem.program
         return program.ops[program.producer[item.values[0]]].name == ARGUMENT
 
-    def local(self, size: float, layout: Layout) -> float:
+    def local(self, size: float, sharding: Sharding) -> float:
         """Bytes on one device of an array of `size` bytes."""
-        return size / shards(layout, self._sizes)
+        return size / shards(sharding, self._sizes)
 
-    def kept(self, item: ArrayItem, made: Layout) -> float:
+    def kept(self, item: ArrayItem, made: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that are kept of it."""
         shape = self._local_shape(item.shape, made) if item.few else ()
         if not item.few or not item.few.applies(shape):
@@ -263,23 +263,23 @@ class Pricer:
             item.few.kept(shape, item.tiling.dims, self._problem.mesh.chip.memory_tile) * item.bytes / prod(item.shape)
         )
 
-    def _local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, layout, strict=True)])
+    def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
 
-    def laid_out(self, item: ArrayItem, size: float, layout: Layout, made: Layout) -> float:
-        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the layout it has where it
+    def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
+        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the sharding it has where it
         is made, whose tiles copies keep."""
         tiling = item.tiling
-        dims = tuple(range(len(item.shape))) if tiling.copies and layout == made else tiling.dims
+        dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:
-            return self.local(size, layout) * tiling.fixed
-        key = (item.shape, dims, layout, made)
+            return self.local(size, sharding) * tiling.fixed
+        key = (item.shape, dims, sharding, made)
         found = self._growths.get(key)
         if found is None:
-            cut, source = (self._local_shape(item.shape, at) for at in (layout, made))
+            cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
             tile = self._problem.mesh.chip.memory_tile
             found = self._growths[key] = growth_of_tiles(cut, dims, tile, like=source)
-        return self.local(size, layout) * found
+        return self.local(size, sharding) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.axis_assignment import START, Bid, Spender, bid_of, replicates_first
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.spending import START, Bid, Spender, bid_of, replicates_first
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
@@ -235,7 +235,7 @@ class Rows:
 
 
 def _arrangement(pattern: OpPattern) -> tuple[object, ...]:
-    """What the layouts that follow from a choice depend on, see `lay_out`."""
+    """What the shardings that follow from a choice depend on, see `lay_out`."""
     form = pattern.form
     summed = tuple([kind is SlotKind.REDUCTION for kind in form.kinds])
     return form.operands, form.results, summed, pattern.operand_pins, pattern.result_pins

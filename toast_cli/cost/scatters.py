@@ -10,9 +10,9 @@ from typing import Literal
 
 from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
 from toast_cli.plan.iteration import Iteration, SlotAxes
-from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.lowered import in_mesh_order
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op
 from toast_cli.program.transposed import transposed
 
@@ -27,20 +27,20 @@ class Scatters:
     def __init__(self, problem: Problem) -> None:
         self._program, self._mesh = problem.program, problem.mesh
         self._axes = {axis for axis, size in enumerate(problem.mesh.sizes) if size > 1}
-        self._known: dict[tuple[int, int, tuple[int, ...], Layout, Layout, SlotAxes], Fate] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes], Fate] = {}
 
     def fate(
-        self, op: int, k: int, axes: tuple[int, ...], layout: Layout, iteration: Iteration, *, updates: bool
+        self, op: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, *, updates: bool
     ) -> Fate:
-        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `layout` so far. updates: it is a gradient, with
+        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far. updates: it is a gradient, with
         which a device updates what it keeps."""
-        key = op, k, axes, layout, iteration.reduced_to[k], iteration.slot_axes
+        key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes
         known = self._known.get(key)
         if known is None:
             if self._passed_around(op, k, axes, iteration):
                 known = "around"
             else:
-                known = "kept" if self._stays(op, k, axes, layout, iteration, updates) else "all-reduced"
+                known = "kept" if self._stays(op, k, axes, sharding, iteration, updates) else "all-reduced"
             self._known[key] = known
         return known
 
@@ -58,7 +58,7 @@ class Scatters:
         return passed_around(self._mesh, axes, op.flops / prod(sizes[axis] for axis in split), size)
 
     def _stays(
-        self, number: int, k: int, axes: tuple[int, ...], layout: Layout, iteration: Iteration, updates: bool
+        self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
     ) -> bool:
         mesh, program, target = self._mesh, self._program, iteration.reduced_to[k]
         op = program.ops[number]
@@ -73,13 +73,13 @@ class Scatters:
         long = [d for d in order if value.shape[d] > 1 or d not in product]  # a product has no dimensions of size 1
         first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
 
-        def local(layout: Layout) -> tuple[int, ...]:
-            return tuple([value.shape[d] // shards((layout[d],), mesh.sizes) for d in long])
+        def local(sharding: Sharding) -> tuple[int, ...]:
+            return tuple([value.shape[d] // shards((sharding[d],), mesh.sizes) for d in long])
 
         computed = iteration.computed[k]
-        begun = split_further(computed, target, axes if layout == computed else in_order(iteration, k)[:1])
+        begun = split_further(computed, target, axes if sharding == computed else in_order(iteration, k)[:1])
         made = Made((first, second), (local(begun), local(target)) if updates else ())
-        return stays_scatter(mesh, axes, local(layout), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made)
+        return stays_scatter(mesh, axes, local(sharding), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made)
 
 
 def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
@@ -88,9 +88,9 @@ def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
     return tuple([axis for axes in iteration.reduced_to[k] for axis in axes if axis in over]) if over else ()
 
 
-def split_further(layout: Layout, target: Layout, axes: tuple[int, ...]) -> Layout:
-    """`layout` once `axes` split the dimensions that they split in `target`."""
-    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(layout, target, strict=True))
+def split_further(sharding: Sharding, target: Sharding, axes: tuple[int, ...]) -> Sharding:
+    """`sharding` once `axes` split the dimensions that they split in `target`."""
+    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(sharding, target, strict=True))
 
 
 def sides_of(op: Op) -> Sides:

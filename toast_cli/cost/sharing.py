@@ -24,7 +24,7 @@ NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
 
 
 class Sharing:
-    """Shares of the buckets of one problem. Equal layouts, and equal iterations of a pattern, are one object each: keys hold their `id`."""
+    """Shares of the buckets of one problem. Equal shardings, and equal iterations of a pattern, are one object each: keys hold their `id`."""
 
     def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Holdings, timeline: Timeline) -> None:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
@@ -93,13 +93,13 @@ class Sharing:
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
         iteration = lowered[item.pattern]
-        made = iteration.layouts[item.result]
-        layouts = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        made = iteration.shardings[item.result]
+        shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         # Of an op that leaves partial results more counts than what becomes of them.
         partial = iteration.reduced or iteration.scattered[item.result]
-        if not (item.stored or partial) and layouts.count(made) == len(layouts):
+        if not (item.stored or partial) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
-        key = (item.values[0], id(iteration if partial else made), *map(id, layouts))
+        key = (item.values[0], id(iteration if partial else made), *map(id, shardings))
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)

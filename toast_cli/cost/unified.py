@@ -10,7 +10,7 @@ Enters: a program. Leaves: the carries of inner loops that need no buffer of the
 from __future__ import annotations
 
 from toast_cli.program.model import CARRY, Program
-from toast_cli.program.remade import SOURCES, expands_scalar
+from toast_cli.program.rematerialised import SOURCES, expands_scalar
 
 _UPDATE, _READ = "stablehlo.dynamic_update_slice", "stablehlo.dynamic_slice"
 

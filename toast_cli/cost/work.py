@@ -11,8 +11,8 @@ from toast_cli.cost.compute import kernel_seconds
 from toast_cli.cost.items import WorkItem
 from toast_cli.cost.products import Grid, grid_of, growth
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.layout import Layout, shards
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import PRODUCTS
 
 
@@ -57,20 +57,20 @@ class WorkPricer:
         What is small enough stays on the chip between kernels."""
         kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
         reads = most = vector = 0.0
-        for (read, through, flops, passing), layout in zip(work.operands, iteration.operands, strict=True):
+        for (read, through, flops, passing), sharding in zip(work.operands, iteration.operands, strict=True):
             if read or flops:
-                count = shards(layout, sizes)
+                count = shards(sharding, sizes)
                 reads += (read - passing if passing <= kept * count else read) / count
                 vector += flops / count
                 most = max(most, through / count)
         return reads, most, vector
 
-    def _going_out(self, work: WorkItem, layouts: tuple[Layout, ...]) -> tuple[float, float, float]:
-        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these layouts."""
+    def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float]:
+        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these shardings."""
         kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
         reads = out = vector = 0.0
-        for (read, through, flops, passing), layout in zip(work.results, layouts, strict=True):
-            count = shards(layout, sizes)
+        for (read, through, flops, passing), sharding in zip(work.results, shardings, strict=True):
+            count = shards(sharding, sizes)
             vector += flops / count
             if not passing or passing > kept * count:
                 reads += read / count
@@ -82,9 +82,9 @@ class WorkPricer:
         sizes = self._sizes
         flops = work.flops / prod(shards((axes,), sizes) for axes in iteration.slot_axes)
         moved = 0.0
-        for sides, layouts in ((work.operands, iteration.operands), (work.results, iteration.computed)):
-            for (size, through, elementwise, _), layout in zip(sides, layouts, strict=True):
-                count = shards(layout, sizes)
+        for sides, shardings in ((work.operands, iteration.operands), (work.results, iteration.computed)):
+            for (size, through, elementwise, _), sharding in zip(sides, shardings, strict=True):
+                count = shards(sharding, sizes)
                 moved += (size if sides is work.operands else max(size, through)) / count
                 flops += elementwise / count
         return work.runs * flops, work.runs * moved

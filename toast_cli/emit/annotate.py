@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from toast_cli.emit.marks import Marks, Pin, Reshard, hands_on
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir
 
 Undo = list[Callable[[], None]]
@@ -29,18 +29,18 @@ class Notation(Protocol):
     def prepare(self, module: Any, undo: Undo) -> None:
         """Adds to the module what the notation refers to (a mesh), if anything."""
 
-    def of_value(self, layout: Layout) -> Any:
+    def of_value(self, sharding: Sharding) -> Any:
         """The attribute of an argument or result of the entry function."""
 
-    def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
+    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
         """The attribute of an operation with these results."""
 
     def constraint(
-        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        """New operations at insertion point `where`; the last has one result, which is `value` lying as `layout`.
+        """New operations at insertion point `where`; the last has one result, which is `value` lying as `sharding`.
 
-        What `layout` says of dimensions in `open` may be left out, where a notation can.
+        What `sharding` says of dimensions in `open` may be left out, where a notation can.
         """
 
 
@@ -58,8 +58,8 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             notation.prepare(module, undo)
             mark_boundary(function.operation, "arg_attrs", marks.arguments, notation, undo)
             mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
-            for operation, layouts in marks.operations:
-                put(operation, notation.attribute, notation.of_operation(layouts), undo)
+            for operation, shardings in marks.operations:
+                put(operation, notation.attribute, notation.of_operation(shardings), undo)
             for pin in marks.pins:
                 put_pin(pin, notation, undo)
             for reshard in marks.reshards:
@@ -90,15 +90,15 @@ def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
     undo.append(restore)
 
 
-def mark_boundary(function: Any, name: str, layouts: tuple[Layout, ...], notation: Notation, undo: Undo) -> None:
+def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], notation: Notation, undo: Undo) -> None:
     """Adds a sharding to each dictionary of `arg_attrs` or `res_attrs`; what else they say (donation, paths) stays."""
-    if not layouts:
+    if not shardings:
         return
     attributes = function.attributes
-    present = list(attributes[name]) if name in attributes else [{}] * len(layouts)
+    present = list(attributes[name]) if name in attributes else [{}] * len(shardings)
     marked = [
-        ir.DictAttr.get({**{item.name: item.attr for item in old}, notation.attribute: notation.of_value(layout)})
-        for old, layout in zip(present, layouts, strict=True)
+        ir.DictAttr.get({**{item.name: item.attr for item in old}, notation.attribute: notation.of_value(sharding)})
+        for old, sharding in zip(present, shardings, strict=True)
     ]
     put(function, name, ir.ArrayAttr.get(marked), undo)
 
@@ -111,8 +111,8 @@ def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
     else:
         where, location = ir.InsertionPoint.after(value.owner), value.owner.location
     added: list[Any] = []
-    for layout in pin.layouts:
-        added += notation.constraint(value, layout, location, where)
+    for sharding in pin.shardings:
+        added += notation.constraint(value, sharding, location, where)
         value = added[-1].results[0]
     untouched = [use.owner.operation for use in pin.handle.uses if hands_on(pin.handle, use.owner.operation)]
     pin.handle.replace_all_uses_except(value, [added[0], *untouched])
@@ -126,8 +126,8 @@ def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
     anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
     added: list[Any] = []
     outcome = value
-    for layout, open in reshard.steps:
-        added += notation.constraint(outcome, layout, anchor.location, where, open)
+    for sharding, open in reshard.steps:
+        added += notation.constraint(outcome, sharding, anchor.location, where, open)
         outcome = added[-1].results[0]
     for use in reshard.uses:
         use.operation.operands[use.operand] = outcome

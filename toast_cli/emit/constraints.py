@@ -8,8 +8,8 @@ from __future__ import annotations
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.snippet import entry_text
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
@@ -23,8 +23,10 @@ def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list
     paths = {argument.value: argument.path for argument in program.arguments}
     found: list[tuple[int, ConstraintFacts]] = []
 
-    def fact(place: str, op: int, value: int, layout: Layout, uses: int, open: frozenset[int] = frozenset()) -> None:
-        line = constraint_line(layout, lowered.axis_names, open)
+    def fact(
+        place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()
+    ) -> None:
+        line = constraint_line(sharding, lowered.axis_names, open)
         facts = ConstraintFacts(
             place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line
         )
@@ -33,17 +35,17 @@ def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list
     for pin in marks.pins:
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
             value = numbers[pin.handle]
-            fact("definition", program.producer[value], value, pin.layouts[-1], len(program.users[value]))
+            fact("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]))
     for reshard in marks.reshards:
-        for layout, open in reshard.steps:
-            fact("use", reshard.edges[0][0], reshard.value, layout, len(reshard.edges), open)
+        for sharding, open in reshard.steps:
+            fact("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
     return [facts for _, facts in sorted(found, key=lambda item: item[0])]
 
 
-def constraint_line(layout: Layout, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
+def constraint_line(sharding: Sharding, axis_names: tuple[str, ...], open: frozenset[int] = frozenset()) -> str:
     """The line to paste. An open dimension is left to the compiler."""
     entries = [
         UNCONSTRAINED if d in open else entry_text(tuple(axis_names[a] for a in axes) or None)
-        for d, axes in enumerate(layout)
+        for d, axes in enumerate(sharding)
     ]
     return f"x = jax.lax.with_sharding_constraint(x, P({', '.join(entries)}))"

@@ -18,9 +18,9 @@ from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
-from toast_cli.program.remade import remade_values
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
 CONSTRAINT_TARGET = "Sharding"
@@ -122,33 +122,33 @@ class GspmdNotation:
         self._axis_sizes = axis_sizes
         remade = remade_values(source.program)
         self._remade = {handle for value, handle in enumerate(source.definitions) if remade[value]}
-        self._strings: dict[Layout, str] = {}
+        self._strings: dict[Sharding, str] = {}
         self.written: set[str] = set()
         self.constraints = 0
 
     def prepare(self, module: Any, undo: Undo) -> None:
         """There is nothing to declare: the strings speak of device numbers. The device count goes into the header."""
 
-    def _text(self, layout: Layout) -> str:
-        if layout not in self._strings:
-            self._strings[layout] = gspmd_string(layout, self._axis_sizes)
-        return self._strings[layout]
+    def _text(self, sharding: Sharding) -> str:
+        if sharding not in self._strings:
+            self._strings[sharding] = gspmd_string(sharding, self._axis_sizes)
+        return self._strings[sharding]
 
-    def of_value(self, layout: Layout) -> Any:
-        self.written.add(self._text(layout))
-        return ir.StringAttr.get(self._text(layout), self._context)
+    def of_value(self, sharding: Sharding) -> Any:
+        self.written.add(self._text(sharding))
+        return ir.StringAttr.get(self._text(sharding), self._context)
 
-    def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
-        if len(layouts) == 1:
-            return ir.StringAttr.get(self._text(layouts[0]), self._context)
-        return ir.StringAttr.get("{" + ", ".join(map(self._text, layouts)) + "}", self._context)
+    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
+        if len(shardings) == 1:
+            return ir.StringAttr.get(self._text(shardings[0]), self._context)
+        return ir.StringAttr.get("{" + ", ".join(map(self._text, shardings)) + "}", self._context)
 
     def constraint(
-        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        """A `Sharding` custom call; a value made from constants is made again in the layout instead."""
+        """A `Sharding` custom call; a value made from constants is made again in the sharding instead."""
         if value in self._remade:
-            return self._made_again(value, layout, where)
+            return self._made_again(value, sharding, where)
         self.constraints += 1
         return [
             ir.Operation.create(
@@ -157,14 +157,14 @@ class GspmdNotation:
                 operands=[value],
                 attributes={
                     "call_target_name": ir.StringAttr.get(CONSTRAINT_TARGET, self._context),
-                    self.attribute: self.of_value(layout),
+                    self.attribute: self.of_value(sharding),
                 },
                 loc=location,
                 ip=where,
             )
         ]
 
-    def _made_again(self, value: Any, layout: Layout, where: Any) -> list[Any]:
+    def _made_again(self, value: Any, sharding: Sharding, where: Any) -> list[Any]:
         copies: dict[Any, Any] = {}
         added: list[Any] = []
 
@@ -182,5 +182,5 @@ class GspmdNotation:
             return copies[handle]
 
         copy(value)
-        added[-1].attributes[self.attribute] = ir.StringAttr.get(self._text(layout), self._context)
+        added[-1].attributes[self.attribute] = ir.StringAttr.get(self._text(sharding), self._context)
         return added

@@ -2,7 +2,7 @@
 
 Enters: a `Source` and a `LoweredPlan`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
 
-A constraint stands at a use that needs another layout than its value has, unless the operation's own layout already says so. Then
+A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already says so. Then
 propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again, then with all
 that are like it, since layers that are alike go wrong one after another. At last pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies elsewhere.
 """
@@ -26,10 +26,10 @@ from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_
 from toast_cli.emit.reductions import scatters
 from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import CARRY
-from toast_cli.program.remade import PRESERVING, remade_values
+from toast_cli.program.rematerialised import PRESERVING, remade_values
 from toast_cli.program.transposed import transposed
 
 MAX_ROUNDS = 10
@@ -40,7 +40,7 @@ EVERYTHING_FROM_ROUND = 6
 # Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
 PRUNING_WORK = 30_000
 
-# Operations whose operands follow from the layout of the result, dimension by dimension.
+# Operations whose operands follow from the sharding of the result, dimension by dimension.
 FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
 # Operations that XLA may compute with their operands as they lie and cut the result afterwards.
 LOOKUPS = frozenset({"stablehlo.gather", "stablehlo.scatter"})
@@ -64,7 +64,7 @@ def choose_marks(source: Source, lowered: LoweredPlan) -> Choice:
 class Chooser:
     """One choice; used once.
 
-    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one layout and go on in
+    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one sharding and go on in
     another, which only a pin can say.
     """
 
@@ -108,10 +108,10 @@ class Chooser:
 
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
-        layout, handle = self._lowered.layouts[value], self._source.definitions[value]
-        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (layout,))
+        sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
+        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
         if self._program.ops[self._program.producer[value]].name == CARRY:
-            yield from argument_pins(handle.owner.operation, handle.result_number, layout)
+            yield from argument_pins(handle.owner.operation, handle.result_number, sharding)
 
     def _propagate(self, pinned: Iterable[int]) -> Propagated:
         self.rounds += 1
@@ -121,14 +121,14 @@ class Chooser:
         """Values, and reshards, that lie elsewhere than planned."""
         lowered = self._lowered
 
-        def differs(got: Layout, want: Layout) -> bool:
+        def differs(got: Sharding, want: Sharding) -> bool:
             return got != without_units(want, lowered.axis_sizes)
 
-        def wanted(value: int) -> Layout:
-            return lowered.path(value)[0] if value in self._twofold else lowered.layouts[value]
+        def wanted(value: int) -> Sharding:
+            return lowered.path(value)[0] if value in self._twofold else lowered.shardings[value]
 
         values = [v for v in self._movable if v in found.values and differs(found.values[v], wanted(v))]
-        return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].layout)]
+        return sorted(values), [k for k, got in found.reshards.items() if differs(got, self.reshards[k].sharding)]
 
     def _starts(self, wrong: list[int]) -> list[int]:
         """Of the values that went wrong together, linked through operations and not through a reshard, the first."""
@@ -148,11 +148,11 @@ class Chooser:
 
     def _alike(self, values: list[int], wrong: list[int]) -> list[int]:
         """Of the values that went wrong those that are made, laid out and read as some of `values` are."""
-        program, layouts = self._program, self._lowered.layouts
+        program, shardings = self._program, self._lowered.shardings
 
         def look(value: int) -> tuple[object, ...]:
             readers = sorted(program.ops[op].name for op, _ in program.users[value])
-            return program.ops[program.producer[value]].name, program.values[value], layouts[value], tuple(readers)
+            return program.ops[program.producer[value]].name, program.values[value], shardings[value], tuple(readers)
 
         wanted = {look(value) for value in values}
         return [value for value in wrong if look(value) in wanted]
@@ -202,18 +202,18 @@ class Chooser:
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: LoweredPlan, remade: list[bool]) -> bool:
-    """Whether some use would not get its layout, or several would each bring the value there for themselves, without it."""
+    """Whether some use would not get its sharding, or several would each bring the value there for themselves, without it."""
     if remade[reshard.value]:
         return False
     if reshard.through:
         return True
-    cuts = cut_dimensions(lowered.layouts[reshard.value], reshard.layout)
+    cuts = cut_dimensions(lowered.shardings[reshard.value], reshard.sharding)
     if len(reshard.edges) > 1 and cuts is None:
         return True
     return not all(follows(source, *edge, cuts) for edge in reshard.edges)
 
 
-def cut_dimensions(have: Layout, want: Layout) -> list[int] | None:
+def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:
     """The dimensions that only have to be cut further to get there; None when something has to be communicated."""
     if not all(b[: len(a)] == a for a, b in zip(have, want, strict=True)):
         return None
@@ -221,9 +221,9 @@ def cut_dimensions(have: Layout, want: Layout) -> list[int] | None:
 
 
 def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
-    """Whether a use comes by the layout it requires without a constraint.
+    """Whether a use comes by the sharding it requires without a constraint.
 
-    Elementwise operations bring their operands to the layout of the result. So does every operation but a look-up where the operand only
+    Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up where the operand only
     has to be cut further, along dimensions the results have too.
     """
     op = source.program.ops[number]
@@ -241,6 +241,6 @@ def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:
 
     Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.
     """
-    have = reshard.through[-1] if reshard.through else lowered.layouts[reshard.value]
-    same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.layout, strict=True)) if a == b)
+    have = reshard.through[-1] if reshard.through else lowered.shardings[reshard.value]
+    same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.sharding, strict=True)) if a == b)
     return replace(reshard, open=same)

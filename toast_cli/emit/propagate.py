@@ -1,6 +1,6 @@
 """Shardy's own propagation, run in-process on a copy of the module.
 
-Enters: a `Source`, a `LoweredPlan` and the `Marks` one thinks of writing. Leaves: the layout that propagation gives every value, and
+Enters: a `Source`, a `LoweredPlan` and the `Marks` one thinks of writing. Leaves: the sharding that propagation gives every value, and
 the one it gives every reshard.
 """
 
@@ -17,11 +17,11 @@ from toast_cli.emit.annotate import annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, run_passes, sdy
 
-# The passes of `sdy-propagation-pipeline` that decide layouts; those that only tidy up cost as much again.
+# The passes of `sdy-propagation-pipeline` that decide shardings; those that only tidy up cost as much again.
 QUICK = (
     "symbol-dce,sdy-remove-size-one-axes,sdy-constant-or-scalar-splitter,symbol-dce,sdy-manual-axes-cleanup,sdy-add-data-flow-edges,"
     "sdy-apply-sharding-constraints,sdy-sharding-group-import,sdy-user-priority-propagate,func.func(sdy-sink-data-flow-edges)"
@@ -35,13 +35,13 @@ PART_OF_AXIS = -1
 
 @dataclass(frozen=True)
 class Propagated:
-    """`values`: value number -> layout, where the value is still there. `reshards`: number in `Marks.reshards` -> layout.
+    """`values`: value number -> sharding, where the value is still there. `reshards`: number in `Marks.reshards` -> sharding.
 
     Axes of size 1 are left out.
     """
 
-    values: dict[int, Layout]
-    reshards: dict[int, Layout]
+    values: dict[int, Sharding]
+    reshards: dict[int, Sharding]
 
 
 class Propagation:
@@ -50,7 +50,7 @@ class Propagation:
     def __init__(self, source: Source, lowered: LoweredPlan) -> None:
         self._source = source
         self._lowered = lowered
-        self._layouts: dict[Any, tuple[Layout, ...]] = {}
+        self._shardings: dict[Any, tuple[Sharding, ...]] = {}
         self._numbers: dict[Any, tuple[int, ...]] = {}
 
     def run(self, marks: Marks, pipeline: str = QUICK) -> Propagated:
@@ -64,13 +64,13 @@ class Propagation:
     def propagate(self, module: Any, pipeline: str = QUICK) -> Propagated:
         """Where everything lies after propagation in a module whose operations are numbered; the module is changed."""
         run_passes(module, pipeline)
-        values: dict[int, Layout] = {}
-        reshards: dict[int, Layout] = {}
+        values: dict[int, Sharding] = {}
+        reshards: dict[int, Sharding] = {}
 
         def visit(operation: Any) -> Any:
             attributes = operation.attributes
             if VALUES in attributes:
-                values.update(self._value_layouts(attributes))
+                values.update(self._value_shardings(attributes))
             elif RESHARD in attributes:
                 (reshards[ir.IntegerAttr(attributes[RESHARD]).value],) = self._read(attributes["sharding"])
             return ir.WalkResult.ADVANCE
@@ -78,7 +78,7 @@ class Propagation:
         module.operation.walk(visit)
         return Propagated(values, reshards)
 
-    def _value_layouts(self, attributes: Any) -> Iterator[tuple[int, Layout]]:
+    def _value_shardings(self, attributes: Any) -> Iterator[tuple[int, Sharding]]:
         attribute = attributes[VALUES]
         numbers = self._numbers.get(attribute)
         if numbers is None:
@@ -86,16 +86,16 @@ class Propagation:
         found = self._read(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
         for k, number in enumerate(numbers):
             if number >= 0:
-                yield number, found[k] if found else ((),) * len(self._lowered.layouts[number])
+                yield number, found[k] if found else ((),) * len(self._lowered.shardings[number])
 
-    def _read(self, attribute: Any) -> tuple[Layout, ...]:
-        """Layouts in a sharding of one or of several values, without axes of size 1."""
-        if attribute not in self._layouts:
+    def _read(self, attribute: Any) -> tuple[Sharding, ...]:
+        """Shardings in a sharding of one or of several values, without axes of size 1."""
+        if attribute not in self._shardings:
             several = sdy.TensorShardingPerValueAttr.isinstance(attribute)
             parts = sdy.TensorShardingPerValueAttr(attribute).shardings if several else [attribute]
             names, sizes = self._lowered.axis_names, self._lowered.axis_sizes
-            self._layouts[attribute] = tuple(without_units(read_layout(part, names), sizes) for part in parts)
-        return self._layouts[attribute]
+            self._shardings[attribute] = tuple(without_units(read_sharding(part, names), sizes) for part in parts)
+        return self._shardings[attribute]
 
 
 class NumberingNotation(ShardyNotation):
@@ -106,9 +106,9 @@ class NumberingNotation(ShardyNotation):
         self._numbers = constraint_numbers(marks)
 
     def constraint(
-        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        added = super().constraint(value, layout, location, where, open)
+        added = super().constraint(value, sharding, location, where, open)
         number = next(self._numbers)
         if number >= 0:
             added[-1].attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
@@ -116,9 +116,9 @@ class NumberingNotation(ShardyNotation):
 
 
 def constraint_numbers(marks: Marks) -> Iterator[int]:
-    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for layouts on the way."""
+    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for shardings on the way."""
     for pin in marks.pins:
-        yield from [-1] * len(pin.layouts)
+        yield from [-1] * len(pin.shardings)
     for number, reshard in enumerate(marks.reshards):
         yield from [-1] * len(reshard.through)
         yield number
@@ -149,8 +149,8 @@ def value_numbers(source: Source) -> dict[Any, list[int]]:
     return operations
 
 
-def read_layout(attribute: Any, axis_names: tuple[str, ...]) -> Layout:
-    """A `#sdy.sharding` as a layout."""
+def read_sharding(attribute: Any, axis_names: tuple[str, ...]) -> Sharding:
+    """A `#sdy.sharding` as a sharding."""
 
     def number(axis: Any) -> int:
         reference = sdy.AxisRefAttr(axis)
@@ -160,6 +160,6 @@ def read_layout(attribute: Any, axis_names: tuple[str, ...]) -> Layout:
     return tuple(tuple(number(axis) for axis in sdy.DimensionShardingAttr(d).axes) for d in dimensions)
 
 
-def without_units(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
-    """The layout without axes of size 1."""
-    return tuple(tuple(axis for axis in axes if axis < 0 or axis_sizes[axis] > 1) for axes in layout)
+def without_units(sharding: Sharding, axis_sizes: tuple[int, ...]) -> Sharding:
+    """The sharding without axes of size 1."""
+    return tuple(tuple(axis for axis in axes if axis < 0 or axis_sizes[axis] > 1) for axes in sharding)

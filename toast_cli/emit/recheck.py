@@ -55,15 +55,15 @@ def strays(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -
         put_numbers(source, marks, module)
         found = Propagation(source, lowered).propagate(module)
     producer, sizes = source.program.producer, lowered.axis_sizes
-    computed = {pin.handle: pin.layouts[0] for pin in marks.pins}
+    computed = {pin.handle: pin.shardings[0] for pin in marks.pins}
     wrong = []
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
-        want = without_units(computed.get(handle, lowered.layouts[value]), sizes)
+        want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
         if is_read(handle) and found.values.get(value, want) != want:
             wrong.append(producer[value])
     for k, reshard in enumerate(marks.reshards):
-        if found.reshards.get(k) != without_units(reshard.layout, sizes):
+        if found.reshards.get(k) != without_units(reshard.sharding, sizes):
             wrong.append(reshard.edges[0][0])
     return sorted(wrong)
 

@@ -1,6 +1,6 @@
 """Which reductions XLA finds without being told how.
 
-Enters: a `Source`, a `LoweredPlan` and a value that is computed in one layout and goes on in another. Leaves: whether the last layout says enough.
+Enters: a `Source`, a `LoweredPlan` and a value that is computed in one sharding and goes on in another. Leaves: whether the last sharding says enough.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ PRODUCT = "stablehlo.dot_general"
 
 
 def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
-    """Whether XLA gets from the layout a value is computed in to its own by itself, with a reduce-scatter.
+    """Whether XLA gets from the sharding a value is computed in to its own by itself, with a reduce-scatter.
 
     It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each
     dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a gather of everything and a slice. A reduction needs its
     pin for another
-    reason: what it reads is mostly elementwise, and without one the layout of the result may spread over all of that. Whether it does
+    reason: what it reads is mostly elementwise, and without one the sharding of the result may spread over all of that. Whether it does
     hangs on the order in which propagation sees the operations, which is not XLA's.
     """
     program = source.program
@@ -26,11 +26,11 @@ def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
     op = program.ops[number]
     if op.name != PRODUCT:
         return False
-    computed, layout = lowered.computed[value], lowered.layouts[value]
-    finer = all(b[: len(a)] == a for a, b in zip(computed, layout, strict=True))
-    operands = [lowered.required.get((number, k), lowered.layouts[v]) for k, v in enumerate(op.operands)]
+    computed, sharding = lowered.computed[value], lowered.shardings[value]
+    finer = all(b[: len(a)] == a for a, b in zip(computed, sharding, strict=True))
+    operands = [lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands)]
     busy = {axis for at in (computed, *operands) for axes in at for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(lowered.axis_sizes))
-    fresh = all(not a for a, b in zip(computed, layout, strict=True) if a != b)
-    spread = sum(len(b) - len(a) for a, b in zip(computed, layout, strict=True))
-    return finer and fresh and not idle and spread == 1 and in_mesh_order(layout)
+    fresh = all(not a for a, b in zip(computed, sharding, strict=True) if a != b)
+    spread = sum(len(b) - len(a) for a, b in zip(computed, sharding, strict=True))
+    return finer and fresh and not idle and spread == 1 and in_mesh_order(sharding)

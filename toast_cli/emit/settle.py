@@ -1,7 +1,7 @@
 """Values made from constants alone lie as those who read them want.
 
-Enters: a program and a `LoweredPlan`. Leaves: a `LoweredPlan` in which each such value has the layout that its uses require. Making one
-anew costs nothing, so the layout a plan gives it means nothing; but HLO keeps one copy of it, and so does a loop that it is handed
+Enters: a program and a `LoweredPlan`. Leaves: a `LoweredPlan` in which each such value has the sharding that its uses require. Making one
+anew costs nothing, so the sharding a plan gives it means nothing; but HLO keeps one copy of it, and so does a loop that it is handed
 through. Where uses disagree about something that further values are made from, it is whole everywhere, for each to cut its part from.
 """
 
@@ -10,39 +10,39 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from toast_cli.plan.layout import Layout, replicated
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op, Program
-from toast_cli.program.remade import remade_values
+from toast_cli.program.rematerialised import remade_values
 
 
 def settled(program: Program, lowered: LoweredPlan) -> LoweredPlan:
     """The same plan for all values but those made from constants."""
     remade = remade_values(program)
-    layouts = list(lowered.layouts)
+    shardings = list(lowered.shardings)
     required = dict(lowered.required)
     for value in reversed(range(len(program.values))):
-        if not remade[value] or not layouts[value]:
+        if not remade[value] or not shardings[value]:
             continue
-        read: dict[tuple[int, int], Layout] = {}
-        derived: set[Layout] = set()
+        read: dict[tuple[int, int], Sharding] = {}
+        derived: set[Sharding] = set()
         for number, position in program.users[value]:
-            want = required.pop((number, position), layouts[value])
+            want = required.pop((number, position), shardings[value])
             op = program.ops[number]
             if op.results and all(remade[result] for result in op.results):
-                derived.add(seen_from(op, position, layouts[op.results[0]]))
+                derived.add(seen_from(op, position, shardings[op.results[0]]))
             else:
                 read[number, position] = want
         if derived:
             agreed = derived | set(read.values())
-            layouts[value] = agreed.pop() if len(agreed) == 1 else replicated(len(layouts[value]))
+            shardings[value] = agreed.pop() if len(agreed) == 1 else replicated(len(shardings[value]))
         elif read:
-            layouts[value] = Counter(read.values()).most_common(1)[0][0]
-        required.update({use: want for use, want in read.items() if want != layouts[value]})
-    return replace(lowered, layouts=layouts, required=required)
+            shardings[value] = Counter(read.values()).most_common(1)[0][0]
+        required.update({use: want for use, want in read.items() if want != shardings[value]})
+    return replace(lowered, shardings=shardings, required=required)
 
 
-def seen_from(op: Op, position: int, result: Layout) -> Layout:
-    """The layout of an operand that goes with the layout of the result, dimension by dimension."""
+def seen_from(op: Op, position: int, result: Sharding) -> Sharding:
+    """The sharding of an operand that goes with the sharding of the result, dimension by dimension."""
     axes_of = {factors: axes for factors, axes in zip(op.rule.results[0], result, strict=True) if factors}
     return tuple(axes_of.get(factors, ()) for factors in op.rule.operands[position])

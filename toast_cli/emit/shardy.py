@@ -13,8 +13,8 @@ from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, write_bytecode
 
 
@@ -30,7 +30,7 @@ def write_shardy(source: Source, lowered: LoweredPlan, marks: Marks, *, binary: 
 
 
 class ShardyNotation:
-    """Shardings over one mesh symbol; each different layout is built once."""
+    """Shardings over one mesh symbol; each different sharding is built once."""
 
     attribute = "sdy.sharding"
 
@@ -44,8 +44,8 @@ class ShardyNotation:
         names = ("mesh", *(f"mesh_{k}" for k in range(len(taken))))
         self._declared = bool(same)
         self._symbol = same[0] if same else next(name for name in names if name not in taken)
-        self._values: dict[tuple[Layout, frozenset[int]], Any] = {}
-        self._operations: dict[tuple[Layout, ...], Any] = {}
+        self._values: dict[tuple[Sharding, frozenset[int]], Any] = {}
+        self._operations: dict[tuple[Sharding, ...], Any] = {}
 
     def prepare(self, module: Any, undo: Undo) -> None:
         """Declares the mesh, unless the program brings the same one along for its manual regions."""
@@ -58,33 +58,35 @@ class ShardyNotation:
             )
             undo.append(added.erase)
 
-    def _text(self, layout: Layout, open: frozenset[int] = frozenset()) -> str:
+    def _text(self, sharding: Sharding, open: frozenset[int] = frozenset()) -> str:
         dimensions = (
             "{?}" if d in open else "{" + ", ".join(quoted(self._axis_names[axis]) for axis in axes) + "}"
-            for d, axes in enumerate(layout)
+            for d, axes in enumerate(sharding)
         )
         return f"<@{self._symbol}, [{', '.join(dimensions)}]>"
 
-    def of_value(self, layout: Layout, open: frozenset[int] = frozenset()) -> Any:
-        if (layout, open) not in self._values:
-            self._values[layout, open] = ir.Attribute.parse(f"#sdy.sharding{self._text(layout, open)}", self._context)
-        return self._values[layout, open]
+    def of_value(self, sharding: Sharding, open: frozenset[int] = frozenset()) -> Any:
+        if (sharding, open) not in self._values:
+            self._values[sharding, open] = ir.Attribute.parse(
+                f"#sdy.sharding{self._text(sharding, open)}", self._context
+            )
+        return self._values[sharding, open]
 
-    def of_operation(self, layouts: tuple[Layout, ...]) -> Any:
-        if layouts not in self._operations:
-            text = ", ".join(map(self._text, layouts))
-            self._operations[layouts] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
-        return self._operations[layouts]
+    def of_operation(self, shardings: tuple[Sharding, ...]) -> Any:
+        if shardings not in self._operations:
+            text = ", ".join(map(self._text, shardings))
+            self._operations[shardings] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{text}]>", self._context)
+        return self._operations[shardings]
 
     def constraint(
-        self, value: Any, layout: Layout, location: Any, where: Any, open: frozenset[int] = frozenset()
+        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
         return [
             ir.Operation.create(
                 "sdy.sharding_constraint",
                 results=[value.type],
                 operands=[value],
-                attributes={"sharding": self.of_value(layout, open)},
+                attributes={"sharding": self.of_value(sharding, open)},
                 loc=location,
                 ip=where,
             )

@@ -9,10 +9,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toast_cli.emit.marks import result_layouts
+from toast_cli.emit.marks import result_shardings
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
 
 SCHEMA = "toast.specs/1"
 
@@ -60,15 +60,15 @@ def boundary_specs(source: Source, lowered: LoweredPlan) -> BoundarySpecs:
     """The specs of a lowered plan."""
     program = source.program
 
-    def spec(layout: Layout) -> Spec:
-        return tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in layout)
+    def spec(sharding: Sharding) -> Spec:
+        return tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding)
 
     return BoundarySpecs(
         program.name,
         dict(zip(lowered.axis_names, lowered.axis_sizes, strict=True)),
-        tuple(NamedSpec(argument.path, spec(lowered.layouts[argument.value])) for argument in program.arguments),
+        tuple(NamedSpec(argument.path, spec(lowered.shardings[argument.value])) for argument in program.arguments),
         tuple(
-            NamedSpec(result.path, spec(layout))
-            for result, layout in zip(program.results, result_layouts(source, lowered), strict=True)
+            NamedSpec(result.path, spec(sharding))
+            for result, sharding in zip(program.results, result_shardings(source, lowered), strict=True)
         ),
     )

@@ -1,4 +1,4 @@
-"""Layouts in GSPMD's notation.
+"""Shardings in GSPMD's notation.
 
 `{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, two copies of each part; devices
 0 to 7 dealt out in that order. `<=[4,2]T(1,0)` counts them through a 4 x 2 grid column by column. Notation:
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from math import prod
 
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.sharding import Sharding
 
 REPLICATED = "{replicated}"
 
 
-def gspmd_string(layout: Layout, axis_sizes: tuple[int, ...]) -> str:
-    """How GSPMD writes `layout` on a mesh with these axis sizes, devices in row-major order; as XLA itself would print it."""
-    tiles = [prod(axis_sizes[axis] for axis in axes) for axes in layout]
+def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...]) -> str:
+    """How GSPMD writes `sharding` on a mesh with these axis sizes, devices in row-major order; as XLA itself would print it."""
+    tiles = [prod(axis_sizes[axis] for axis in axes) for axes in sharding]
     if prod(tiles) == 1:
         return REPLICATED
-    used = [axis for axes in layout for axis in axes]
+    used = [axis for axes in sharding for axis in axes]
     unused = [axis for axis in range(len(axis_sizes)) if axis not in used]
     copies = prod(axis_sizes[axis] for axis in unused)
     if copies > 1:

@@ -11,17 +11,17 @@ from dataclasses import replace
 
 from toast_cli.emit.reductions import scatters
 from toast_cli.frontend.source import Source
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.reshard import waypoints
-from toast_cli.program.remade import remade_values
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import Transposed, transposed
 
 
 def reduced_behind_transposes(source: Source, lowered: LoweredPlan) -> LoweredPlan:
     """The same plan, with reductions, and reshards of what they leave, moved behind transposes."""
     remade = remade_values(source.program)
-    layouts, computed, paths = list(lowered.layouts), dict(lowered.computed), dict(lowered.paths)
+    shardings, computed, paths = list(lowered.shardings), dict(lowered.computed), dict(lowered.paths)
     required = dict(lowered.required)
     for value in lowered.computed:
         of = transposed(source.program, value)
@@ -31,21 +31,21 @@ def reduced_behind_transposes(source: Source, lowered: LoweredPlan) -> LoweredPl
         del computed[value]
         if scatters(source, lowered, value):
             path = path[-1:]
-        layouts[value] = path[0]
+        shardings[value] = path[0]
         want = required.pop((of.op, 0), None)
         if want:
             path = (*path, *waypoints(path[-1], want, lowered.axis_sizes, source.program.values[value].shape), want)
         if len(path) > 1:
-            paths[of.value] = tuple(turned(layout, of) for layout in path)
+            paths[of.value] = tuple(turned(sharding, of) for sharding in path)
             computed[of.value] = paths[of.value][0]
-    return replace(lowered, layouts=layouts, computed=computed, required=required, paths=paths)
+    return replace(lowered, shardings=shardings, computed=computed, required=required, paths=paths)
 
 
 def lies_alike(lowered: LoweredPlan, value: int, of: Transposed) -> bool:
     """Whether what the transpose makes lies as it reads the value."""
-    return lowered.layouts[of.value] == turned(lowered.required.get((of.op, 0), lowered.layouts[value]), of)
+    return lowered.shardings[of.value] == turned(lowered.required.get((of.op, 0), lowered.shardings[value]), of)
 
 
-def turned(layout: Layout, of: Transposed) -> Layout:
-    """The layout of what the transpose makes, given that of what it reads."""
-    return tuple(layout[dim] for dim in of.order)
+def turned(sharding: Sharding, of: Transposed) -> Sharding:
+    """The sharding of what the transpose makes, given that of what it reads."""
+    return tuple(sharding[dim] for dim in of.order)

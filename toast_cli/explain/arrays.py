@@ -52,7 +52,7 @@ def _rows(study: Study, arguments: list[int]) -> list[tuple[str, list[int]]]:
     entries = [
         Entry(
             program.arguments[k].path or f"arg{k}",
-            (str(program.values[program.arguments[k].value]), lowered.layouts[program.arguments[k].value]),
+            (str(program.values[program.arguments[k].value]), lowered.shardings[program.arguments[k].value]),
         )
         for k in arguments
     ]
@@ -66,7 +66,7 @@ def _item(study: Study, name: str, members: list[int]) -> Item:
     size = sum(program.values[program.arguments[k].value].bytes for k in members)
     return Item(
         f"{name} {program.values[value]}",
-        f"{study.layout(study.lowered.layouts[value])}, {role}",
+        f"{study.sharding(study.lowered.shardings[value])}, {role}",
         len(members),
         bytes=size,
     )
@@ -78,7 +78,7 @@ def _why(study: Study, argument: int) -> Iterator[str]:
     value = problem.program.arguments[argument].value
     pattern = problem.op_pattern[argument]
     of, names = problem.patterns[pattern], problem.mesh.names
-    for dim, (slots, axes) in enumerate(zip(of.form.results[0], study.lowered.layouts[value], strict=True)):
+    for dim, (slots, axes) in enumerate(zip(of.form.results[0], study.lowered.shardings[value], strict=True)):
         size = problem.program.values[value].shape[dim]
         called = (
             " x ".join(problem.dimensions.groups[of.groups[slot]].name for slot in slots) or "a dimension of its own"
@@ -126,7 +126,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     problem, source = study.problem, study.source
     program, mesh = problem.program, problem.mesh
     value = program.arguments[members[0]].value
-    shape, now = program.values[value].shape, study.layout(study.lowered.layouts[value])
+    shape, now = program.values[value].shape, study.sharding(study.lowered.shardings[value])
     stated = stated_pins(source, mesh.names, mesh.sizes)
     changes = []
     for spec in _specs(shape, mesh.names, mesh.sizes):

@@ -9,7 +9,7 @@ from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
-from toast_cli.plan.layout import shards
+from toast_cli.plan.sharding import shards
 from toast_cli.program.model import ARGUMENT
 from toast_cli.report.format import format_bytes, format_count, format_seconds
 from toast_cli.search.objective import Objective
@@ -97,7 +97,7 @@ def _reach(study: Study, number: int, decision: Shard) -> tuple[list[int], int, 
 def _rest(study: Study, values: list[int]) -> str:
     sizes, program = study.problem.mesh.sizes, study.problem.program
     whole = sum(program.values[v].bytes for v in values)
-    local = sum(program.values[v].bytes / shards(study.lowered.layouts[v], sizes) for v in values)
+    local = sum(program.values[v].bytes / shards(study.lowered.shardings[v], sizes) for v in values)
     return f"{format_bytes(whole)} in all, {format_bytes(local)} on each device"
 
 

@@ -15,10 +15,10 @@ from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
 from toast_cli.report.words import summary
 
 
@@ -102,9 +102,9 @@ class Study:
         """`decision 3 (batch over data)`."""
         return f"decision {number} ({self.words(self.plan[number - 1])})"
 
-    def layout(self, layout: Layout) -> str:
+    def sharding(self, sharding: Sharding) -> str:
         names = self.problem.mesh.names
-        return f"({', '.join('+'.join(names[a] for a in axes) or 'None' for axes in layout)})"
+        return f"({', '.join('+'.join(names[a] for a in axes) or 'None' for axes in sharding)})"
 
     # -- who gave what -------------------------------------------------------------------------------------------
 

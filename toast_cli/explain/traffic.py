@@ -82,9 +82,9 @@ def _computations(study: Study, ops: list[int]) -> list[Item]:
         if op.results and op.flops:
             value = op.results[0]
             alike[
-                f"{op.name.partition('.')[2]} {program.values[value]}", study.layout(study.lowered.layouts[value])
+                f"{op.name.partition('.')[2]} {program.values[value]}", study.sharding(study.lowered.shardings[value])
             ] += 1
-    return [Item(text, layout, count) for (text, layout), count in alike.most_common(_LISTED)]
+    return [Item(text, sharding, count) for (text, sharding), count in alike.most_common(_LISTED)]
 
 
 def explain_collective(study: Study, number: int) -> Explanation:

@@ -76,7 +76,7 @@ WHOLE = frozenset(
 
 @cache
 def free_rule(shape: tuple[int, ...]) -> Rule:
-    """`()->([i, j, …])`: a value that can be made in any layout."""
+    """`()->([i, j, …])`: a value that can be made in any sharding."""
     return Rule(shape, (), (tuple((d,) for d in range(len(shape))),))
 
 

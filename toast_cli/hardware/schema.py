@@ -9,8 +9,8 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from toast_cli.hardware.axis_links import lay_out
 from toast_cli.hardware.chips import Preset, chip_names, find_preset
-from toast_cli.hardware.layout import lay_out
 from toast_cli.hardware.model import Chip
 from toast_cli.hardware.spec import AXIS_NAME, RESERVED_HINT, RESERVED_NAMES, AxisRequest, Spec, shape_text
 from toast_cli.hardware.topology import read_topology

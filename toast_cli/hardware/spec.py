@@ -9,8 +9,8 @@ from functools import cached_property
 from math import prod
 
 from toast_cli.errors import SpecError, UsageError
+from toast_cli.hardware.axis_links import divisors, lay_out
 from toast_cli.hardware.chips import Preset
-from toast_cli.hardware.layout import divisors, lay_out
 from toast_cli.hardware.model import Axis, Chip, Mesh
 from toast_cli.hardware.topology import Dimension
 

@@ -1,43 +1,43 @@
 """Sums of partial results in a lowered plan: terms stay as their ops compute them, and the sum is scattered once, at its end.
 
-Enters: the layouts of all values, before. Leaves: which values to leave partial, and which sums to scatter; see `plan.sums` for why.
+Enters: the shardings of all values, before. Leaves: which values to leave partial, and which sums to scatter; see `plan.sums` for why.
 """
 
 from __future__ import annotations
 
-from toast_cli.plan.layout import Layout
+from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.sums import ADD, is_view, scatters_into
 from toast_cli.program.model import Op, Program
 
-# The layout in which a value is computed, partial, the one it is scattered to, and axes it is all-reduced over besides.
-Scatter = tuple[Layout, Layout, tuple[int, ...]]
+# The sharding in which a value is computed, partial, the one it is scattered to, and axes it is all-reduced over besides.
+Scatter = tuple[Sharding, Sharding, tuple[int, ...]]
 
 
 def accumulated(
     program: Program,
-    layouts: list[Layout],
-    computed: dict[int, Layout],
+    shardings: list[Sharding],
+    computed: dict[int, Sharding],
     reduced: dict[int, tuple[int, ...]],
-    required: dict[tuple[int, int], Layout],
-) -> tuple[list[Layout], dict[int, Layout], frozenset[int]]:
-    """`layouts` and `computed` of the same plan with every sum of scattered terms scattered as one, and these sums.
+    required: dict[tuple[int, int], Sharding],
+) -> tuple[list[Sharding], dict[int, Sharding], frozenset[int]]:
+    """`shardings` and `computed` of the same plan with every sum of scattered terms scattered as one, and these sums.
 
     Args:
         reduced: what values in `computed` are all-reduced over, where they are.
     """
     partial: dict[int, Scatter] = {
-        value: (at, layouts[value], reduced.get(value, ())) for value, at in computed.items()
+        value: (at, shardings[value], reduced.get(value, ())) for value, at in computed.items()
     }
     sums: list[int] = []
     for number, op in enumerate(program.ops):
-        found = _handed_on(program, number, op, partial, layouts, required)
+        found = _handed_on(program, number, op, partial, shardings, required)
         if found is not None:
             partial[op.results[0]] = found
             if op.name == ADD:
                 sums.append(number)
     if not sums:
-        return layouts, computed, frozenset()
-    layouts, computed = list(layouts), dict(computed)
+        return shardings, computed, frozenset()
+    shardings, computed = list(shardings), dict(computed)
     terms: set[int] = set()
     ends: set[int] = set()
     for number in reversed(sums):
@@ -46,8 +46,8 @@ def accumulated(
             ends.add(op.results[0])
             computed[op.results[0]] = partial[op.results[0]][0]
         for value in op.operands:
-            _leave_partial(program, value, partial, layouts, computed, terms)
-    return layouts, computed, frozenset(ends)
+            _leave_partial(program, value, partial, shardings, computed, terms)
+    return shardings, computed, frozenset(ends)
 
 
 def _handed_on(
@@ -55,8 +55,8 @@ def _handed_on(
     number: int,
     op: Op,
     partial: dict[int, Scatter],
-    layouts: list[Layout],
-    required: dict[tuple[int, int], Layout],
+    shardings: list[Sharding],
+    required: dict[tuple[int, int], Sharding],
 ) -> Scatter | None:
     """How the result of an op that only adds up or views partial values would be computed and scattered; None for any other."""
     if op.name != ADD and not (len(op.results) == 1 and op.operands and is_view(op, program)):
@@ -70,11 +70,11 @@ def _handed_on(
         return partial[read[0]] if partial[read[0]] == partial[read[1]] else None
     computed_in, _, reduced = partial[read[0]]
     at = _seen_through(op, computed_in)
-    return None if at is None else (at, layouts[op.results[0]], reduced)
+    return None if at is None else (at, shardings[op.results[0]], reduced)
 
 
-def _seen_through(op: Op, operand: Layout) -> Layout | None:
-    """The layout of a view of something that lies so; None where dimensions are cut or put together."""
+def _seen_through(op: Op, operand: Sharding) -> Sharding | None:
+    """The sharding of a view of something that lies so; None where dimensions are cut or put together."""
     axes_of = {factors: axes for factors, axes in zip(op.rule.operands[0], operand, strict=True) if factors}
     found = tuple(axes_of.pop(factors, ()) for factors in op.rule.results[0])
     return None if any(axes_of.values()) else found
@@ -84,14 +84,14 @@ def _leave_partial(
     program: Program,
     value: int,
     partial: dict[int, Scatter],
-    layouts: list[Layout],
-    computed: dict[int, Layout],
+    shardings: list[Sharding],
+    computed: dict[int, Sharding],
     terms: set[int],
 ) -> None:
     """The value, and what it is a view of, stays as it is computed."""
     while True:
         terms.add(value)
-        layouts[value] = partial[value][0]
+        shardings[value] = partial[value][0]
         computed.pop(value, None)
         op = program.ops[program.producer[value]]
         if op.name == ADD or not op.operands or op.operands[0] not in partial or not is_view(op, program):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import Form, SlotKind, Strand
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.layout import Layout, one_of
+from toast_cli.plan.sharding import Sharding, one_of
 
 NO_ROLE = -1
 SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
-PinnedLayout = tuple[tuple[int, ...] | None, ...]
+PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class OpPattern:
-    """All that decides an op's layouts; ops with equal patterns are split alike under every plan.
+    """All that decides an op's shardings; ops with equal patterns are split alike under every plan.
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its buffer.
-    result_pins, operand_pins: layouts insisted on, per array, or None. space: of a convolution with windows.
+    result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
     """
 
     form: Form
     groups: tuple[int, ...]
     strands: tuple[Strand | None, ...]
     role: int = NO_ROLE
-    operand_pins: tuple[PinnedLayout | None, ...] = ()
-    result_pins: tuple[PinnedLayout | None, ...] = ()
+    operand_pins: tuple[PinnedSharding | None, ...] = ()
+    result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
     # (group, sides) -> slots in the order in which they are tried, as far as asked for: plans ask for the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = field(
@@ -52,21 +52,21 @@ class OpPattern:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One op under one plan. Equal layouts are one object.
+    """One op under one plan. Equal shardings are one object.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
-        operands: [operands] layout each must have.
-        computed: [results] layout the op computes each in. reduced_to: [results] layout once reductions are resolved. layouts: [results]
+        operands: [operands] sharding each must have.
+        computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are resolved. shardings: [results]
             the same, but as pinned where a result is.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
     """
 
     slot_axes: SlotAxes
-    operands: tuple[Layout, ...]
-    computed: tuple[Layout, ...]
-    reduced_to: tuple[Layout, ...]
-    layouts: tuple[Layout, ...]
+    operands: tuple[Sharding, ...]
+    computed: tuple[Sharding, ...]
+    reduced_to: tuple[Sharding, ...]
+    shardings: tuple[Sharding, ...]
     reduced: tuple[int, ...]
     scattered: tuple[tuple[int, ...], ...]
 
@@ -94,19 +94,19 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
 
 
 def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
-    """The layouts that follow from a choice."""
+    """The shardings that follow from a choice."""
     form = pattern.form
     slot_axes, wanted = choice
 
-    def layout(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Layout:
+    def sharding(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Sharding:
         return one_of(tuple([_along(slots, axes_of) for slots in dims]))
 
-    operands = tuple(map(layout, form.operands))
+    operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
         operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
     partial = [a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes]
-    computed = tuple(map(layout, form.results))
-    layouts = list(computed)
+    computed = tuple(map(sharding, form.results))
+    shardings = list(computed)
     scattered: list[tuple[int, ...]] = [()] * len(computed)
     reduced: list[int] = []
     for k, places in enumerate(wanted):
@@ -117,14 +117,14 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
             else:
                 own[slot] = (*own[slot], axis)
                 scattered[k] = (*scattered[k], axis)
-        layouts[k] = layout(form.results[k], own)
-    reduced_to = tuple(layouts)
+        shardings[k] = sharding(form.results[k], own)
+    reduced_to = tuple(shardings)
     if pattern.result_pins:
-        layouts = [_pin(at, pin) for at, pin in zip(layouts, pattern.result_pins, strict=True)]
+        shardings = [_pin(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
         if not operands and not partial:  # an argument: it simply rests as pinned
-            computed = reduced_to = tuple(layouts)
+            computed = reduced_to = tuple(shardings)
     return Iteration(
-        slot_axes, operands, computed, reduced_to, tuple(layouts), tuple(dict.fromkeys(reduced)), tuple(scattered)
+        slot_axes, operands, computed, reduced_to, tuple(shardings), tuple(dict.fromkeys(reduced)), tuple(scattered)
     )
 
 
@@ -133,14 +133,14 @@ def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tupl
     return slot_axes[slots[0]] if len(slots) == 1 else tuple([axis for slot in slots for axis in slot_axes[slot]])
 
 
-def _pin(layout: Layout, pin: PinnedLayout | None) -> Layout:
-    """`layout` with the pinned dimensions as pinned; axes a pin takes leave the open dimensions."""
+def _pin(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
+    """`sharding` with the pinned dimensions as pinned; axes a pin takes leave the open dimensions."""
     if pin is None:
-        return layout
+        return sharding
     taken = {axis for axes in pin if axes is not None for axis in axes}
     return one_of(
         tuple(
             tuple(a for a in axes if a not in taken) if want is None else want
-            for axes, want in zip(layout, pin, strict=True)
+            for axes, want in zip(sharding, pin, strict=True)
         )
     )

@@ -1,4 +1,4 @@
-"""Lowers a plan over the whole program: the layout of every value and of every use. See `iteration` for the semantics, `accumulate` for
+"""Lowers a plan over the whole program: the sharding of every value and of every use. See `iteration` for the semantics, `accumulate` for
 sums of partial results."""
 
 from __future__ import annotations
@@ -6,34 +6,34 @@ from __future__ import annotations
 from toast_cli.plan.accumulate import accumulated
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.layout import Layout, replicated
 from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import CONVOLUTION, PRODUCTS
 
 
 def lower(problem: Problem, plan: Plan) -> LoweredPlan:
-    """Layouts of all values and uses under `plan`."""
+    """Shardings of all values and uses under `plan`."""
     program = problem.program
     iterations: list[Iteration] = [problem.iterate(p, plan) for p in range(len(problem.patterns))]
-    layouts: list[Layout] = [replicated(len(v.shape)) for v in program.values]
-    computed: dict[int, Layout] = {}
+    shardings: list[Sharding] = [replicated(len(v.shape)) for v in program.values]
+    computed: dict[int, Sharding] = {}
     reduced: dict[int, tuple[int, ...]] = {}
     for number, op in enumerate(program.ops):
         iteration = iterations[problem.op_pattern[number]]
         for k, value in enumerate(op.results):
-            layouts[value] = iteration.layouts[k]
-            if iteration.computed[k] != iteration.layouts[k]:
+            shardings[value] = iteration.shardings[k]
+            if iteration.computed[k] != iteration.shardings[k]:
                 computed[value] = iteration.computed[k]
                 reduced[value] = iteration.reduced
-    required: dict[tuple[int, int], Layout] = {}
+    required: dict[tuple[int, int], Sharding] = {}
     for number, op in enumerate(program.ops):
         iteration = iterations[problem.op_pattern[number]]
         for k, value in enumerate(op.operands):
-            if iteration.operands[k] != layouts[value]:
+            if iteration.operands[k] != shardings[value]:
                 required[number, k] = iteration.operands[k]
-    layouts, computed, sums = accumulated(program, layouts, computed, reduced, required)
+    shardings, computed, sums = accumulated(program, shardings, computed, reduced, required)
     makers = {value: program.ops[program.producer[value]].name for value in computed}
     at_once = sums | {value for value, name in makers.items() if name not in PRODUCTS}
     convolved = frozenset(value for value, name in makers.items() if name == CONVOLUTION)
-    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, layouts, computed, required, at_once, convolved)
+    return LoweredPlan(problem.mesh.names, problem.mesh.sizes, shardings, computed, required, at_once, convolved)

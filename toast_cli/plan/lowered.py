@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toast_cli.plan.layout import Layout, refinements
+from toast_cli.plan.sharding import Sharding, refinements
 
 
 @dataclass(frozen=True)
 class LoweredPlan:
-    """Layouts of one program under one plan.
+    """Shardings of one program under one plan.
 
     Attributes:
-        axis_names, axis_sizes: of the mesh, in order; layouts name axes by number.
-        layouts: [values] the layout each value has once its op, and the reduction it leaves behind, are done.
-        computed: the layout in which the op itself computes a value, where that differs from `layouts` (the value is
-            partial there, and a reduce-scatter takes it to `layouts`).
-        required: (op number, operand position) -> the layout that use needs, where that differs from the value's: a reshard
+        axis_names, axis_sizes: of the mesh, in order; shardings name axes by number.
+        shardings: [values] the sharding each value has once its op, and the reduction it leaves behind, are done.
+        computed: the sharding in which the op itself computes a value, where that differs from `shardings` (the value is
+            partial there, and a reduce-scatter takes it to `shardings`).
+        required: (op number, operand position) -> the sharding that use needs, where that differs from the value's: a reshard
             sits on this edge.
         at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
         convolved: values in `computed` that a convolution makes.
-        paths: of values in `computed` the layouts they go through where that is known, see `path`.
+        paths: of values in `computed` the shardings they go through where that is known, see `path`.
     """
 
     axis_names: tuple[str, ...]
     axis_sizes: tuple[int, ...]
-    layouts: list[Layout]
-    computed: dict[int, Layout]
-    required: dict[tuple[int, int], Layout]
+    shardings: list[Sharding]
+    computed: dict[int, Sharding]
+    required: dict[tuple[int, int], Sharding]
     at_once: frozenset[int] = frozenset()
     convolved: frozenset[int] = frozenset()
-    paths: dict[int, tuple[Layout, ...]] = field(default_factory=dict)
+    paths: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
 
-    def path(self, value: int) -> tuple[Layout, ...]:
-        """Layouts a value goes through from where it is computed to where it stays.
+    def path(self, value: int) -> tuple[Sharding, ...]:
+        """Shardings a value goes through from where it is computed to where it stays.
 
         A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
         through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
         it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term;
         and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates. A convolution whose result
-        is scattered over three axes or more says in which layout it is computed: asked for a finer one, XLA gathers its operands along the batch
+        is scattered over three axes or more says in which sharding it is computed: asked for a finer one, XLA gathers its operands along the batch
         (over two, XLA:TPU reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's order.
         """
         if value in self.paths:
             return self.paths[value]
         if value not in self.computed:
-            return (self.layouts[value],)
+            return (self.shardings[value],)
         if value in self.at_once:
-            return (self.computed[value], self.layouts[value])
-        steps = refinements(self.computed[value], self.layouts[value])
+            return (self.computed[value], self.shardings[value])
+        steps = refinements(self.computed[value], self.shardings[value])
         told = value in self.convolved and len(steps) > 3
         return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps
 
 
-def in_mesh_order(layout: Layout) -> bool:
+def in_mesh_order(sharding: Sharding) -> bool:
     """Whether the axes of every dimension stand in the order they have in the mesh."""
-    return all(list(axes) == sorted(axes) for axes in layout)
+    return all(list(axes) == sorted(axes) for axes in sharding)

@@ -10,7 +10,7 @@ from math import prod
 
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.iteration import PinnedLayout
+from toast_cli.plan.iteration import PinnedSharding
 from toast_cli.program.model import RESULT, Program
 from toast_cli.program.pins import Pin, Pins
 
@@ -19,7 +19,7 @@ _KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")
 
 def number_pins(
     program: Program, mesh: Mesh, wishes: tuple[str, ...], stated: Pins
-) -> tuple[dict[int, PinnedLayout], dict[tuple[int, int], PinnedLayout]]:
+) -> tuple[dict[int, PinnedSharding], dict[tuple[int, int], PinnedSharding]]:
     value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in stated.values.items()}
     use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in stated.uses.items()}
     result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
@@ -79,7 +79,7 @@ def slash_path(path: str) -> str:
     return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
 
 
-def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedLayout:
+def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:
     if len(pin) > len(shape):
         raise UsageError(
             f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with {_count(len(shape), 'dimension')}",
@@ -100,7 +100,7 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedLayout:
+def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedSharding:
     """Axis names to axis numbers of this mesh."""
     names = mesh.names
     for axes in pin:

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
+from toast_cli.plan.axis_assignment import START, Spender, bid_of, replicates_first, rules_of, spender
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
@@ -20,16 +21,15 @@ from toast_cli.plan.iteration import (
     Choice,
     Iteration,
     OpPattern,
-    PinnedLayout,
+    PinnedSharding,
     Space,
     decisive,
     lay_out,
 )
 from toast_cli.plan.pins import number_pins
-from toast_cli.plan.spending import START, Spender, bid_of, replicates_first, rules_of, spender
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
 from toast_cli.program.pins import NO_PINS, Pins
-from toast_cli.program.remade import remade_values
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
 
 CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
@@ -42,7 +42,7 @@ class Problem:
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
         roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in `roles`.
-        free: [values] derived from constants alone, so made in any layout without communication.
+        free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
@@ -335,8 +335,8 @@ def _space(op: Op, form: Form) -> Space | None:
 
 
 def _operand_pins(
-    op: Op, number: int, use_pins: dict[tuple[int, int], PinnedLayout]
-) -> tuple[PinnedLayout | None, ...]:
+    op: Op, number: int, use_pins: dict[tuple[int, int], PinnedSharding]
+) -> tuple[PinnedSharding | None, ...]:
     if not use_pins:
         return ()
     pins = tuple(use_pins.get((number, k)) for k in range(len(op.operands)))

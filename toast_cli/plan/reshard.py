@@ -1,9 +1,9 @@
-"""How an array gets from one layout to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest way found.
+"""How an array gets from one sharding to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest way found.
 
 XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever writes the program
-says the layouts on the way (`waypoints`), and then the steps are the ones listed here.
+says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
 
-Enters: two layouts of one array. Leaves: the collectives in order, and the layouts in between that have to be spelled out.
+Enters: two shardings of one array. Leaves: the collectives in order, and the shardings in between that have to be spelled out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import permutations
 
-from toast_cli.plan.layout import Layout, shards
+from toast_cli.plan.sharding import Sharding, shards
 
 SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
 # Dimensions split by more axes than this are not put into every possible order: what is not wanted is gathered with what is.
@@ -30,13 +30,13 @@ class Step:
     fraction: float
 
 
-Hop = tuple[Step, Layout]  # a step and the layout it leads to
-_Queued = tuple[float, int, Layout, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
+Hop = tuple[Step, Sharding]  # a step and the sharding it leads to
+_Queued = tuple[float, int, Sharding, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
 
 
 @lru_cache(maxsize=200_000)
 def reshard_steps(
-    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Step, ...]:
     """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh.
 
@@ -47,9 +47,9 @@ def reshard_steps(
 
 @lru_cache(maxsize=200_000)
 def waypoints(
-    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
-) -> tuple[Layout, ...]:
-    """Layouts between the two without which XLA would not find its way; none where it takes one step."""
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[Sharding, ...]:
+    """Shardings between the two without which XLA would not find its way; none where it takes one step."""
     hops = _even_route(source, target, sizes, shape)
     kinds = [step.kind for step, _ in hops]
     if (
@@ -61,13 +61,13 @@ def waypoints(
     return tuple(at for k, (_, at) in enumerate(hops[:-1]) if (kinds[k], kinds[k + 1]) != (SLICE, SLICE))
 
 
-def _finer(source: Layout, target: Layout, kinds: list[str]) -> bool:
+def _finer(source: Sharding, target: Sharding, kinds: list[str]) -> bool:
     """Whether steps of one kind are one step, or gathers, which XLA takes in one go."""
     return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
 
 
 def _even_route(
-    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None
 ) -> tuple[Hop, ...]:
     """The route for any array, unless it cuts this one unevenly; then the best of those that do not."""
     hops = _route(source, target, sizes)
@@ -76,22 +76,22 @@ def _even_route(
     return _route(source, target, sizes, shape)
 
 
-def is_even(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def is_even(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Whether every dimension is cut into pieces of one size."""
-    return all(size % shards((axes,), sizes) == 0 for size, axes in zip(shape, layout, strict=True))
+    return all(size % shards((axes,), sizes) == 0 for size, axes in zip(shape, sharding, strict=True))
 
 
 @lru_cache(maxsize=200_000)
 def _route(
-    source: Layout, target: Layout, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Hop, ...]:
-    """Hops from one layout to the other that move the fewest bytes; with a `shape`, over layouts that cut it evenly."""
+    """Hops from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it evenly."""
     if source == target:
         return ()
     if all(have[: len(want)] == want for have, want in zip(source, target, strict=True)):
         return tuple(_gathers(source, target, sizes))
     queue: list[_Queued] = [(0.0, 0, source, ())]
-    done: set[Layout] = set()
+    done: set[Sharding] = set()
     while queue:
         cost, count, at, hops = heappop(queue)
         if at == target:
@@ -106,7 +106,7 @@ def _route(
     raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
 
 
-def _gathers(source: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator[Hop]:
+def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[Hop]:
     """One all-gather a dimension, the last first, as XLA does."""
     at = source
     for dim in reversed(range(len(source))):
@@ -116,7 +116,9 @@ def _gathers(source: Layout, target: Layout, sizes: tuple[int, ...]) -> Iterator
             yield Step(GATHER, gone, 1 / shards(at, sizes)), at
 
 
-def _is_allowed(at: Layout, source: Layout, target: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def _is_allowed(
+    at: Sharding, source: Sharding, target: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> bool:
     """Whether each dimension is cut evenly, or begins as at either end."""
     return all(
         size % shards((axes,), sizes) == 0 or axes == have[: len(axes)] or axes == want[: len(axes)]
@@ -124,7 +126,7 @@ def _is_allowed(at: Layout, source: Layout, target: Layout, shape: tuple[int, ..
     )
 
 
-def _hops(at: Layout, target: Layout, sizes: tuple[int, ...], may_gather: bool) -> Iterator[Hop]:
+def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[Hop]:
     """What one step can do that may lead to the target; gathers what has a place there only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
     present = {axis for axes in at for axis in axes}
@@ -155,7 +157,7 @@ def _hops(at: Layout, target: Layout, sizes: tuple[int, ...], may_gather: bool) 
         yield Step(PERMUTE, moved, 1 / shards(target, sizes)), target
 
 
-def _is_cut_further(at: Layout, target: Layout, sizes: tuple[int, ...]) -> bool:
+def _is_cut_further(at: Sharding, target: Sharding, sizes: tuple[int, ...]) -> bool:
     """Whether the pieces of `target` are pieces of those of `at`, so that each device can be sent the one it needs."""
     return all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(at, target, strict=True))
 
@@ -166,5 +168,5 @@ def _unlike(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:
     return have[same:] + want[same:]
 
 
-def _replaced(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
-    return (*layout[:dim], axes, *layout[dim + 1 :])
+def _replaced(sharding: Sharding, dim: int, axes: tuple[int, ...]) -> Sharding:
+    return (*sharding[:dim], axes, *sharding[dim + 1 :])

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toast_cli.program.model import Op, Program
-from toast_cli.program.remade import SOURCES, expands_scalar
+from toast_cli.program.rematerialised import SOURCES, expands_scalar
 
 ADD = "stablehlo.add"
 # What changes the form of a term and nothing about what is added up. Not a conversion: it rounds.

@@ -10,9 +10,9 @@ from toast_cli.cost.model import PEAK_ERROR, Cost
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
-from toast_cli.plan.layout import Layout
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
 from toast_cli.report.format import format_count, format_percent
 from toast_cli.report.model import (
     AnalysisFacts,
@@ -21,6 +21,7 @@ from toast_cli.report.model import (
     BoundFacts,
     CollectiveFacts,
     DecisionFacts,
+    DimensionAxes,
     GoalFacts,
     GroupFacts,
     LiveValue,
@@ -31,7 +32,6 @@ from toast_cli.report.model import (
     Report,
     ResultFacts,
     SearchFacts,
-    Sharding,
 )
 from toast_cli.report.words import decision_text, idle_axes, summary
 from toast_cli.search import SearchResult
@@ -160,11 +160,11 @@ def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[
     program, names = problem.program, problem.mesh.names
     lowered = lower(problem, plan)
 
-    def named(layout: Layout) -> Sharding:
-        return [[names[a] for a in axes] for axes in layout]
+    def named(sharding: Sharding) -> DimensionAxes:
+        return [[names[a] for a in axes] for axes in sharding]
 
     arguments = [
-        ArgumentFacts(k, a.path, str(program.values[a.value]), a.donated, named(lowered.layouts[a.value]))
+        ArgumentFacts(k, a.path, str(program.values[a.value]), a.donated, named(lowered.shardings[a.value]))
         for k, a in enumerate(program.arguments)
     ]
     first = len(program.ops) - len(program.results)
@@ -173,7 +173,7 @@ def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[
             k,
             r.path,
             str(program.values[r.value]),
-            named(lowered.required.get((first + k, 0), lowered.layouts[r.value])),
+            named(lowered.required.get((first + k, 0), lowered.shardings[r.value])),
         )
         for k, r in enumerate(program.results)
     ]

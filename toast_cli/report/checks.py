@@ -10,7 +10,7 @@ from toast_cli.errors import UsageError
 from toast_cli.report.format import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report.goal import bound_text
 from toast_cli.report.json_file import StoredReport
-from toast_cli.report.model import Report, Sharding
+from toast_cli.report.model import DimensionAxes, Report
 from toast_cli.report.terminal import one_line
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
@@ -122,8 +122,8 @@ def plan_drift(report: Report, stored: StoredReport) -> list[str]:
 def drift_lines(
     before: Sequence[str],
     now: Sequence[str],
-    rested: Sequence[tuple[str, Sharding]],
-    rests: Sequence[tuple[str, Sharding]],
+    rested: Sequence[tuple[str, DimensionAxes]],
+    rests: Sequence[tuple[str, DimensionAxes]],
 ) -> list[str]:
     """The same of decisions in words, and of arguments' names and shardings."""
     before, now = list(before), list(now)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.report.model import SCHEMA, Report, Sharding
+from toast_cli.report.model import SCHEMA, DimensionAxes, Report
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StoredReport:
     communication_seconds: float
     peak_bytes: int
     decisions: tuple[str, ...]
-    arguments: tuple[tuple[str, Sharding], ...]
+    arguments: tuple[tuple[str, DimensionAxes], ...]
 
 
 def to_bytes(report: Report) -> bytes:
@@ -113,8 +113,8 @@ def _field(facts: Any, path: str, kind: Any, *names: str) -> Any:
     return facts
 
 
-def _sharding(argument: Any, path: str) -> Sharding:
-    sharding: Sharding = _field(argument, path, list, "sharding")
+def _sharding(argument: Any, path: str) -> DimensionAxes:
+    sharding: DimensionAxes = _field(argument, path, list, "sharding")
     if not all(isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) for axes in sharding):
         raise InputError(f"sharding is {json.dumps(sharding)[:40]}", where=path, hint=_REMAKE)
     return sharding

@@ -12,7 +12,7 @@ from typing import Any
 SCHEMA = "toast.report/1"
 
 # Per dimension of an array, the mesh axis names that split it, major to minor.
-Sharding = list[list[str]]
+DimensionAxes = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ArgumentFacts:
     name: str
     type: str
     donated: bool
-    sharding: Sharding
+    sharding: DimensionAxes
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ResultFacts:
     index: int
     name: str
     type: str
-    sharding: Sharding
+    sharding: DimensionAxes
 
 
 @dataclass(frozen=True)

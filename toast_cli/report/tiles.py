@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from math import prod
 
-from toast_cli.report.model import Sharding
+from toast_cli.report.model import DimensionAxes
 
 # Colours of mesh axes, in order: told apart also by the colour-blind (Okabe and Ito, "Color universal design", 2008).
 AXIS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
@@ -18,7 +18,7 @@ def axis_colours(axes: dict[str, int]) -> dict[str, str]:
     return {name: AXIS_COLOURS[number % len(AXIS_COLOURS)] for number, name in enumerate(axes)}
 
 
-def tile(shape: list[int], sharding: Sharding, axes: dict[str, int]) -> str:
+def tile(shape: list[int], sharding: DimensionAxes, axes: dict[str, int]) -> str:
     """An array as a rectangle, its last two split dimensions cut into their pieces; the first device's piece is filled.
 
     Cuts have the colour of the mesh axis that makes them; a whole array is one grey piece.

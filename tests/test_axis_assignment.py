@@ -9,10 +9,10 @@ from random_programs import cases, plans
 
 from toast_cli.cost.rows import Rows
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.axis_assignment import replicates_first
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.spending import replicates_first
 
 
 def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
