@@ -147,7 +147,7 @@ def analysed(case: Case) -> tuple[Any, Any]:
 
 def compute_seconds(program: Any, dimensions: Any, chip: str) -> float:
     """Predicted compute time on one device."""
-    from toast_cli.cost.evaluator import Evaluator
+    from toast_cli.evaluate.evaluator import Evaluator
     from toast_cli.hardware import Axis, Mesh
     from toast_cli.plan.problem import make_problem
 

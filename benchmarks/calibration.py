@@ -22,8 +22,8 @@ from benchmarks.calibrate_memory import TABLE
 from benchmarks.common import Row, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import PEAK_ERROR
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 
 GIB = 2.0**30

@@ -24,7 +24,7 @@ from benchmarks.common import Row, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from benchmarks.plot import scatter
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 
 START, END = "<!-- time: written by benchmarks/calibration_time.py -->", "<!-- time: end -->"
 LEAST_RANKED = 3  # plans of one program and slice whose order says anything

@@ -15,8 +15,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.plan.problem import make_problem

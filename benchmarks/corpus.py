@@ -175,7 +175,7 @@ def random_plan(problem: Problem, seed: int) -> Plan:
 
 def searched(problem: Problem) -> Plan:
     """What a short search finds."""
-    from toast_cli.cost.evaluator import Evaluator
+    from toast_cli.evaluate.evaluator import Evaluator
 
     return run_search(Evaluator(problem, strategies(problem).values()), "mcts", 0, 300, None).plan
 

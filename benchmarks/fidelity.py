@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from benchmarks import corpus
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan

@@ -28,9 +28,9 @@ import numpy as np
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.corpus import PROGRAMS, Loaded, fingerprint, plan_of, restore, source_of, store
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower

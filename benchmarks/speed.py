@@ -132,9 +132,9 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     partition`, cycles are not looked for; time is that of the processor, which other work on the machine changes less."""
     import numpy as np
 
-    from toast_cli.cost.evaluator import Evaluator
     from toast_cli.cost.model import Cost
     from toast_cli.dimensions import analyse
+    from toast_cli.evaluate.evaluator import Evaluator
     from toast_cli.frontend import load
     from toast_cli.hardware import load_spec
     from toast_cli.plan.decisions import Plan

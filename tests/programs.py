@@ -18,8 +18,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.cost.rows import Rows
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.evaluate.iteration_memo import IterationMemo
 from toast_cli.plan.axis_assignment import replicates_first
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, lay_out
@@ -68,7 +68,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
 @given(st.data())
 def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
-    rows = Rows(problem)
+    rows = IterationMemo(problem)
     for plan in data.draw(st.lists(plans(problem), min_size=1, max_size=4)):
         steps = rows.steps(plan)
         numbers = [rows.row(view, steps) for view in rows.views]
@@ -82,7 +82,7 @@ def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> 
 @given(st.data())
 def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
-    rows = Rows(problem)
+    rows = IterationMemo(problem)
     one, other, more = (replicates_first(data.draw(plans(problem))) for _ in range(3))
     more = tuple(d for d in more if isinstance(d, Shard))
     for view in rows.views:

@@ -22,7 +22,7 @@ from benchmarks.calibration import (
 )
 from benchmarks.common import Row
 from benchmarks.corpus import PROGRAMS, SLICES, load_case, restore, store
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Replicate, Shard
 from toast_cli.verify.child import Failure
 

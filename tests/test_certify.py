@@ -9,7 +9,7 @@ import pytest
 from programs import SAMPLES, sample
 
 from toast_cli.cli import main
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.search import SearchResult

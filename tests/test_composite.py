@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, case_of, round_mesh, sample
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem

@@ -17,8 +17,8 @@ from jax import lax
 from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, sample, source_of
 from random_programs import cases, plans
 
-from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.fusion import materialised
+from toast_cli.compiler.fusion import materialised
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Axis, Mesh
 from toast_cli.hardware.model import Rewrites
 from toast_cli.plan.decisions import Plan

@@ -14,8 +14,8 @@ from programs import SAMPLES
 
 from toast_cli import pipeline
 from toast_cli.cli.app import run
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.errors import InputError, UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain import Explanation, Study
 from toast_cli.explain.arrays import explain_argument
 from toast_cli.explain.decisions import explain_decision, explain_plan

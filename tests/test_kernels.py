@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import ROUND_CHIP, arg, case_of, evaluator_of, problem_of, round_mesh, source_of
 
-from toast_cli.cost.compute import kernel_seconds, padding
-from toast_cli.cost.fusion import materialised
-from toast_cli.cost.kernels import arithmetic, kernels
+from toast_cli.compiler.fusion import materialised
+from toast_cli.compiler.kernels import arithmetic, kernels
+from toast_cli.cost.matrix_unit import padding
+from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import Attained, find_preset
 
 S = arg(16, 16)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from programs import Case, arg, case_of, result_shardings, round_mesh, source_of_text
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem

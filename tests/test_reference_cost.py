@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
-from toast_cli.cost.held import Holdings
-from toast_cli.cost.items import make_items
-from toast_cli.cost.pricing import Pricer
-from toast_cli.cost.work import WorkPricer
+from toast_cli.evaluate.buffers import Buffers
+from toast_cli.evaluate.items import make_items
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 
@@ -19,7 +19,7 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
     """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at, nothing remembered."""
     items = make_items(problem)
     pricer, working = Pricer(problem, items), WorkPricer(problem)
-    holdings = Holdings(problem, items, pricer)
+    holdings = Buffers(problem, items, pricer)
     lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
     compute = communication = arguments = 0.0
     for work in items.work:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
 from random_programs import cases, plans
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem, make_problem

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 from programs import arg, case_of, round_mesh
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import make_problem

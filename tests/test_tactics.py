@@ -10,8 +10,8 @@ import pytest
 from programs import SAMPLES, round_mesh, sample
 
 from toast_cli.cli.app import run
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.report.words import summary

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.temporaries import temporary_growth
+from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import find_preset, load_spec
 from toast_cli.plan.problem import make_problem

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import arg, evaluator_of, program_of, round_mesh, source_of
 
-from toast_cli.cost.fusion import materialised
-from toast_cli.cost.schedule import half_steps
-from toast_cli.cost.tiling import Tiling, growth, tilings
+from toast_cli.compiler.fusion import materialised
+from toast_cli.compiler.schedule import half_steps
+from toast_cli.compiler.tiling import Tiling, growth, tilings
 
 TILE = (8, 128)
 

@@ -6,8 +6,8 @@ import jax
 import pytest
 from programs import Case, arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import mirrored_groups, taken_apart, unmirror
 from toast_cli.plan.problem import make_problem

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, for_platform, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.goal import FASTEST, parse_goal

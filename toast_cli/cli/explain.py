@@ -92,7 +92,7 @@ def explain(
     )  # fmt: skip
 
     from toast_cli import pipeline
-    from toast_cli.cost.evaluator import Evaluator
+    from toast_cli.evaluate.evaluator import Evaluator
     from toast_cli.explain import Study
     from toast_cli.report import style
     from toast_cli.report.explain_text import explanation_blocks, one_line

@@ -1,5 +1,5 @@
-"""The cost model: what one plan costs in time and memory, per device.
+"""Formulas of cost: the roofline of a kernel, the matrix unit, collectives over links, and what a `Cost` is made of.
 
-Enters: a `Problem` and plans. Leaves: a `Cost` per plan (step time, compute, communication, peak), and for one chosen plan the
-collectives and what is alive at the peak. Knows nothing of MLIR.
+Enters: shapes, bytes and a chip or a mesh. Leaves: seconds and bytes. These formulas hold for any compiler; what one compiler
+makes of a program is in `compiler`, and the cost of a whole plan in `evaluate`.
 """

@@ -38,7 +38,7 @@ class Cost:
 class CollectiveUse:
     """One collective of a plan, equal ones together.
 
-    kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `emitted`). count: runs, loops counted. seconds: all
+    kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `reduce_scatter`). count: runs, loops counted. seconds: all
     of them. op: the program op that needs or makes the array. value: the array. waited_for: it stands on the critical path, see
     `waiting`. written: kind and bytes as the partitioner writes it, before the chip's compiler reworks it.
     """

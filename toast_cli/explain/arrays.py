@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.frontend import stated_pins

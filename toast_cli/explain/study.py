@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard

@@ -56,6 +56,4 @@ ON_CHIP_SOURCE = (
 )
 # The tile is that of the layouts XLA:TPU writes, `{1,0:T(8,128)}` ("Tiled layout", openxla.org/xla).
 TPU_REWRITES = Rewrites(narrows=True, scatter_tile=(8, 128))
-REWRITES_SOURCE = (
-    "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (cost/emitted.py, cost/needed.py)"
-)
+REWRITES_SOURCE = "small programs compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (compiler/reduce_scatter.py, compiler/narrowing.py)"

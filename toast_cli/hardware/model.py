@@ -31,7 +31,7 @@ class Attained:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """What the chip's compiler keeps out of device memory, see `cost.onchip`; the default is nothing.
+    """What the chip's compiler keeps out of device memory, see `compiler.memory_space_assignment`; the default is nothing.
 
     Attributes:
         bytes: of on-chip memory that it gives to arrays.
@@ -49,8 +49,8 @@ class Rewrites:
     """What the chip's compiler does to collectives after partitioning; the default is nothing.
 
     Attributes:
-        narrows: arrays move and are added up in the narrowest type that readers take, products f32 as bf16, see `cost.needed`.
-        scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `cost.emitted`; None: they take
+        narrows: arrays move and are added up in the narrowest type that readers take, products f32 as bf16, see `compiler.narrowing`.
+        scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `compiler.reduce_scatter`; None: they take
             arrays apart anywhere.
         gathers_first: what a loop gathers from outside it gathers at the start of an iteration, all of it, and not where it is read.
     """

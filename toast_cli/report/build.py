@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import PEAK_ERROR, Cost
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound

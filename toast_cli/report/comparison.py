@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
 from toast_cli.report.model import MeshFacts, ProgramFacts, Report
 from toast_cli.report.words import summary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.source import Source
 from toast_cli.search import SearchResult
 

@@ -15,10 +15,10 @@ from math import factorial, prod
 
 import numpy as np
 
-from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.items import WorkItem
-from toast_cli.cost.rows import touch
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.evaluate.items import WorkItem
+from toast_cli.evaluate.iteration_memo import touch
 from toast_cli.plan.decisions import NOWHERE, Plan
 from toast_cli.plan.iteration import Choice, lay_out
 from toast_cli.plan.problem import Problem

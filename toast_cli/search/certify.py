@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.search.exact import Proof
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.rows import touch
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.evaluate.iteration_memo import touch
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.search.states import States

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from toast_cli.cost.evaluator import Evaluator
 from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search import SEARCHES

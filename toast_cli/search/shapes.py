@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem

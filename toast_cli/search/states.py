@@ -3,19 +3,19 @@
 `Replicate` frees axes that other decisions have taken; so it has to come before all others, and then nothing is ever taken back
 (see `plan.spending`).
 
-Enters: decisions in order, the `Replicate`s first. Leaves: a number per view (see `cost.rows`); equal numbers, equal states.
+Enters: decisions in order, the `Replicate`s first. Leaves: a number per view (see `evaluate.iteration_memo`); equal numbers, equal states.
 """
 
 from __future__ import annotations
 
-from toast_cli.cost.rows import Rows, touch
+from toast_cli.evaluate.iteration_memo import IterationMemo, touch
 from toast_cli.plan.decisions import Decision, Plan
 
 
 class States:
     """States of the views of one problem; `rows` must not forget."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: IterationMemo) -> None:
         self._rows = rows
         self.touches = [view.touches for view in rows.views]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from toast_cli.cost.evaluator import Evaluator
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.mirrors import Parts, mirrored_groups, taken_apart, unmirror
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.cost.fusion import is_fusible
-from toast_cli.cost.relaid import relaid_carries
-from toast_cli.cost.schedule import half_steps
-from toast_cli.cost.unified import unified_carries
+from toast_cli.compiler.fusion import is_fusible
+from toast_cli.compiler.loop_copies import copied_carries
+from toast_cli.compiler.scan_unification import unified_carries
+from toast_cli.compiler.schedule import half_steps
 from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
 
 Interval = tuple[int, int]  # first and last half step, both included
@@ -81,14 +81,14 @@ def _within(program: Program, op: int, loop: int) -> bool:
 
 def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list[int]) -> list[bool]:
     """[values] whether a value lies in a buffer that is counted anyway: a donated argument's, which results take over, and what leads there
-    in place, or that of what a scan within a loop scans over (see `unified`).
+    in place, or that of what a scan within a loop scans over (see `scan_unification`).
 
     A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing reads the older
     contents afterwards.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)
-    relaid, unified = relaid_carries(program), unified_carries(program)
+    relaid, unified = copied_carries(program), unified_carries(program)
 
     def last_read(value: int) -> int:
         """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""

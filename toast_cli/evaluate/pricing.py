@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+from toast_cli.compiler.reduce_scatter import stays_gather
+from toast_cli.compiler.scatter_fates import ScatterFates, in_order, split_further
+from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.emitted import stays_gather
-from toast_cli.cost.items import ArrayItem, Items, Reader, WorkItem
-from toast_cli.cost.merging import SumItem, cut_by_readers, together
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.cost.scatters import Scatters, in_order, split_further
-from toast_cli.cost.tiling import growth as growth_of_tiles
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
+from toast_cli.evaluate.sum_items import SumItem, cut_by_readers, together
 from toast_cli.plan.halo import exchanged
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -57,7 +57,7 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
-        self._scatters = Scatters(problem)
+        self._scatters = ScatterFates(problem)
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Pricer:
         return [copy for copy in found if copy.steps]
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
-        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `needed`."""
+        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `narrowing`."""
         return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:

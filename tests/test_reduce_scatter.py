@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from programs import ROUND_CHIP, arg, case_of, round_mesh
 
-from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
-from toast_cli.cost.scatters import sides_of
+from toast_cli.compiler.reduce_scatter import Made, Sides, passed_around, stays_scatter
+from toast_cli.compiler.scatter_fates import sides_of
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.hardware.model import Rewrites
 from toast_cli.program.transposed import transposed

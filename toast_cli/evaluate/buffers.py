@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from toast_cli.cost.items import ArrayItem, Items
-from toast_cli.cost.liveness import Interval
-from toast_cli.cost.onchip import OnChipMemory
-from toast_cli.cost.pricing import Copy, Pricer
-from toast_cli.cost.timeline import Spans, Timeline
+from toast_cli.compiler.liveness import Interval
+from toast_cli.compiler.memory_space_assignment import OnChipMemory
+from toast_cli.evaluate.items import ArrayItem, Items
+from toast_cli.evaluate.pricing import Copy, Pricer
+from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY
@@ -28,7 +28,7 @@ OWN, PARTIAL, REDUCED = "own", "partial", "reduced"
 Kind = str | tuple[int, ...]  # one of these, or the readers of a copy
 
 
-class Holdings:
+class Buffers:
     """What the array items of one problem hold."""
 
     def __init__(self, problem: Problem, items: Items, pricer: Pricer) -> None:
@@ -123,15 +123,15 @@ class Holdings:
 
 
 @dataclass(slots=True)
-class HeldArrays:
-    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see `onchip`)."""
+class CountedBuffers:
+    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see `memory_space_assignment`)."""
 
     intervals: list[Interval] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     brief: list[Interval] = field(default_factory=list)
     brief_sizes: list[float] = field(default_factory=list)
 
-    def add(self, holdings: Holdings, item: ArrayItem, kind: Kind, size: float) -> None:
+    def add(self, holdings: Buffers, item: ArrayItem, kind: Kind, size: float) -> None:
         for intervals, sizes, found in (
             (self.intervals, self.sizes, holdings.intervals(item, kind)),
             (self.brief, self.brief_sizes, holdings.brief(item, kind, size)),

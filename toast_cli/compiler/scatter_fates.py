@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-from toast_cli.cost.emitted import Made, Sides, passed_around, stays_scatter
+from toast_cli.compiler.reduce_scatter import Made, Sides, passed_around, stays_scatter
 from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.lowered import in_mesh_order
 from toast_cli.plan.problem import Problem
@@ -21,7 +21,7 @@ _PRODUCT = "stablehlo.dot_general"
 Fate = Literal["around", "kept", "all-reduced"]
 
 
-class Scatters:
+class ScatterFates:
     """Answers for one problem, remembered."""
 
     def __init__(self, problem: Problem) -> None:

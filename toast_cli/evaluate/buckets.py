@@ -12,10 +12,10 @@ from operator import attrgetter, itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.items import ArrayItem, Items, WorkItem
-from toast_cli.cost.merging import SumItem
-from toast_cli.cost.rows import RowNumbers, Rows
-from toast_cli.cost.timeline import Spans
+from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
+from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers
+from toast_cli.evaluate.sum_items import SumItem
+from toast_cli.evaluate.timeline import Spans
 
 Vector = NDArray[np.float64]
 TICK = 2.0**-48  # seconds
@@ -37,9 +37,9 @@ Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 
 @dataclass(slots=True)
 class Bucket:
-    """touches: what has to be decided for its cost to be known, see `rows.touch`. views: those whose rows decide the share.
+    """touches: what has to be decided for its cost to be known, see `iteration_memo.touch`. views: those whose rows decide the share.
 
-    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by numbers of `Memory` (see `sharing`) -> [moments] bytes.
+    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by numbers of `Memory` (see `share_memo`) -> [moments] bytes.
     axis_memo: rows -> [axes] seconds. held: rows when the bucket's memory was last looked at everywhere, and its `Spans`.
     """
 
@@ -61,7 +61,7 @@ def ticks(seconds: float) -> int:
     return round(seconds / TICK)
 
 
-def make_buckets(items: Items, rows: Rows) -> list[Bucket]:
+def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     """All items in their buckets."""
     buckets: dict[frozenset[int], Bucket] = {}
 

@@ -4,7 +4,7 @@ Memory can only peak where something has been made since the last time something
 few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a search
 returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
 
-Up to some bytes of the arrays that live briefly take no device memory at all (see `onchip`). With `alive` bytes of which `brief` are such, what
+Up to some bytes of the arrays that live briefly take no device memory at all (see `memory_space_assignment`). With `alive` bytes of which `brief` are such, what
 lies in device memory is max(alive - capacity, alive - brief). So each moment counts twice, as a moment of all arrays that starts below
 zero and as one of those that are not brief, and the peak is the highest of all.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.liveness import Lives
+from toast_cli.compiler.liveness import Lives
 
 SELECTED = 256
 _SPREAD = 64

@@ -1,6 +1,6 @@
 """Evaluates plans, incrementally: an item's cost depends only on what the op patterns around it iterate over.
 
-Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the rows (see `rows`) of
+Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the rows (see `iteration_memo`) of
 those patterns. A plan is evaluated as a change to one evaluated before: only where a row has changed is anything looked at.
 Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and what is alive at the peak.
 """
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toast_cli.cost.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
-from toast_cli.cost.held import HeldArrays, Holdings, Kind
-from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
-from toast_cli.cost.pricing import Lowered, Pricer
-from toast_cli.cost.rows import RowNumbers, Rows, Steps
-from toast_cli.cost.sharing import Sharing
-from toast_cli.cost.temporaries import temporary_growth
-from toast_cli.cost.timeline import Spans, Timeline
-from toast_cli.cost.work import WorkPricer
+from toast_cli.evaluate.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
+from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
+from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, Steps
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Lowered, Pricer
+from toast_cli.evaluate.share_memo import ShareMemo
+from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -32,7 +32,7 @@ MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A plan evaluated before. steps: its decisions (see `rows`); rows: [views] row numbers; shares: [buckets]; the others: their sums."""
+    """A plan evaluated before. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares: [buckets]; the others: their sums."""
 
     steps: Steps
     rows: list[int]
@@ -58,10 +58,10 @@ class Evaluator:
         self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
         self._pricer = Pricer(problem, self.items)
         self._work = WorkPricer(problem)
-        self._holdings = Holdings(problem, self.items, self._pricer)
+        self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
-        self._rows = Rows(problem)
-        self._sharing = Sharing(self._pricer, self._work, self._holdings, self.timeline)
+        self._rows = IterationMemo(problem)
+        self._sharing = ShareMemo(self._pricer, self._work, self._holdings, self.timeline)
         self._buckets = make_buckets(self.items, self._rows)
         self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets it matters to
         for number, bucket in enumerate(self._buckets):
@@ -132,7 +132,7 @@ class Evaluator:
 
     def memory_by_role(self, plan: Plan) -> dict[str, Vector]:
         """[timeline.candidates] bytes alive, by role (see `Alive`), as the chip's compiler lays them out."""
-        found: dict[str, HeldArrays] = defaultdict(HeldArrays)
+        found: dict[str, CountedBuffers] = defaultdict(CountedBuffers)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._held(item, lowered):
                 role = self._holdings.role(item, kind)
@@ -151,7 +151,7 @@ class Evaluator:
     # -- parts of the program, for bounds ------------------------------------------------------------------------
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> IterationMemo:
         return self._rows
 
     @property
@@ -291,7 +291,7 @@ class Evaluator:
         key = bucket.key(rows)
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
-            held = HeldArrays()
+            held = CountedBuffers()
             for item in bucket.arrays:
                 for kind, size in self._held(item, lowered):
                     held.add(self._holdings, item, kind, size)

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from programs import arg, program_of
 
-from toast_cli.cost.few_images import Few, few_images
-from toast_cli.cost.fusion import materialised
+from toast_cli.compiler.fusion import materialised
+from toast_cli.compiler.space_to_batch import SpaceToBatch, space_to_batch
 
 TILE = (8, 128)
 SHAPE = (4, 32, 64, 128)
@@ -20,7 +20,7 @@ def convolved(x: Any, w: Any) -> Any:
     return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def found(layer: Any, *more: Any) -> list[Few]:
+def found(layer: Any, *more: Any) -> list[SpaceToBatch]:
     """What is known of the stored values between two convolutions with `layer` in between."""
 
     def run(x: Any, v: Any, w: Any, *more: Any) -> Any:
@@ -30,7 +30,7 @@ def found(layer: Any, *more: Any) -> list[Few]:
     program = program_of(run, arg(*SHAPE, dtype=jnp.bfloat16), weights, weights, *more)
     stored = materialised(program, (False,) * len(program.values))
     returned = {result.value for result in program.results}
-    few = few_images(program, stored, TILE)
+    few = space_to_batch(program, stored, TILE)
     return [each for value, each in enumerate(few) if each and stored[value] and value not in returned]
 
 
@@ -84,7 +84,7 @@ def test_parts_of_what_is_joined_share_what_is_read() -> None:
 
     program = program_of(run, arg(4, 32, 64, 24), arg(3, 3, 24, 40), arg(3, 3, 80, 16))
     stored = materialised(program, (False,) * len(program.values))
-    few = few_images(program, stored, TILE)
+    few = space_to_batch(program, stored, TILE)
     parts = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 32, 64, 40)]
     assert [part.forms for part in parts if part] == [3, 3]
 
@@ -98,22 +98,22 @@ def test_images_that_were_something_else_before() -> None:
 
     program = program_of(run, arg(4, 2048, 24), arg(24, 128), arg(3, 3, 128, 16))
     stored = materialised(program, (False,) * len(program.values))
-    few = few_images(program, stored, TILE)
+    few = space_to_batch(program, stored, TILE)
     kept = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 2048, 128)]
     assert kept == [None]
 
 
 def test_when_images_are_few() -> None:
-    few = Few((0, 2), pieces=True, forms=3.0, single=2.0)
+    few = SpaceToBatch((0, 2), pieces=True, forms=3.0, single=2.0)
     assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]
     assert [few.applies((4, 32, width, 128)) for width in (8, 12, 16)] == [False, False, True]
     assert few.kept((4, 32, 64, 128), (0, 3), TILE) == 3 * 32 * 32 * 9 * 128  # 64 wide: 8 pieces of 9
     assert few.kept((1, 32, 64, 64), (0, 3), TILE) == 2 * 8 * 32 * 9 * 128  # 64 features are padded
-    whole = Few((0, 2), pieces=False, forms=2.0, single=2.0)
+    whole = SpaceToBatch((0, 2), pieces=False, forms=2.0, single=2.0)
     assert whole.kept((6, 32, 64, 128), (0, 3), TILE) == 2 * 6 * 32 * 64 * 128  # space is in the rows: no 6 of 8
 
 
 def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> None:
     program = program_of(lambda x, w: jnp.tanh(x @ w), arg(4, 64), arg(64, 64))
-    assert few_images(program, [True] * len(program.values), TILE) == [None] * len(program.values)
-    assert few_images(program, [True] * len(program.values), (1, 1)) == [None] * len(program.values)
+    assert space_to_batch(program, [True] * len(program.values), TILE) == [None] * len(program.values)
+    assert space_to_batch(program, [True] * len(program.values), (1, 1)) == [None] * len(program.values)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast_cli.cost.buckets import Bucket, Share, Vector, ticks
-from toast_cli.cost.held import Holdings, Kind
-from toast_cli.cost.items import ArrayItem, WorkItem
-from toast_cli.cost.merging import SumItem
-from toast_cli.cost.pricing import Lowered, Pricer
-from toast_cli.cost.timeline import Timeline
-from toast_cli.cost.work import WorkPricer
+from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
+from toast_cli.evaluate.buffers import Buffers, Kind
+from toast_cli.evaluate.items import ArrayItem, WorkItem
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Lowered, Pricer
+from toast_cli.evaluate.sum_items import SumItem
+from toast_cli.evaluate.timeline import Timeline
 from toast_cli.plan.iteration import Iteration
 
 Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
@@ -23,10 +23,10 @@ ArrayShare = tuple[float, float, int]
 NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
 
 
-class Sharing:
+class ShareMemo:
     """Shares of the buckets of one problem. Equal shardings, and equal iterations of a pattern, are one object each: keys hold their `id`."""
 
-    def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Holdings, timeline: Timeline) -> None:
+    def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Buffers, timeline: Timeline) -> None:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
         self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
         self._of_sums: dict[tuple[int, ...], float] = {}

@@ -21,7 +21,7 @@ _MOVES = frozenset(
 )  # fmt: skip
 
 
-class Needs:
+class Narrowing:
     """What of a program's floating-point elements is needed; all of them where `narrows` is false."""
 
     def __init__(self, program: Program, *, narrows: bool) -> None:

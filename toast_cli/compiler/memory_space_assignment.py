@@ -20,10 +20,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.kernels import Kernel, arithmetic
-from toast_cli.cost.liveness import Interval
+from toast_cli.compiler.kernels import Kernel, arithmetic
+from toast_cli.compiler.liveness import Interval
 from toast_cli.cost.model import Alive
+from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import Chip
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
 

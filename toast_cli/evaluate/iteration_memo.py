@@ -71,7 +71,7 @@ def _role(role: int) -> int:
     return -2 - role
 
 
-class Rows:
+class IterationMemo:
     """Rows of one problem. `size` counts the steps remembered, over all views."""
 
     def __init__(self, problem: Problem) -> None:

@@ -10,7 +10,7 @@ Enters: a program and which values are written. Leaves: a half step for each op;
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import VIEWS, is_elementwise
+from toast_cli.compiler.fusion import VIEWS, is_elementwise
 from toast_cli.program.model import ARGUMENT, PRODUCTS, RESULT, Program
 
 _NOBODY = (-1, -1)

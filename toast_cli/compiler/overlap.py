@@ -9,7 +9,7 @@ Enters: a program. Leaves: per value whether it is early, and whether it is late
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import is_fusible
+from toast_cli.compiler.fusion import is_fusible
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Program
 
 

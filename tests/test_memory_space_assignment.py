@@ -14,9 +14,9 @@ from programs import Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 from test_reference_cost import reference
 
-from toast_cli.cost.evaluator import Evaluator
-from toast_cli.cost.held import OWN
 from toast_cli.cost.model import Alive
+from toast_cli.evaluate.buffers import OWN
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh, find_preset
 from toast_cli.hardware.model import OnChip
 

@@ -1,17 +1,21 @@
 """How well the local shape of a product fills the matrix unit.
 
+A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a TPU", 2017).
+A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of K x M: what the local
+shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are streamed 8 at a time.
+
 Enters: a product's form, and per slot into how many pieces it is cut. Leaves: by how much its arithmetic grows by padding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
-from toast_cli.cost.compute import padding
 from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 
+STREAMED_ROWS = 8  # sublanes of a vector register
 Slots = tuple[tuple[int, int], ...]  # slot, elements along it
 
 
@@ -63,3 +67,15 @@ def growth(chip: Chip, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
 
 def _local(slots: Slots, cuts: tuple[int, ...]) -> float:
     return prod(size / cuts[slot] for slot, size in slots)
+
+
+def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:
+    """By how much a product of [rows, depth] and [depth, columns] grows on a grid of that tile: 1 where everything fits."""
+    high, wide = tile
+    streamed = _padded(rows, min(STREAMED_ROWS, high)) * _padded(columns, wide)
+    swapped = _padded(rows, wide) * _padded(columns, min(STREAMED_ROWS, high))
+    return min(streamed, swapped) / (rows * columns) * _padded(depth, high) / depth
+
+
+def _padded(size: float, tile: int) -> float:
+    return ceil(size / tile) * tile

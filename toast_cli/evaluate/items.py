@@ -10,21 +10,17 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from toast_cli.cost.few_images import Few, few_images
-from toast_cli.cost.fusion import materialised
-from toast_cli.cost.kernels import Kernel, arithmetic, kernels
-from toast_cli.cost.kernels import Side as KernelSide
-from toast_cli.cost.liveness import Lives, find_lives
-from toast_cli.cost.merging import SumItem, sum_items
-from toast_cli.cost.needed import Needs
-from toast_cli.cost.onchip import elapsed_seconds
-from toast_cli.cost.tiling import Tiling, paddings, tilings
-from toast_cli.cost.waiting import early_values, late_values
+from toast_cli.compiler.compilation import Compilation, compile_program
+from toast_cli.compiler.kernels import Kernel, arithmetic
+from toast_cli.compiler.kernels import Side as KernelSide
+from toast_cli.compiler.liveness import Lives
+from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.compiler.overlap import early_values
+from toast_cli.compiler.space_to_batch import SpaceToBatch
+from toast_cli.compiler.tiling import Tiling
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.hardware.model import Attained, Chip
+from toast_cli.evaluate.sum_items import SumItem, sum_items
+from toast_cli.hardware.model import Attained
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
 
@@ -43,7 +39,7 @@ class WorkItem:
 
     flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
     or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `merging`. windows: see `halo`. needed: [results] part of the bits that readers need, see `needed`. late: nothing waits for the results, see `waiting`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `sum_items`. windows: see `halo`. needed: [results] part of the bits that readers need, see `narrowing`. late: nothing waits for the results, see `overlap`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -67,7 +63,7 @@ class WorkItem:
 @dataclass(frozen=True, slots=True)
 class Reader:
     """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array. loop: equal where reads
-    are in the same loop, or all outside loops. needed: part of the bits, see `needed`."""
+    are in the same loop, or all outside loops. needed: part of the bits, see `narrowing`."""
 
     pattern: int
     position: int
@@ -80,8 +76,8 @@ class Reader:
 class ArrayItem:
     """Values made by one pattern and read in the same ways; `readers` leaves out those that take it as it is made under every plan. costs:
     whether it does so under any: it is stored, may be partial, or has such readers. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. few: see `few_images`. waited_for: neither early
-    nor late, see `waiting`."""
+    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. few: see `space_to_batch`. waited_for: neither early
+    nor late, see `overlap`."""
 
     pattern: int
     result: int
@@ -89,28 +85,13 @@ class ArrayItem:
     moved_bytes: int
     shape: tuple[int, ...]
     tiling: Tiling
-    few: Few | None
+    few: SpaceToBatch | None
     free: bool
     stored: bool
     waited_for: bool
     readers: tuple[Reader, ...]
     costs: bool
     values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What a chip's compiler makes of a program whatever the plan. stored, tiled, late: [values] whether each is written to memory, how it
-    can lie there, whether nothing waits for it. kernels: [ops]. elapsed: [half steps] see `onchip`."""
-
-    stored: list[bool]
-    tiled: list[Tiling]
-    late: list[bool]
-    few: list[Few | None]
-    needs: Needs
-    kernels: list[Kernel | None]
-    lives: Lives
-    elapsed: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -139,20 +120,8 @@ def make_items(problem: Problem, compilation: Compilation | None = None) -> Item
     )  # fmt: skip
 
 
-def compile_program(program: Program, free: tuple[bool, ...], chip: Chip) -> Compilation:
-    """free: [values] derived from constants alone."""
-    tile = chip.memory_tile
-    stored, tiled = materialised(program, free), tilings(program, tile)
-    done = kernels(program, materialised(program, free, most=False), free, paddings(program, tiled, tile))
-    needs = Needs(program, narrows=chip.rewrites.narrows)
-    lives = find_lives(program, stored, free)
-    elapsed = elapsed_seconds(program, chip, done, lives.times)
-    few = few_images(program, stored, tile)
-    return Compilation(stored, tiled, late_values(program), few, needs, done, lives, elapsed)
-
-
 def work_items(
-    problem: Problem, done: list[Kernel | None], late: list[bool], terms: frozenset[int], needs: Needs
+    problem: Problem, done: list[Kernel | None], late: list[bool], terms: frozenset[int], needs: Narrowing
 ) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel, or may have to communicate; done: [ops] the kernels; terms: ops whose results are added up partial."""
     program = problem.program

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toast_cli.cost.fusion import POLYNOMIALS, is_elementwise
+from toast_cli.compiler.fusion import POLYNOMIALS, is_elementwise
 from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
 
 # Ops that read only as much of their first operand as they make.

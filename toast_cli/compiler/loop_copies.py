@@ -14,14 +14,14 @@ Enters: a program. Leaves: which carries are copied.
 
 from __future__ import annotations
 
-from toast_cli.cost.fusion import VIEWS
+from toast_cli.compiler.fusion import VIEWS
 from toast_cli.program.model import CARRY, PRODUCTS, Op, Program
 
 _PICK, _UPDATE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"
 _FOLLOWED = VIEWS | {_PICK, _UPDATE, CARRY}
 
 
-def is_relaid(program: Program, carry: Op) -> bool:
+def is_copied(program: Program, carry: Op) -> bool:
     """Whether what the loop does with the value it carries, in loops within it too, wants it in another order."""
     loop = program.loops[carry.loop]
     reached, waiting = {carry.results[0]}, [(carry.results[0], frozenset[str]())]
@@ -60,6 +60,6 @@ def _wants_another_order(program: Program, op: Op, position: int) -> bool:
     return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
 
 
-def relaid_carries(program: Program) -> set[int]:
+def copied_carries(program: Program) -> set[int]:
     """Ops: the carries that are copied out of arguments, and into results."""
-    return {number for number, op in enumerate(program.ops) if op.name == CARRY and is_relaid(program, op)}
+    return {number for number, op in enumerate(program.ops) if op.name == CARRY and is_copied(program, op)}

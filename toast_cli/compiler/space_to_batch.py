@@ -19,8 +19,8 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.cost.fusion import is_elementwise
-from toast_cli.cost.tiling import Dims, Tile, growth
+from toast_cli.compiler.fusion import is_elementwise
+from toast_cli.compiler.tiling import Dims, Tile, growth
 from toast_cli.program.model import ARGUMENT, CONVOLUTION, Op, Program, ValueFactors
 
 ROWS = 8  # a device with fewer images has few
@@ -33,7 +33,7 @@ Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
+class SpaceToBatch:
     """pieces: whether a value has the form with pieces of space in the batch. forms: how many times its own size all that is kept of it is where a
     device has few images; single: the same where it has one."""
 
@@ -58,7 +58,7 @@ class Few:
         return forms * prod(given) * (growth(tuple(given), dims, tile) if dims else 1.0)
 
 
-def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> list[Few | None]:
+def space_to_batch(program: Program, stored: list[bool], tile: tuple[int, int]) -> list[SpaceToBatch | None]:
     """[values] None for what is no image of a convolution, and on chips without tiles."""
     if tile[0] < ROWS or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
@@ -81,7 +81,7 @@ def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> l
             if ops[producer[source]].name != ARGUMENT and _alike(program, source, value, place):
                 read[source] += (source != value) + (pieces[source] is not None)
                 places[source] = pieces[source] or place
-    found: list[Few | None] = []
+    found: list[SpaceToBatch | None] = []
     for value, place in enumerate(places):
         if place is None or not stored[value]:
             found.append(None)
@@ -90,7 +90,7 @@ def few_images(program: Program, stored: list[bool], tile: tuple[int, int]) -> l
         forms, single = (
             steps + (not steps or len(program.users[value]) > 1) + read[value] for steps in (grouped or joined, joined)
         )
-        found.append(Few(place, pieces[value] is not None, forms, single))
+        found.append(SpaceToBatch(place, pieces[value] is not None, forms, single))
     return found
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toast_cli.cost.needed import Needs
+from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, OpPattern
 from toast_cli.plan.problem import Problem
@@ -34,7 +34,7 @@ class Term:
 @dataclass(frozen=True, slots=True)
 class SumItem:
     """Sums that look alike. steps: see `Sum`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
-    of the bits of the sum that they need. late: nothing waits for them, see `waiting`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the
+    of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the
     terms of one of them."""
 
     terms: tuple[Term, ...]
@@ -50,7 +50,7 @@ class SumItem:
 _Alike = tuple[tuple[Term, ...], tuple[int, ...], tuple[tuple[int, int], ...], float, bool, bool]
 
 
-def sum_items(problem: Problem, late: list[bool], needs: Needs) -> tuple[tuple[SumItem, ...], frozenset[int]]:
+def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[tuple[SumItem, ...], frozenset[int]]:
     """The program's sums, and all ops that are terms of one; late: [values]."""
     program = problem.program
     runs: dict[_Alike, float] = defaultdict(float)

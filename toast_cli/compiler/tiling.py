@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from toast_cli.cost.fusion import is_elementwise
+from toast_cli.compiler.fusion import is_elementwise
 from toast_cli.program.model import ARGUMENT, PRODUCTS, Op, Program
 
 CONVOLUTION = "stablehlo.convolution"

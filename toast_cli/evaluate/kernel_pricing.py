@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from toast_cli.cost.compute import kernel_seconds
-from toast_cli.cost.items import WorkItem
-from toast_cli.cost.products import Grid, grid_of, growth
+from toast_cli.cost.matrix_unit import Grid, grid_of, growth
+from toast_cli.cost.roofline import kernel_seconds
+from toast_cli.evaluate.items import WorkItem
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
