@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -99,7 +97,7 @@ def plans_of(problem: Problem, searched: Plan) -> dict[str, Plan]:
 
 def judge(outcome: Outcome, plan: Plan) -> Row:
     """What is promised and what XLA compiles."""
-    problem, mesh = outcome.problem, outcome.problem.mesh
+    mesh = outcome.problem.mesh
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     promised = [one.as_written() for one in collective_facts(outcome.source, outcome.evaluator, plan)]
     axes = dict(zip(mesh.names, mesh.sizes, strict=True))

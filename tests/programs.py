@@ -24,7 +24,7 @@ from toast_cli.frontend import Source, load
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
@@ -172,7 +172,7 @@ class Case:
             found[key] = found.get(key, 0.0) + use.count
         return sorted((*key, round(count, 9)) for key, count in found.items())
 
-    def lowered(self, plan: Plan) -> LoweredPlan:
+    def lowered(self, plan: Plan) -> PartitionedProgram:
         return lower(self.problem, plan)
 
     def rest(self, path: str, plan: Plan) -> str:
@@ -199,7 +199,7 @@ def case_of(
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins))
 
 
-def result_shardings(program: Program, lowered: LoweredPlan) -> list[Sharding]:
+def result_shardings(program: Program, lowered: PartitionedProgram) -> list[Sharding]:
     """How each result of the program leaves it."""
     first = len(program.ops) - len(program.results)
     return [lowered.required.get((first + k, 0), lowered.shardings[r.value]) for k, r in enumerate(program.results)]

@@ -38,7 +38,7 @@ from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend import Source
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.verify.collectives import collectives_in
 from toast_cli.verify.compile import as_stablehlo
@@ -113,7 +113,7 @@ def on_cpu(case: Case, planned: Collectives) -> Collectives:
     return sorted((*key, count) for key, count in found.items())
 
 
-def worst_error(source: Source, lowered: LoweredPlan, form: str) -> float:
+def worst_error(source: Source, lowered: PartitionedProgram, form: str) -> float:
     """The largest relative error of any result, partitioned against whole."""
     inputs = random_inputs(source.module, seed=1)
     shapes = [tuple(kind.shape) for kind in xla.main_function(source.module).type.results]
@@ -242,8 +242,8 @@ def by_hand(
     shardings: list[Sharding],
     computed: dict[int, Sharding] | None = None,
     required: dict[tuple[int, int], Sharding] | None = None,
-) -> LoweredPlan:
-    return LoweredPlan(tuple(axes), tuple(axes.values()), shardings, computed or {}, required or {})
+) -> PartitionedProgram:
+    return PartitionedProgram(tuple(axes), tuple(axes.values()), shardings, computed or {}, required or {})
 
 
 # %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not split as %4 is.

@@ -33,7 +33,7 @@ from programs import Case
 from toast_cli import xla
 from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.plan.decisions import Decision, Plan
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.verify.compile import as_stablehlo
 from toast_cli.verify.errors import relative_error
@@ -363,11 +363,11 @@ def sharding_of(text: str) -> Sharding:
     return tuple(() if dim == "-" else tuple(names.index(axis) for axis in dim.split(",")) for dim in text.split("|"))
 
 
-def lower_by_hand(two: Case, shardings: dict[int, Sharding]) -> LoweredPlan:
+def lower_by_hand(two: Case, shardings: dict[int, Sharding]) -> PartitionedProgram:
     """The second result is made of the first, which it needs as it lies itself."""
     ops, last = two.program.ops, two.program.results[1].value
     found = [shardings.get(value, ((),) * len(v.shape)) for value, v in enumerate(two.program.values)]
     maker = two.program.producer[last]
     position = next(k for k, v in enumerate(ops[maker].operands) if v in shardings)
     need = {(maker, position): shardings[last]} if shardings[last] != shardings[ops[maker].operands[position]] else {}
-    return LoweredPlan(("data", "model"), (4, 2), found, {}, need)
+    return PartitionedProgram(("data", "model"), (4, 2), found, {}, need)

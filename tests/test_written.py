@@ -21,7 +21,7 @@ from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.lower import lower
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.tactics import strategies
 from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 
@@ -38,7 +38,7 @@ def found() -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def planned(found: Outcome) -> tuple[Source, LoweredPlan]:
+def planned(found: Outcome) -> tuple[Source, PartitionedProgram]:
     return found.source, settled(found.source.program, lower(found.problem, found.result.plan))
 
 
@@ -71,27 +71,29 @@ def test_formats_without_constraints_have_none(found: Outcome) -> None:
 
 @pytest.mark.parametrize("annotate", ["minimal", "full"])
 @pytest.mark.parametrize("binary", [False, True])
-def test_what_is_written_lies_as_planned(planned: tuple[Source, LoweredPlan], annotate: str, binary: bool) -> None:
+def test_what_is_written_lies_as_planned(
+    planned: tuple[Source, PartitionedProgram], annotate: str, binary: bool
+) -> None:
     source, lowered = planned
     marks = shardy_marks(source, lowered, annotate)
     assert strays(source, lowered, marks, write_shardy(source, lowered, marks, binary=binary)) == []
 
 
-def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, LoweredPlan]) -> None:
+def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
     marks = shardy_marks(source, lowered)
     note = check_note(source, lowered, marks, write_shardy(source, lowered, replace(marks, reshards=())))
     assert re.match(r"\d+ values lie elsewhere than planned in the written program: first at \w+\.py:\d+", note)
 
 
-def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, LoweredPlan]) -> None:
+def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
     marks = shardy_marks(source, lowered)
     lost = write_shardy(source, lowered, replace(marks, pins=(), reshards=()))
     assert strays(source, lowered, marks, lost) != []
 
 
-def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, LoweredPlan]) -> None:
+def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, PartitionedProgram]) -> None:
     source, lowered = planned
     content = b"module { func.func public @main() { return } }"
     note = check_note(source, lowered, shardy_marks(source, lowered, "arguments"), content)
@@ -99,7 +101,7 @@ def test_another_program_is_not_taken_for_the_file(planned: tuple[Source, Lowere
 
 
 def test_large_programs_are_not_read_again(
-    planned: tuple[Source, LoweredPlan], monkeypatch: pytest.MonkeyPatch
+    planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recheck, "MOST_OPS", 100)
     (note,) = write(*planned, "stablehlo", "full").notes
@@ -107,7 +109,7 @@ def test_large_programs_are_not_read_again(
 
 
 def test_it_is_said_when_few_constraints_do_not_do(
-    planned: tuple[Source, LoweredPlan], monkeypatch: pytest.MonkeyPatch
+    planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, lowered = planned
     unsettled = Choice(shardy_marks(source, lowered, "arguments"), (3,), 10)
@@ -126,7 +128,7 @@ def test_a_host_callback_can_be_written_as_hlo() -> None:
 
     source = source_of(f, jnp.zeros((64, 32)))
     ranks = [len(value.shape) for value in source.program.values]
-    split = LoweredPlan(
+    split = PartitionedProgram(
         axis_names=("data",),
         axis_sizes=(8,),
         shardings=[((),) * rank for rank in ranks],

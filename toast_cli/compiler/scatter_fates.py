@@ -10,7 +10,7 @@ from typing import Literal
 
 from toast_cli.compiler.reduce_scatter import Made, Sides, passed_around, stays_scatter
 from toast_cli.plan.iteration import Iteration, SlotAxes
-from toast_cli.plan.lowered import in_mesh_order
+from toast_cli.plan.partitioned import in_mesh_order
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op

@@ -1,4 +1,4 @@
-"""The plan leaves the tool: what enters is a `Source` and a `LoweredPlan`, what leaves is the bytes of a file.
+"""The plan leaves the tool: what enters is a `Source` and a `PartitionedProgram`, what leaves is the bytes of a file.
 
 `stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
 Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into the module (in the notation
@@ -17,11 +17,11 @@ from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 
 __all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "write"]
 
-FORMATS: dict[str, Callable[[Source, LoweredPlan], bytes]] = {
+FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "stablehlo": emit_shardy,
     "bytecode": partial(emit_shardy, binary=True),
     "hlo": emit_hlo,
@@ -30,14 +30,14 @@ FORMATS: dict[str, Callable[[Source, LoweredPlan], bytes]] = {
 }
 
 
-def emit(source: Source, lowered: LoweredPlan, format: str) -> bytes:
+def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     """The program in one of `FORMATS`. Raises `UsageError` for another, and for programs a format cannot hold."""
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
     return FORMATS[format](source, lowered)
 
 
-def write(source: Source, lowered: LoweredPlan, format: str, annotate: str = "minimal") -> Written:
+def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
     """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see `emit_shardy`."""
     if format in ("stablehlo", "bytecode"):
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)

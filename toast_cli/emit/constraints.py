@@ -1,6 +1,6 @@
 """The constraints of a written program, for people: where each stands and the line that says the same in JAX.
 
-Enters: a `Source`, a `LoweredPlan` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program order.
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program order.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.snippet import entry_text
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
@@ -16,7 +16,7 @@ from toast_cli.xla import ir
 UNCONSTRAINED = "P.UNCONSTRAINED"
 
 
-def constraint_facts(source: Source, lowered: LoweredPlan, marks: Marks) -> list[ConstraintFacts]:
+def constraint_facts(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[ConstraintFacts]:
     """What `marks` adds to a program, save arguments and results."""
     program = source.program
     numbers = {handle: value for value, handle in enumerate(source.definitions)}

@@ -1,6 +1,6 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of an HLO text file, reparsed and counted: every distinct sharding, every
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, reparsed and counted: every distinct sharding, every
 parameter and every constraint has arrived.
 """
 
@@ -18,7 +18,7 @@ from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
@@ -28,7 +28,7 @@ CONSTRAINT_TARGET = "Sharding"
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
 
-def emit_hlo(source: Source, lowered: LoweredPlan) -> bytes:
+def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
     Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.

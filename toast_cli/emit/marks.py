@@ -1,6 +1,6 @@
 """Where shardings have to stand for the compiler to partition as the plan says, as plain data.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: `Marks`, which `annotate` writes into the module in one dialect or another.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect or another.
 What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in `docs/emitting.md`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.frontend.source import Source, Use
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import CARRY, RESULT
@@ -70,13 +70,13 @@ class Marks:
     reshards: tuple[Reshard, ...] = ()
 
 
-def argument_marks(source: Source, lowered: LoweredPlan) -> Marks:
+def argument_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """Shardings on the entry function's arguments and results alone."""
     arguments = tuple(lowered.shardings[argument.value] for argument in source.program.arguments)
     return Marks(arguments, result_shardings(source, lowered))
 
 
-def pinned_marks(source: Source, lowered: LoweredPlan) -> Marks:
+def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """Arguments, results, a pin on every value of the program and a reshard wherever a use needs another sharding."""
     boundary = argument_marks(source, lowered)
     return Marks(
@@ -87,7 +87,7 @@ def pinned_marks(source: Source, lowered: LoweredPlan) -> Marks:
     )
 
 
-def operation_marks(source: Source, lowered: LoweredPlan) -> Marks:
+def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """The same with shardings on the operations themselves.
 
     Pins stay where a value goes on in another sharding than it is computed in, and where a sharding on the operation would be lost.
@@ -111,7 +111,7 @@ def needs_pin(handle: Any) -> bool:
     return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", "stablehlo.while"))
 
 
-def result_shardings(source: Source, lowered: LoweredPlan) -> tuple[Sharding, ...]:
+def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
     """Sharding of each result of the entry function: what its use requires, else what the value has."""
     shardings = []
     for number, op in enumerate(source.program.ops):
@@ -120,7 +120,7 @@ def result_shardings(source: Source, lowered: LoweredPlan) -> tuple[Sharding, ..
     return tuple(shardings)
 
 
-def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
+def all_pins(source: Source, lowered: PartitionedProgram) -> Iterator[Pin]:
     """A pin for every array that an operation makes, and for every array a loop's body or condition is given.
 
     Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their own, and
@@ -137,7 +137,7 @@ def all_pins(source: Source, lowered: LoweredPlan) -> Iterator[Pin]:
                 yield from argument_pins(loop, k, sharding_of(result))
 
 
-def pinnable_values(source: Source, lowered: LoweredPlan) -> Iterator[int]:
+def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
     """Values whose sharding is ours to say: arrays that an operation of the program makes, once."""
     remade = remade_values(source.program)
     producer = source.program.producer  # -1 for what the module computes and nobody needs
@@ -166,7 +166,7 @@ def hands_on(handle: Any, user: Any) -> bool:
     return isinstance(handle, ir.BlockArgument) and user.name == "stablehlo.return" and user.block == handle.owner
 
 
-def operation_shardings(source: Source, lowered: LoweredPlan) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
+def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
     """Each operation that makes arrays of the program, with the sharding in which it computes each of its results."""
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer = source.program.producer
@@ -183,7 +183,7 @@ def operation_shardings(source: Source, lowered: LoweredPlan) -> Iterator[tuple[
 
 
 def sharding_finder(
-    source: Source, lowered: LoweredPlan, computed: dict[int, Sharding] | None = None
+    source: Source, lowered: PartitionedProgram, computed: dict[int, Sharding] | None = None
 ) -> Callable[[Any], Sharding]:
     """A function from an op result to its sharding (the one it is computed in, given `computed`).
 
@@ -207,7 +207,7 @@ def loops(source: Source) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def all_reshards(source: Source, lowered: LoweredPlan) -> Iterator[Reshard]:
+def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
     """One reshard for all uses that read one value, require one sharding and see one another's operations.
 
     A result of the entry function needs none where one step leads there: the sharding of the result says it.

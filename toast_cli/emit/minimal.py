@@ -1,6 +1,6 @@
 """The smallest set of constraints found under which Shardy's propagation reproduces the plan.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
 
 A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already says so. Then
 propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again, then with all
@@ -26,7 +26,7 @@ from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_
 from toast_cli.emit.reductions import scatters
 from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import CARRY
 from toast_cli.program.rematerialised import PRESERVING, remade_values
@@ -55,7 +55,7 @@ class Choice:
     rounds: int
 
 
-def choose_marks(source: Source, lowered: LoweredPlan) -> Choice:
+def choose_marks(source: Source, lowered: PartitionedProgram) -> Choice:
     """Few marks that suffice."""
     with numbered(source):
         return Chooser(source, lowered).choose()
@@ -68,7 +68,7 @@ class Chooser:
     another, which only a pin can say.
     """
 
-    def __init__(self, source: Source, lowered: LoweredPlan) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
         self._source, self._lowered = source, lowered
         self._program = source.program
         self._propagation = Propagation(source, lowered)
@@ -201,7 +201,7 @@ class Chooser:
                 waiting += [values[:half], values[half:]]
 
 
-def is_needed(reshard: Reshard, source: Source, lowered: LoweredPlan, remade: list[bool]) -> bool:
+def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: list[bool]) -> bool:
     """Whether some use would not get its sharding, or several would each bring the value there for themselves, without it."""
     if remade[reshard.value]:
         return False
@@ -236,7 +236,7 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     return all(kept.issuperset(factors[d]) for d in cuts)
 
 
-def opened(reshard: Reshard, lowered: LoweredPlan) -> Reshard:
+def opened(reshard: Reshard, lowered: PartitionedProgram) -> Reshard:
     """The reshard with those dimensions open in which nothing changes.
 
     Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.

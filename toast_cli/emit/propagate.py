@@ -1,6 +1,6 @@
 """Shardy's own propagation, run in-process on a copy of the module.
 
-Enters: a `Source`, a `LoweredPlan` and the `Marks` one thinks of writing. Leaves: the sharding that propagation gives every value, and
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` one thinks of writing. Leaves: the sharding that propagation gives every value, and
 the one it gives every reshard.
 """
 
@@ -17,7 +17,7 @@ from toast_cli.emit.annotate import annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, run_passes, sdy
 
@@ -47,7 +47,7 @@ class Propagated:
 class Propagation:
     """Runs propagation on copies of one module; use inside `numbered(source)`."""
 
-    def __init__(self, source: Source, lowered: LoweredPlan) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
         self._source = source
         self._lowered = lowered
         self._shardings: dict[Any, tuple[Sharding, ...]] = {}
@@ -101,7 +101,7 @@ class Propagation:
 class NumberingNotation(ShardyNotation):
     """Shardy's notation with a number on every reshard."""
 
-    def __init__(self, source: Source, lowered: LoweredPlan, marks: Marks) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram, marks: Marks) -> None:
         super().__init__(source.module, lowered.axis_names, lowered.axis_sizes)
         self._numbers = constraint_numbers(marks)
 

@@ -1,6 +1,6 @@
 """The written file, read again: does Shardy's propagation take it where the plan says?
 
-Enters: a `Source`, the `LoweredPlan` and `Marks` it was written with, and the bytes of the StableHLO file. Leaves: the ops at
+Enters: a `Source`, the `PartitionedProgram` and `Marks` it was written with, and the bytes of the StableHLO file. Leaves: the ops at
 which values lie elsewhere than planned, or a sentence about them for the report.
 """
 
@@ -14,7 +14,7 @@ from toast_cli.emit.marks import Marks, is_read, pinnable_values
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.report.format import format_count
 from toast_cli.xla import ir, make_context, parse_module
 
@@ -25,7 +25,7 @@ CONSTRAINT = "sdy.sharding_constraint"
 ADDED = frozenset({"sdy.mesh", CONSTRAINT})
 
 
-def check_note(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -> str:
+def check_note(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> str:
     """What the reader of the report should know about the file; empty when everything in it lies as planned."""
     ops = len(source.program.ops)
     if ops > MOST_OPS:
@@ -43,7 +43,7 @@ def check_note(source: Source, lowered: LoweredPlan, marks: Marks, content: byte
     return f"{format_count(len(found))} {lie} elsewhere than planned in the written program: first at {first}"
 
 
-def strays(source: Source, lowered: LoweredPlan, marks: Marks, content: bytes) -> list[int]:
+def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> list[int]:
     """Ops, in program order, whose result propagation over the file takes elsewhere than `lowered` says, or that get an operand elsewhere
     than `marks` says; once for each value.
 

@@ -1,18 +1,18 @@
 """Which reductions XLA finds without being told how.
 
-Enters: a `Source`, a `LoweredPlan` and a value that is computed in one sharding and goes on in another. Leaves: whether the last sharding says enough.
+Enters: a `Source`, a `PartitionedProgram` and a value that is computed in one sharding and goes on in another. Leaves: whether the last sharding says enough.
 """
 
 from __future__ import annotations
 
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan, in_mesh_order
+from toast_cli.plan.partitioned import PartitionedProgram, in_mesh_order
 
 # The operation that XLA reduce-scatters by itself when its result lies where the reduction's axis was.
 PRODUCT = "stablehlo.dot_general"
 
 
-def scatters(source: Source, lowered: LoweredPlan, value: int) -> bool:
+def scatters(source: Source, lowered: PartitionedProgram, value: int) -> bool:
     """Whether XLA gets from the sharding a value is computed in to its own by itself, with a reduce-scatter.
 
     It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each

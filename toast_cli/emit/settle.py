@@ -1,6 +1,6 @@
 """Values made from constants alone lie as those who read them want.
 
-Enters: a program and a `LoweredPlan`. Leaves: a `LoweredPlan` in which each such value has the sharding that its uses require. Making one
+Enters: a program and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which each such value has the sharding that its uses require. Making one
 anew costs nothing, so the sharding a plan gives it means nothing; but HLO keeps one copy of it, and so does a loop that it is handed
 through. Where uses disagree about something that further values are made from, it is whole everywhere, for each to cut its part from.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op, Program
 from toast_cli.program.rematerialised import remade_values
 
 
-def settled(program: Program, lowered: LoweredPlan) -> LoweredPlan:
+def settled(program: Program, lowered: PartitionedProgram) -> PartitionedProgram:
     """The same plan for all values but those made from constants."""
     remade = remade_values(program)
     shardings = list(lowered.shardings)

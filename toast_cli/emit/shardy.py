@@ -1,6 +1,6 @@
 """Shardy's notation: `sdy.mesh`, `sdy.sharding`, `sdy.sharding_constraint`.
 
-Enters: a `Source`, a `LoweredPlan` and `Marks`. Leaves: the bytes of a StableHLO file.
+Enters: a `Source`, a `PartitionedProgram` and `Marks`. Leaves: the bytes of a StableHLO file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, write_bytecode
 
 
-def write_shardy(source: Source, lowered: LoweredPlan, marks: Marks, *, binary: bool = False) -> bytes:
+def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, binary: bool = False) -> bytes:
     """The program with these marks on it; the module of `source` is as before afterwards."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)

@@ -1,6 +1,6 @@
 """A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…, out_shardings=…)`.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a module that needs jax and numpy only. Where the program knows what its
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax and numpy only. Where the program knows what its
 arguments are called, their specs are looked up by path, folded by pattern; otherwise they go by their order.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 
 from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec, boundary_specs
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 
 HEAD = '''"""Shardings of `{program}` on {devices} devices ({axes}), chosen by toast.
 
@@ -91,7 +91,7 @@ _INDEX = re.compile(r"\[\d+\]")
 _ROOT = re.compile(r"[A-Za-z_]\w*")
 
 
-def emit_python(source: Source, lowered: LoweredPlan) -> bytes:
+def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module's text."""
     return snippet(boundary_specs(source, lowered)).encode()
 

@@ -1,6 +1,6 @@
 """PartitionSpecs of arguments and results as plain data, and as JSON.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: `BoundarySpecs`; its JSON has schema "toast.specs/1".
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `BoundarySpecs`; its JSON has schema "toast.specs/1".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from toast_cli.emit.marks import result_shardings
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 
 SCHEMA = "toast.specs/1"
@@ -38,7 +38,7 @@ class BoundarySpecs:
     results: tuple[NamedSpec, ...]
 
 
-def emit_specs(source: Source, lowered: LoweredPlan) -> bytes:
+def emit_specs(source: Source, lowered: PartitionedProgram) -> bytes:
     """The specs as JSON, one array a line."""
     specs = boundary_specs(source, lowered)
     head = {"schema": SCHEMA, "program": specs.program, "mesh": {"axes": specs.axes}}
@@ -56,7 +56,7 @@ def entry(index: int, named: NamedSpec) -> dict[str, Any]:
     return {"index": index, "name": named.name, "spec": spec}
 
 
-def boundary_specs(source: Source, lowered: LoweredPlan) -> BoundarySpecs:
+def boundary_specs(source: Source, lowered: PartitionedProgram) -> BoundarySpecs:
     """The specs of a lowered plan."""
     program = source.program
 

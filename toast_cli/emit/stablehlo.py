@@ -1,6 +1,6 @@
 """StableHLO that partitions as planned under Shardy.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments, results and constraints, and
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments, results and constraints, and
 drops those on other operations (docs/emitting.md), so constraints carry everything in between.
 """
 
@@ -17,7 +17,7 @@ from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
@@ -33,7 +33,9 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
-def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "minimal") -> bytes:
+def emit_shardy(
+    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
+) -> bytes:
     """The program as StableHLO text (or MLIR bytecode) that partitions as `lowered` says.
 
     Args:
@@ -46,7 +48,9 @@ def emit_shardy(source: Source, lowered: LoweredPlan, *, binary: bool = False, a
     return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
 
-def write_checked(source: Source, lowered: LoweredPlan, *, binary: bool = False, annotate: str = "minimal") -> Written:
+def write_checked(
+    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
+) -> Written:
     """What `emit_shardy` writes, read again and checked, with the constraints in it."""
     lowered = reduced_behind_transposes(source, settled(source.program, lowered))
     marks, note = choose(source, lowered, annotate)
@@ -55,12 +59,12 @@ def write_checked(source: Source, lowered: LoweredPlan, *, binary: bool = False,
     return Written(content, tuple(constraint_facts(source, lowered, marks)), tuple(filter(None, notes)))
 
 
-def shardy_marks(source: Source, lowered: LoweredPlan, annotate: str = "minimal") -> Marks:
+def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:
     """The places that carry a sharding. Where few do not suffice, every value has one."""
     return choose(source, lowered, annotate)[0]
 
 
-def choose(source: Source, lowered: LoweredPlan, annotate: str) -> tuple[Marks, str]:
+def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str]:
     """The same, and a sentence where it is not what was asked for."""
     if annotate == "full":
         return pinned_marks(source, lowered), ""

@@ -145,7 +145,7 @@ class Pricer:
         """What makes partial result k, of `whole` bytes on all devices, complete.
 
         Args:
-            apart: scattered one axis after the other, as a product's is (see `LoweredPlan.path`), not over all at once. cut: axes it is
+            apart: scattered one axis after the other, as a product's is (see `PartitionedProgram.path`), not over all at once. cut: axes it is
                 all-reduced over, and each device then keeps a piece, which makes a reduce-scatter of that.
         """
         size = self.local(whole, iteration.computed[k])

@@ -16,7 +16,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.report.words import summary
@@ -40,7 +40,7 @@ class Study:
         return self.evaluator.exact_cost(self.plan)
 
     @cached_property
-    def lowered(self) -> LoweredPlan:
+    def lowered(self) -> PartitionedProgram:
         return lower(self.problem, self.plan)
 
     @cached_property

@@ -105,7 +105,7 @@ def scatters_into(op: Op, program: Program) -> bool:
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
     scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that; over several axes
-    products are scattered one axis at a time and look-ups over all at once (see `LoweredPlan.path`), and stay apart.
+    products are scattered one axis at a time and look-ups over all at once (see `PartitionedProgram.path`), and stay apart.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 

@@ -1,15 +1,19 @@
-"""`LoweredPlan`: what a plan means for every value and every use of it. This is all that emit needs to know."""
+"""`PartitionedProgram`: the one meaning of a plan, for every op, every value and every use of it.
+
+Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it, and cost prices what it says.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, refinements
 
 
 @dataclass(frozen=True)
-class LoweredPlan:
-    """Shardings of one program under one plan.
+class PartitionedProgram:
+    """One program under one plan.
 
     Attributes:
         axis_names, axis_sizes: of the mesh, in order; shardings name axes by number.
@@ -21,6 +25,8 @@ class LoweredPlan:
         at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
         convolved: values in `computed` that a convolution makes.
         paths: of values in `computed` the shardings they go through where that is known, see `path`.
+        iterations: [ops] what each computes on. partial: value -> mesh axes over which it is still partial where it is made, where there are any:
+            each device holds a term of it.
     """
 
     axis_names: tuple[str, ...]
@@ -31,6 +37,8 @@ class LoweredPlan:
     at_once: frozenset[int] = frozenset()
     convolved: frozenset[int] = frozenset()
     paths: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
+    iterations: tuple[Iteration, ...] = ()
+    partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def path(self, value: int) -> tuple[Sharding, ...]:
         """Shardings a value goes through from where it is computed to where it stays.
