@@ -1,0 +1,296 @@
+"""The best of all shardings of a small program, found without plans: no decisions, no groups, no tactics, no search.
+
+Every op by itself takes any way in which the mesh axes can split it, and any way in which its partial results can be scattered. What such an
+assignment costs is what the cost model says of it. The cheapest assignment is the solution of an integer program, which HiGHS solves: one
+variable for each way to split each op, and for each pair of shardings between which an array may have to be resharded (as Alpa's
+inter-operator pass and XLA's former auto-sharder put it). Enters: a `Problem`. Leaves: `Best`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import permutations, product
+from math import prod
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.cost.merging import SumItem, cut_by_readers
+from toast_cli.cost.pricing import Copy, Pricer
+from toast_cli.cost.work import WorkPricer
+from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.plan.axis_assignment import _space_left
+from toast_cli.plan.iteration import Iteration, lay_out
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import reshard_steps
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import ARGUMENT
+
+NOWHERE = -1
+GAP = 1e-4  # relative, at which HiGHS may stop
+
+
+@dataclass(frozen=True)
+class Best:
+    """seconds: of the cheapest assignment found; it can be had. least: seconds that no assignment can beat. iterations: [ops] the assignment."""
+
+    seconds: float
+    least: float
+    iterations: dict[int, Iteration] = field(repr=False)
+
+
+class _Free(Problem):
+    """A problem each of whose ops decides for itself."""
+
+    @cached_property
+    def chosen_by(self) -> tuple[tuple[object, ...], ...]:
+        return tuple((number,) for number in range(len(self.patterns)))
+
+
+def best_of_all(problem: Problem, seconds: float = 60.0) -> Best:
+    """The best assignment. Memory is no matter. seconds: for HiGHS."""
+    return _Selection(problem).solve(seconds)
+
+
+def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], ...]]:
+    """All ways in which mesh axes can split an op: [slots] axes. Shards divide, and a minor slot is split where its majors are fully split."""
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    found: dict[tuple[tuple[int, ...], ...], None] = {}
+    for order in permutations(axes):
+        for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
+            split = tuple(tuple(a for a, s in zip(order, places, strict=True) if s == k) for k in range(len(form.sizes)))
+            if split not in found and _is_legal(form, [prod(sizes[a] for a in axes) for axes in split]):
+                found[split] = None
+    return list(found)
+
+
+def _is_legal(form: Form, shards: list[int]) -> bool:
+    for slot, count in enumerate(shards):
+        if count == 1:
+            continue
+        if form.kinds[slot] is SlotKind.BLOCKED or any(extent % count for extent in form.extents[slot]):
+            return False
+        if any(shards[major] != form.sizes[major] for major in form.majors[slot]):
+            return False
+    return True
+
+
+def every_iteration(problem: Problem, number: int) -> list[Iteration]:
+    """All that an op of a pattern could iterate over, each once."""
+    pattern, sizes = problem.patterns[number], problem.mesh.sizes
+    form = pattern.form
+    found: dict[Iteration, None] = {}
+    for split in every_split(form, sizes):
+        if pattern.space is not None and _space_left(pattern.space, split, sizes) != split:
+            continue  # XLA gives wrong numbers
+        partial = [a for kind, axes in zip(form.kinds, split, strict=True) if kind is SlotKind.REDUCTION for a in axes]
+        targets = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
+        for wanted in product(*(tuple(product(slots, repeat=len(partial))) for slots in targets)):
+            if all(_can_be_scattered(form, split, partial, dims, w, sizes) for dims, w in zip(form.results, wanted, strict=False)):
+                found[lay_out(pattern, (split, wanted))] = None
+    return list(found)
+
+
+def _can_be_scattered(
+    form: Form, split: tuple[tuple[int, ...], ...], partial: list[int], dims: Any, wanted: tuple[int, ...], sizes: tuple[int, ...]
+) -> bool:  # fmt: skip
+    shards = [prod(sizes[a] for a in axes) for axes in split]
+    for axis, slot in zip(partial, wanted, strict=True):
+        if slot != NOWHERE:
+            shards[slot] *= sizes[axis]
+    for slots in dims:
+        for place, slot in enumerate(slots):
+            if slot in wanted and any(extent % shards[slot] for extent in form.extents[slot]):
+                return False
+            if slot in wanted and any(shards[major] != form.sizes[major] for major in slots[:place]):
+                return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One variable: an iteration of an op; cut: where it adds up, the sharding that all its readers take a piece of the total in, or None."""
+
+    iteration: Iteration
+    cut: Sharding | None
+    seconds: float
+
+
+class _Selection:
+    def __init__(self, problem: Problem) -> None:
+        count = len(problem.op_pattern)
+        fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+        patterns = tuple(replace(problem.patterns[p]) for p in problem.op_pattern)
+        self.problem = _Free(**(fields | {"patterns": patterns, "op_pattern": tuple(range(count))}))
+        self.items: Items = make_items(self.problem)
+        self.pricer, self.work = Pricer(self.problem, self.items), WorkPricer(self.problem)
+        self.work_of: dict[int, list[WorkItem]] = defaultdict(list)
+        self.sums_of: dict[int, list[SumItem]] = defaultdict(list)
+        for work in self.items.work:
+            self.work_of[work.pattern].append(work)
+        for added in self.items.sums:
+            for term in added.terms:
+                self.sums_of[term.pattern].append(added)
+        self.every = [every_iteration(self.problem, op) for op in range(count)]
+        self.ways = [self._ways(op) for op in range(count)]
+        self.first = np.cumsum([0, *map(len, self.ways)])
+        self.cost: list[float] = [way.seconds for ways in self.ways for way in ways]
+        self.rows: list[tuple[dict[int, float], float, float]] = []
+
+    def _ways(self, op: int) -> list[_Way]:
+        """The ways to split an op, of those that look alike from outside the cheapest."""
+        best: dict[object, _Way] = {}
+        for iteration in self.every[op]:
+            own = sum(
+                self.work.seconds(w, iteration) + sum(use.seconds for use in self.pricer.work_collectives(w, iteration))
+                for w in self.work_of[op]
+            )
+            for cut, seconds in self._sums(op, iteration):
+                way = _Way(iteration, cut, own + seconds)
+                key = (iteration.operands, iteration.shardings, cut)
+                if key not in best or way.seconds < best[key].seconds:
+                    best[key] = way
+        return list(best.values())
+
+    def _sums(self, op: int, iteration: Iteration) -> list[tuple[Sharding | None, float]]:
+        """Seconds of completing what an op adds up, for each sharding in which its readers could all cut it."""
+        found: list[tuple[Sharding | None, float]] = [(None, 0.0)]
+        for added in self.sums_of[op]:
+            alone = replace(added, terms=(next(t for t in added.terms if t.pattern == op),), steps=(0,), ops=(op,))
+            share = 1.0 / len(added.terms)  # reduced together they cost as much as one of them
+
+            def seconds(item: SumItem, lowered: dict[int, Iteration], share: float = share) -> float:
+                return share * sum(use.seconds for use in self.pricer.sum_collectives(item, lowered))
+
+            found = [(None, seconds(replace(alone, readers=()), {op: iteration}))]
+            wanted = {way.operands[k] for reader, k in added.readers for way in self.every[reader]}
+            for sharding in sorted(wanted) if iteration.reduced else ():
+                operands = {reader: _reading(k, sharding) for reader, k in added.readers}
+                if len(operands) == len(added.readers) and cut_by_readers(alone, iteration.reduced, operands):
+                    found.append((sharding, seconds(alone, {**operands, op: iteration})))
+        return found
+
+    def solve(self, seconds: float) -> Best:
+        for op, ways in enumerate(self.ways):
+            self._row({int(self.first[op]) + k: 1.0 for k in range(len(ways))}, 1.0, 1.0)
+            self._cuts(op)
+        self._aliases()
+        for item in self.items.arrays:
+            self._reshards(item)
+        rows = [(n, k, v) for n, (row, _, _) in enumerate(self.rows) for k, v in row.items()]
+        numbers, columns, values = (np.array(part) for part in zip(*rows, strict=True))
+        matrix = csr_array((values, (numbers, columns)), shape=(len(self.rows), len(self.cost)))
+        scale = max(self.cost) or 1.0
+        chosen = int(self.first[-1])
+        found = milp(
+            np.array(self.cost) / scale,
+            integrality=np.concatenate([np.ones(chosen), np.zeros(len(self.cost) - chosen)]),
+            bounds=Bounds(0.0, 1.0),
+            constraints=LinearConstraint(matrix, [low for _, low, _ in self.rows], [high for _, _, high in self.rows]),
+            options={"time_limit": seconds, "mip_rel_gap": GAP},
+        )
+        assert found.x is not None, found.message
+        picked = {
+            op: ways[int(np.argmax(found.x[self.first[op] : self.first[op + 1]]))].iteration
+            for op, ways in enumerate(self.ways)
+        }
+        return Best(self.seconds(picked), float(found.mip_dual_bound) * scale, picked)
+
+    def seconds(self, picked: dict[int, Iteration]) -> float:
+        """What the cost model says of an assignment."""
+        total = 0.0
+        for work in self.items.work:
+            total += self.work.seconds(work, picked[work.pattern])
+            total += sum(use.seconds for use in self.pricer.work_collectives(work, picked[work.pattern]))
+        for added in self.items.sums:
+            total += sum(use.seconds for use in self.pricer.sum_collectives(added, picked))
+        for item in self.items.arrays:
+            made = picked[item.pattern].shardings[item.result]
+            uses = self.pricer.array_collectives(item, made, self.pricer.copies(item, picked))
+            total += sum(use.seconds for use in uses)
+        return total
+
+    def _row(self, row: dict[int, float], low: float, high: float) -> None:
+        self.rows.append((row, low, high))
+
+    def _cuts(self, op: int) -> None:
+        """A total is cut only as all its readers take it."""
+        for added in self.sums_of[op]:
+            for sharding in {way.cut for way in self.ways[op]} - {None}:
+                cut = {int(self.first[op]) + k: -1.0 for k, way in enumerate(self.ways[op]) if way.cut == sharding}
+                for reader, position in added.readers:
+                    taken = {
+                        int(self.first[reader]) + k: 1.0
+                        for k, way in enumerate(self.ways[reader])
+                        if way.iteration.operands[position] == sharding
+                    }
+                    self._row({**taken, **cut}, 0.0, 1.0)
+
+    def _aliases(self) -> None:
+        """A result that takes over an argument's buffer rests as the argument does."""
+        program = self.problem.program
+        first = len(program.ops) - len(program.results)
+        for number, argument in enumerate(program.arguments):
+            if argument.aliased_result >= 0:
+                result = first + argument.aliased_result
+                made = self._by(number, lambda it: it.shardings[0])
+                taken = self._by(result, lambda it: it.operands[0])
+                for sharding in {*made, *taken}:
+                    row = {k: 1.0 for k in made.get(sharding, ())} | {k: -1.0 for k in taken.get(sharding, ())}
+                    self._row(row, 0.0, 0.0)
+
+    def _by(self, op: int, sharding_of: Any) -> dict[Sharding, list[int]]:
+        found: dict[Sharding, list[int]] = defaultdict(list)
+        for k, way in enumerate(self.ways[op]):
+            found[sharding_of(way.iteration)].append(int(self.first[op]) + k)
+        return found
+
+    def _reshards(self, item: ArrayItem) -> None:
+        """Variables for an array's copies: which, and what makes it, agree with what reads it."""
+        if item.free:
+            return
+        made = self._by(item.pattern, lambda it: it.shardings[item.result])
+        copies: dict[tuple[Sharding, Sharding], list[tuple[int, float]]] = defaultdict(list)
+        for place, reader in enumerate(item.readers):
+            taken = self._by(reader.pattern, lambda it, at=reader.position: it.operands[at])
+            prices = {(s, t): self._copy_seconds(item, s, t, place) for s in made for t in taken}
+            if not any(prices.values()):
+                continue
+            flows = {pair: self._variable(0.0) for pair in prices}
+            for s, ways in made.items():
+                self._row({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
+            for t, ways in taken.items():
+                self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
+            for pair, price in prices.items():
+                if price:
+                    copies[pair].append((flows[pair], price))
+        for shared in copies.values():
+            if len(shared) == 1:
+                ((flow, price),) = shared
+                self.cost[flow] = price
+                continue
+            copy = self._variable(min(price for _, price in shared))
+            for flow, _ in shared:
+                self._row({copy: 1.0, flow: -1.0}, 0.0, 1.0)
+
+    def _copy_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> float:
+        steps = reshard_steps(made, taken, self.problem.mesh.sizes, item.shape) if made != taken else ()
+        copies = [Copy(taken, (place,), steps)] if steps else []
+        return sum(use.seconds for use in self.pricer.array_collectives(item, made, copies))
+
+    def _variable(self, cost: float) -> int:
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+
+def _reading(position: int, sharding: Sharding) -> Iteration:
+    """An iteration of which only one operand is known."""
+    return Iteration((), ((),) * position + (sharding,), (), (), (), (), ())
+
+
+__all__ = ["ARGUMENT", "Best", "best_of_all", "every_iteration", "every_split"]
