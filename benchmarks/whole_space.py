@@ -10,14 +10,15 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Row, note, show, write_json
 from brute_force import best_of_all
 from programs import case_of, round_mesh
 from small_programs import PROGRAMS, Small, random_program
 
+from benchmarks.common import Row, note, show, write_json
 from toast_cli.hardware import parse_shape
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans

@@ -19,17 +19,16 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from toast_cli.cost.items import ArrayItem, Items, WorkItem, make_items
-from toast_cli.cost.merging import SumItem, cut_by_readers
-from toast_cli.cost.pricing import Copy, Pricer
-from toast_cli.cost.work import WorkPricer
 from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Copy, Pricer
+from toast_cli.evaluate.sum_items import SumItem, cut_by_readers
 from toast_cli.plan.axis_assignment import _space_left
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import reshard_steps
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.model import ARGUMENT
 
 NOWHERE = -1
 GAP = 1e-4  # relative, at which HiGHS may stop
@@ -63,7 +62,9 @@ def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...
     found: dict[tuple[tuple[int, ...], ...], None] = {}
     for order in permutations(axes):
         for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
-            split = tuple(tuple(a for a, s in zip(order, places, strict=True) if s == k) for k in range(len(form.sizes)))
+            split = tuple(
+                tuple(a for a, s in zip(order, places, strict=True) if s == k) for k in range(len(form.sizes))
+            )
             if split not in found and _is_legal(form, [prod(sizes[a] for a in axes) for axes in split]):
                 found[split] = None
     return list(found)
@@ -91,7 +92,10 @@ def every_iteration(problem: Problem, number: int) -> list[Iteration]:
         partial = [a for kind, axes in zip(form.kinds, split, strict=True) if kind is SlotKind.REDUCTION for a in axes]
         targets = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
         for wanted in product(*(tuple(product(slots, repeat=len(partial))) for slots in targets)):
-            if all(_can_be_scattered(form, split, partial, dims, w, sizes) for dims, w in zip(form.results, wanted, strict=False)):
+            if all(
+                _can_be_scattered(form, split, partial, dims, w, sizes)
+                for dims, w in zip(form.results, wanted, strict=False)
+            ):
                 found[lay_out(pattern, (split, wanted))] = None
     return list(found)
 
@@ -241,7 +245,7 @@ class _Selection:
                 made = self._by(number, lambda it: it.shardings[0])
                 taken = self._by(result, lambda it: it.operands[0])
                 for sharding in {*made, *taken}:
-                    row = {k: 1.0 for k in made.get(sharding, ())} | {k: -1.0 for k in taken.get(sharding, ())}
+                    row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
                     self._row(row, 0.0, 0.0)
 
     def _by(self, op: int, sharding_of: Any) -> dict[Sharding, list[int]]:
@@ -255,7 +259,7 @@ class _Selection:
         if item.free:
             return
         made = self._by(item.pattern, lambda it: it.shardings[item.result])
-        copies: dict[tuple[Sharding, Sharding], list[tuple[int, float]]] = defaultdict(list)
+        copies: dict[tuple[Sharding, Sharding, int], list[tuple[int, float]]] = defaultdict(list)  # the last: loop
         for place, reader in enumerate(item.readers):
             taken = self._by(reader.pattern, lambda it, at=reader.position: it.operands[at])
             prices = {(s, t): self._copy_seconds(item, s, t, place) for s in made for t in taken}
@@ -268,15 +272,16 @@ class _Selection:
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for pair, price in prices.items():
                 if price:
-                    copies[pair].append((flows[pair], price))
+                    copies[*pair, reader.loop].append((flows[pair], price))
         for shared in copies.values():
             if len(shared) == 1:
                 ((flow, price),) = shared
                 self.cost[flow] = price
                 continue
-            copy = self._variable(min(price for _, price in shared))
-            for flow, _ in shared:
-                self._row({copy: 1.0, flow: -1.0}, 0.0, 1.0)
+            most = max(price for _, price in shared)
+            copy = self._variable(most)  # one for all readers in a loop
+            for flow, price in shared:
+                self._row({copy: 1.0, flow: -price / most}, 0.0, 1.0)
 
     def _copy_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> float:
         steps = reshard_steps(made, taken, self.problem.mesh.sizes, item.shape) if made != taken else ()
@@ -291,6 +296,3 @@ class _Selection:
 def _reading(position: int, sharding: Sharding) -> Iteration:
     """An iteration of which only one operand is known."""
     return Iteration((), ((),) * position + (sharding,), (), (), (), (), ())
-
-
-__all__ = ["ARGUMENT", "Best", "best_of_all", "every_iteration", "every_split"]
