@@ -24,6 +24,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,20 +88,20 @@ def record(options: argparse.Namespace) -> None:
     import toast_cli
 
     target, emitted = options.file.absolute(), options.emitted and options.emitted.absolute()
-    os.chdir(options.samples)  # reports hold the paths as given: they are to be the same everywhere
-    _load_each_program_once()
     print(f"records {Path(toast_cli.__file__).parent}", file=sys.stderr)
     shared: dict[str, Any] = {}
     found: dict[str, Facts] = {}
-    for case in cases(options.quick):
-        if any(word not in case.name for word in options.only):
-            continue
-        before = _processor_seconds()
-        facts, written = run(case)
-        _note(f"{case.name}: {facts.get('error', '')}{_processor_seconds() - before:7.2f} s")
-        found[case.name] = _shorten(facts, shared)
-        if emitted:
-            _keep(emitted, case, written)
+    # Reports hold the paths as given: they are to be the same everywhere.
+    with chdir(options.samples), _each_program_read_once():
+        for case in cases(options.quick):
+            if any(word not in case.name for word in options.only):
+                continue
+            before = _processor_seconds()
+            facts, written = run(case)
+            _note(f"{case.name}: {facts.get('error', '')}{_processor_seconds() - before:7.2f} s")
+            found[case.name] = _shorten(facts, shared)
+            if emitted:
+                _keep(emitted, case, written)
     content = {"schema": SCHEMA, "cases": found, "shared": shared}
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n")
@@ -109,7 +110,7 @@ def record(options: argparse.Namespace) -> None:
 
 def cases(quick: bool) -> Iterator[Case]:
     """All cases, those of one program and mesh together."""
-    names = sorted(programs())
+    names = sorted(programs(Path.cwd()))
     tiny = [name for name in names if name.endswith("_tiny")]
     meshes, strategies, forms = (MESHES[:1], QUICK_STRATEGIES, FORMS[:1]) if quick else (MESHES, STRATEGIES, FORMS)
     for name in tiny if quick else [*tiny, *(name for name in names if name in FULL)]:
@@ -121,9 +122,9 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 @cache
-def programs() -> dict[str, str]:
-    """Name -> file of the samples in this folder."""
-    return {path.name.split(".")[0]: str(path) for path in Path().iterdir() if path.name.endswith(ENDINGS)}
+def programs(folder: Path) -> dict[str, str]:
+    """Name -> name of the file, of the samples in a folder."""
+    return {path.name.split(".")[0]: path.name for path in folder.iterdir() if path.name.endswith(ENDINGS)}
 
 
 def run(case: Case) -> tuple[Facts, dict[str, bytes]]:
@@ -133,7 +134,12 @@ def run(case: Case) -> tuple[Facts, dict[str, bytes]]:
 
     spec, _, shape = case.mesh.partition(":")
     request = Request(
-        programs()[case.program], spec, shape or None, strategy=case.strategy, seed=case.seed, iterations=ITERATIONS
+        programs(Path.cwd())[case.program],
+        spec,
+        shape or None,
+        strategy=case.strategy,
+        seed=case.seed,
+        iterations=ITERATIONS,
     )
     try:
         outcome = partition(request)
@@ -163,11 +169,17 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _load_each_program_once() -> None:
+@contextmanager
+def _each_program_read_once() -> Iterator[None]:
     """Reading a sample takes half of a case's time, and every case of it reads the same."""
     from toast_cli import pipeline
 
-    pipeline.load = cache(pipeline.load)
+    load = pipeline.load
+    pipeline.load = cache(load)
+    try:
+        yield
+    finally:
+        pipeline.load = load
 
 
 def _keep(folder: Path, case: Case, written: dict[str, bytes]) -> None:

@@ -64,7 +64,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     return tuple(map(tuple, axes)), tuple(wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
@@ -78,7 +78,7 @@ def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> 
                 assert found == rows.iteration(number, numbers) == problem.iterate(number, plan)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem

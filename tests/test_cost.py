@@ -318,7 +318,7 @@ def test_what_is_gathered_into_a_donated_buffer_takes_no_more() -> None:
 # ---------------------------------------------------------------- laws
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_plans_cost_the_same_after_any_other_plans(data: st.DataObject) -> None:
     """The evaluator works out what changed since the plans before; a fresh one starts from nothing."""
@@ -331,7 +331,7 @@ def test_plans_cost_the_same_after_any_other_plans(data: st.DataObject) -> None:
         assert found.argument_bytes == pytest.approx(fresh.argument_bytes, rel=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_the_parts_add_up(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -356,7 +356,7 @@ def faster(mesh: Mesh, factor: float) -> Mesh:
     return replace(mesh, axes=tuple(map(quick, mesh.axes)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data(), st.floats(1.0, 100.0))
 def test_a_faster_link_never_makes_a_plan_slower(data: st.DataObject, factor: float) -> None:
     case = data.draw(cases())

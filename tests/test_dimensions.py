@@ -266,7 +266,7 @@ def renamed(program: Program, new: list[int]) -> Program:
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases(), st.randoms(use_true_random=False))
 def test_renaming_values_changes_no_class_group_or_side(case: Case, random: Any) -> None:
     program = case.program
@@ -295,7 +295,7 @@ def reordered(program: Program, random: Any) -> tuple[Program, list[int]]:
     return replace(program, ops=tuple(program.ops[n] for n in order)), order
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases(loops=False), st.randoms(use_true_random=False))
 def test_reordering_independent_ops_changes_no_class(case: Case, random: Any) -> None:
     program = case.program

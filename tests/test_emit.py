@@ -508,7 +508,7 @@ def test_the_snippet_folds_by_pattern() -> None:
 # ---------------------------------------------------------------- constraints, few and all needed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
     case = data.draw(cases())

@@ -268,7 +268,7 @@ def test_a_child_is_ended_by_processor_time_and_by_nothing_else(
         convert("bytecode", b"", "model", "hint")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_truncated_text_is_an_error_with_a_place(data: st.DataObject) -> None:
     text = written()["stablehlo"]

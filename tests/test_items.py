@@ -9,7 +9,7 @@ from random_programs import cases, plans
 from toast_cli.evaluate.items import make_items, reads_as_made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
@@ -25,7 +25,7 @@ def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> N
                         assert not any(made.scattered)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_what_has_no_part_in_any_cost_is_neither_stored_nor_read_otherwise(data: st.DataObject) -> None:
     idle = [item for item in make_items(data.draw(cases()).problem).arrays if not item.costs]

@@ -93,7 +93,7 @@ def test_chips_have_what_their_compiler_hands_out() -> None:
     assert find_preset("v3").chip.on_chip == find_preset("H100").chip.on_chip == OnChip()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
     case = data.draw(cases())

@@ -21,7 +21,7 @@ def check(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) ->
         assert size % ways == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_every_sharding_uses_an_axis_once_and_divides(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -35,7 +35,7 @@ def test_every_sharding_uses_an_axis_once_and_divides(data: st.DataObject) -> No
         check(sharding, program.values[program.ops[op].operands[position]].shape, sizes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_donated_arguments_and_the_results_in_their_buffers_lie_alike(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -46,7 +46,7 @@ def test_donated_arguments_and_the_results_in_their_buffers_lie_alike(data: st.D
             assert results[argument.aliased_result] == lowered.shardings[argument.value]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_canonical_order_means_the_same(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -56,7 +56,7 @@ def test_canonical_order_means_the_same(data: st.DataObject) -> None:
     assert case.problem.canonical(canonical) == canonical
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_decisions_that_commute_have_one_canonical_order(data: st.DataObject) -> None:
     case = data.draw(cases())

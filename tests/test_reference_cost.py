@@ -46,7 +46,7 @@ def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]
     return compute, communication, peak, arguments
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
     case = data.draw(cases())

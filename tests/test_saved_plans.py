@@ -59,7 +59,7 @@ def saved(case: Case, plan: Plan, folder: Path) -> SavedPlan:
     return read_plan(str(path))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_the_same_program_gets_the_same_plan(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     case = data.draw(cases())

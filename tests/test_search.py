@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Case, arg, case_of, evaluator_of, round_mesh, sample
@@ -102,18 +104,18 @@ def test_no_more_plans_are_evaluated_than_allowed(name: str, evaluations: int) -
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_the_clock_ends_a_search(name: str) -> None:
-    of = case("perceptron")
+def test_the_clock_ends_a_search(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, clock = case("perceptron"), Clock(monkeypatch)
+    start = clock.seconds
 
     def slow(plan: Plan) -> Cost:
-        time.sleep(0.01)
+        clock.seconds += 0.01
         return of.evaluator.cost(plan)
 
-    start = time.monotonic()
-    result = SEARCHES[name](of.problem, slow, Budget(seconds=0.15), np.random.default_rng(0), None)
-    assert time.monotonic() - start < 2.0
+    result = SEARCHES[name](of.problem, slow, Budget(seconds=0.145), np.random.default_rng(0), None)
     assert result.stopped in ("budget", "plateau")
-    assert result.evaluations <= 16
+    assert result.evaluations <= 15
+    assert clock.seconds - start < 0.16
 
 
 class Interrupting:
@@ -238,7 +240,7 @@ def test_exact_out_of_budget_still_bounds_what_is_possible() -> None:
     assert 0 < short.lower_bound <= full.cost.step_seconds <= short.cost.step_seconds
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_no_plan_beats_the_bound_of_what_it_starts_with(data: st.DataObject) -> None:
     of = data.draw(cases(loops=False))
@@ -277,21 +279,24 @@ def test_an_interrupted_root_ends_the_run() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*fork")
-def test_an_interrupt_reaches_roots_in_other_processes() -> None:
+def test_an_interrupt_reaches_roots_in_other_processes(tmp_path: Path) -> None:
     evaluator = tight(case("perceptron"), 2**40)
-    quick = evaluator.cost
+    quick, parent, calls = evaluator.cost, os.getpid(), 0
 
     def slow(plan: Plan) -> Cost:
+        nonlocal calls
+        calls += 1
+        if calls == 20 and os.getpid() != parent:
+            with suppress(FileExistsError):  # the process that is here first presses Ctrl-C
+                (tmp_path / "pressed").touch(exist_ok=False)
+                os.kill(parent, signal.SIGINT)
         time.sleep(0.01)
         return quick(plan)
 
     evaluator.cost = slow  # type: ignore[method-assign]
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     result = run_search(evaluator, "mcts", 0, 100_000, None, 2)  # far longer than until the interrupt
-    timer.join()
     assert result.stopped == "interrupted"
-    assert 2 <= result.evaluations < 1000
+    assert 2 <= result.evaluations < 10_000
     assert result.cost.step_seconds < quick(()).step_seconds
 
 
