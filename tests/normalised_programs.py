@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from toast_cli import xla
-from toast_cli.frontend.convert import conversions
+from toast_cli.frontend.convert import CONVERSIONS
 from toast_cli.frontend.formats import recognise
 from toast_cli.frontend.normalise import Normalised, normalise
 
@@ -26,7 +26,7 @@ def parsed(text: str) -> Any:
     """The module of MLIR or HLO text. These programs are sound: no need for a child process to read them."""
     data = text.encode()
     if recognise(data) == "hlo-text":
-        data = conversions()["hlo-text"](data)
+        data = CONVERSIONS["hlo-text"](data)
     return xla.parse_module(xla.make_context(), data)
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from toast_cli import xla
 from toast_cli.errors import InputError
-from toast_cli.frontend.convert import convert
 from toast_cli.frontend.donation import leaf_number
 from toast_cli.frontend.formats import hlo_module_proto, nesting, parse, read_bytes, recognise
+from toast_cli.frontend.loaded import load_module
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields, strings_are_text
 
 
@@ -244,28 +244,7 @@ def test_names_that_are_not_text_are_refused() -> None:
     assert strings_are_text(written()["bytecode"])
     assert not strings_are_text(data)
     with pytest.raises(InputError, match=r"damaged|not text"):
-        parse(data, "model")
-
-
-# What stands for the child's `main`, and what is said of it: only processor time counts, however long it waits.
-CHILDREN = [
-    ("while True: pass", "more than 1 seconds of processor time"),
-    ("import time; time.sleep(1.5); sys.exit(slow())", "slow"),
-]
-
-
-@pytest.mark.parametrize(("does", "said"), CHILDREN, ids=["busy", "waiting"])
-def test_a_child_is_ended_by_processor_time_and_by_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, does: str, said: str
-) -> None:
-    child = (
-        "import sys\nfrom toast_cli.frontend.convert import limit_processor_time\nlimit_processor_time(int(sys.argv[2]))\n"
-        "def slow():\n    print('[\"\", \"slow\"]', end='')\n    return 3\n"
-    )
-    monkeypatch.setattr("toast_cli.frontend.convert.CHILD", child + does)
-    monkeypatch.setattr("toast_cli.frontend.convert.BASE_SECONDS", 1)
-    with pytest.raises(InputError, match=said):
-        convert("bytecode", b"", "model", "hint")
+        load_module("model", content=data)
 
 
 @settings(max_examples=40)

@@ -245,4 +245,4 @@ def test_a_text_that_only_looks_like_a_sharding_is_an_error(tmp_path: Path) -> N
     path.write_text(GSPMD.replace("#sdy.sharding_per_value<", "#sdy.sharding_per_va<"))
     with pytest.raises(InputError, match="unknown attribute `sharding_per_va`") as caught:
         load_module(str(path))
-    assert caught.value.where == str(path)
+    assert caught.value.where == f"{path}:4:10"

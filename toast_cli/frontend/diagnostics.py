@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from toast_cli.printable import printable
+
 # `"-":3:12` in an MLIR location; `was parsing 3:19: error: expects opcode` in XLA's HLO parser.
 _MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
 _HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
@@ -32,7 +34,7 @@ def first_error(error: Exception) -> tuple[str, str]:
 def _one_line(text: str) -> str:
     """The first line, without a full stop, short enough for a terminal."""
     line = text.strip().splitlines()[0].rstrip(".:; ") if text.strip() else "no reason given"
-    return line if len(line) <= 300 else line[:299] + "…"
+    return printable(line if len(line) <= 300 else line[:299] + "…")
 
 
 def place_of(operation: Any, path: str) -> str:
@@ -41,4 +43,4 @@ def place_of(operation: Any, path: str) -> str:
     if not found:
         return path
     file = path if found[1] == "-" else found[1]
-    return ":".join(part for part in (file, found[2], found[3]) if part)
+    return printable(":".join(part for part in (file, found[2], found[3]) if part))

@@ -6,26 +6,27 @@ Formats, by the name that reports show:
 * `jax.export`: what `jax.export.Exported.serialize` writes (a FlatBuffer around a portable artifact).
 * `hlo-text`: HLO as XLA prints it. `hlo-proto`: a serialized HloModuleProto, or an HloProto or HloSnapshot around one.
 
-Each may be compressed with gzip or zstd. Everything binary and everything that XLA parses goes through a child process.
+Each may be compressed with gzip or zstd. Everything is parsed in a child process first.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import re
-import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.frontend.convert import convert
 from toast_cli.frontend.diagnostics import first_error
 from toast_cli.frontend.foreign import foreign_hint
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields
+from toast_cli.inputs import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 
-STDIN = "-"
+_MARK = b"\xef\xbb\xbf"  # the byte order mark
 GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
 PORTABLE_PRODUCER = b"StableHLO_v"
 # Layers of compression that are unpacked; more is no accident.
@@ -46,23 +47,26 @@ _FOREIGN = (
     (b"\x93NUMPY", "a NumPy array file"), (b"\x80\x04\x95", "a Python pickle"), (b"\x89HDF", "an HDF5 file"),
     (b"\x7fELF", "an executable"), (b"%PDF", "a PDF"),
 )  # fmt: skip
-_HLO_START = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*(?:HloModule\b|ENTRY\b)", re.DOTALL)
-_STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
+_HLO_WORD = re.compile(rb"HloModule\b|ENTRY\b")
+# What may stand before it: white space, and comments, which are looked for one after the other.
+_BLANK = re.compile(rb"\s+|//[^\n]*\n?")
 _OPENING, _CLOSING = b"([{<", b")]}>"
-_NO_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
-_STEPS = bytes.maketrans(_OPENING + _CLOSING, b"\x01" * 4 + b"\xff" * 4)
+_NO_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING + b'"'))
+_QUOTE = 2
+_STEPS = bytes.maketrans(_OPENING + _CLOSING + b'"', b"\x01" * 4 + b"\xff" * 4 + bytes([_QUOTE]))
+_RUN = re.compile(rb"[-\\]*[^-\\]?", re.DOTALL)
 _CHUNK = 1 << 20
-_MLIR_WORD = re.compile(r"\bfunc\.func\b|\bmodule\b")
-_TEXT_PROTO_START = re.compile(r"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computations\s*\{)")
+_MLIR_WORD = re.compile(rb"\bfunc\.func\b|\bmodule\b")
+_TEXT_PROTO_START = re.compile(rb"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computations\s*\{)")
 
 
 def read_bytes(path: str) -> bytes:
     """The file's content (`-`: standard input), unpacked when it is compressed with gzip or zstd, also several times.
 
-    Raises `InputError` when there is no such file, it cannot be read, is empty, or its compression is damaged.
+    Raises `InputError` when there is no such file, it cannot be read, is empty or too large, or its compression is damaged.
     """
     where = source_name(path)
-    data = _read(path, where)
+    data = read_file(path, PROGRAM_BYTES, hint=lambda: _near(path))
     for _ in range(MAX_LAYERS):
         if not data:
             raise InputError("the program is empty", where=where, hint="was it written completely?")
@@ -80,19 +84,6 @@ def source_name(path: str) -> str:
     return "<stdin>" if path == STDIN else path
 
 
-def _read(path: str, where: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError("no such file", where=where, hint=_near(path)) from None
-    except IsADirectoryError:
-        raise InputError("this is a directory", where=where, hint="give the file of one program") from None
-    except PermissionError:
-        raise InputError("no permission to read it", where=where, hint="check the file's mode and owner") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read ({error})", where=where) from None
-
-
 def _near(path: str) -> str:
     """A file next to the missing one whose name is close to it."""
     from difflib import get_close_matches
@@ -108,7 +99,8 @@ def _near(path: str) -> str:
 
 def _gunzip(data: bytes, where: str) -> bytes:
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as reader:
+            return _unpacked(reader.read, where)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"damaged gzip data ({error})", where=where, hint="was it written completely?") from None
 
@@ -116,14 +108,27 @@ def _gunzip(data: bytes, where: str) -> bytes:
 def _unzstd(data: bytes, where: str) -> bytes:
     import zstandard
 
+    limit = limit_of(PROGRAM_BYTES)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True) as reader:
-            unpacked: bytes = reader.read()
-    except zstandard.ZstdError as error:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=max(limit, 1 << 23))
+        with unpacker.stream_reader(io.BytesIO(data), read_across_frames=True) as reader:
+            unpacked = _unpacked(reader.read, where)
+    except (zstandard.ZstdError, MemoryError) as error:
         raise InputError(f"damaged zstd data ({error})", where=where, hint="was it written completely?") from None
     if not unpacked:
         raise InputError("damaged zstd data (nothing in it)", where=where, hint="was it written completely?")
     return unpacked
+
+
+def _unpacked(read: Callable[[int], bytes], where: str) -> bytes:
+    """All that a decompressing reader gives, as far as programs may be large."""
+    limit = limit_of(PROGRAM_BYTES)
+    content = bytearray()
+    while chunk := read(_CHUNK):
+        content += chunk
+        if len(content) > limit:
+            raise too_large(where, limit, " once it is unpacked")
+    return bytes(content)
 
 
 def recognise(data: bytes) -> str:
@@ -133,20 +138,39 @@ def recognise(data: bytes) -> str:
     module = flatbuffer_bytes(data, EXPORT_MODULE_SLOT)
     if module is not None and bytes(module[: len(BYTECODE)]) == BYTECODE:
         return "jax.export"
-    text = as_text(data)
-    if text is not None:
-        return "hlo-text" if _HLO_START.match(text) else "stablehlo"
+    if is_text(data):
+        return "hlo-text" if is_hlo(data) else "stablehlo"
     return "hlo-proto" if hlo_module_proto(data) is not None else ""
 
 
-def as_text(data: bytes) -> str | None:
-    """The bytes as text (UTF-8, with or without a byte order mark); None when they are none."""
+def is_text(data: bytes) -> bool:
+    """Whether the bytes are UTF-8 text. Looked at in pieces: as a string they would take several times their size."""
     if b"\0" in data:
-        return None
+        return False
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        return data.decode("utf-8-sig")
+        for start in range(0, len(data), _CHUNK):
+            decoder.decode(data[start : start + _CHUNK])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return None
+        return False
+    return True
+
+
+def is_hlo(data: bytes) -> bool:
+    """Whether the first word of a text, comments left out, is one that HLO begins with."""
+    at = len(_MARK) if data.startswith(_MARK) else 0
+    while True:
+        if data.startswith(b"/*", at):
+            end = data.find(b"*/", at + 2)
+            if end < 0:
+                return False
+            at = end + 2
+            continue
+        blank = _BLANK.match(data, at)
+        if blank is None:
+            return _HLO_WORD.match(data, at) is not None
+        at = blank.end()
 
 
 def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
@@ -174,10 +198,18 @@ def _is_module(data: memoryview) -> bool:
 
 
 def parse(data: bytes, where: str) -> tuple[str, Any]:
-    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats.
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in a child process first.
 
     Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
     """
+    from toast_cli.frontend.handover import read_parsed
+
+    found = read_parsed(data, where)
+    return found.format, found.module
+
+
+def parse_here(data: bytes, where: str) -> tuple[str, Any]:
+    """The same in this process, which a damaged or hostile program may end."""
     kind = recognise(data)
     if kind == "stablehlo":
         return kind, _parse_text(data, where)
@@ -186,20 +218,36 @@ def parse(data: bytes, where: str) -> tuple[str, Any]:
     return kind, _parse_bytecode(_converted(kind, data, where), where)
 
 
+def hint_for(kind: str) -> str:
+    """What to ask oneself where a program of some format cannot be read."""
+    return {
+        "jax.export": "export it again, with this jax or an older one",
+        "hlo-proto": "is it an HloModuleProto or HloProto, and complete?",
+        "hlo-text": "is it HLO as this version of XLA prints it?",
+        "stablehlo": "is the file complete, and StableHLO as this jaxlib knows it?",
+    }.get(kind, "is the file complete, and not written by a newer StableHLO than this jaxlib has?")
+
+
 def _converted(kind: str, data: bytes, where: str) -> bytes:
     """Plain MLIR bytecode of a program that is not MLIR text."""
     if kind == "jax.export":
         module = flatbuffer_bytes(data, EXPORT_MODULE_SLOT)
         inner = bytes(module) if module is not None else b""
-        hint = "export it again, with this jax or an older one"
-        return convert("portable" if recognise(inner) == "portable" else "bytecode", inner, where, hint)
-    if kind == "hlo-proto":
-        return convert(kind, hlo_module_proto(data) or b"", where, "is it an HloModuleProto or HloProto, and complete?")
-    if kind == "hlo-text":
-        return convert(kind, data.removeprefix(b"\xef\xbb\xbf"), where, "is it HLO as this version of XLA prints it?")
-    return convert(
-        kind, data, where, "is the file complete, and not written by a newer StableHLO than this jaxlib has?"
-    )
+        return convert("portable" if recognise(inner) == "portable" else "bytecode", inner, where, hint_for(kind))
+    content = hlo_module_proto(data) or b"" if kind == "hlo-proto" else data.removeprefix(_MARK)
+    return convert(kind, content, where, hint_for(kind))
+
+
+def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
+    """MLIR bytecode of a program of one of the kinds in `CONVERSIONS`. Raises `InputError` at `where` with the first error and `hint`."""
+    from toast_cli import xla
+    from toast_cli.frontend.convert import CONVERSIONS
+
+    try:
+        return CONVERSIONS[kind](data)
+    except (xla.ir.MLIRError, RuntimeError, ValueError, TypeError) as error:
+        place, message = first_error(error)
+        raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
 
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
@@ -214,10 +262,10 @@ def _parse_bytecode(bytecode: bytes, where: str) -> Any:
 def _parse_text(data: bytes, where: str) -> Any:
     from toast_cli import xla
 
-    text = as_text(data) or ""
-    if not text.strip():
+    data = data.removeprefix(_MARK)
+    if not data or data.isspace():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
-    if _TEXT_PROTO_START.match(text):
+    if _TEXT_PROTO_START.match(data):
         raise InputError(
             "this is an HLO proto in text form", where=where, hint="write it in binary form or as HLO text"
         )
@@ -226,33 +274,36 @@ def _parse_text(data: bytes, where: str) -> Any:
             f"brackets are nested more than {MAX_NESTING:,} deep", where=where, hint="is it a program, and complete?"
         )
     try:
-        return xla.parse_module(xla.make_context(), text)
+        return xla.parse_module(xla.make_context(), data)
     except xla.ir.MLIRError as error:
-        if not _MLIR_WORD.search(text):
+        if not _MLIR_WORD.search(data):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
         place, message = first_error(error)
-        hint = foreign_hint(message) or "is the file complete, and StableHLO as this jaxlib knows it?"
+        hint = foreign_hint(message) or hint_for("stablehlo")
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
 
 
 def nesting(text: bytes) -> int:
     """How deep the brackets of MLIR text are nested, at most; those in strings do not count."""
-    depth = _depth(text)
-    if depth <= MAX_NESTING:
-        return depth
-    # Names in locations may hold single brackets, many thousand of them. Leaving strings out takes longer, so only now.
-    return _depth(_STRING.sub(b"", text))
-
-
-def _depth(text: bytes) -> int:
     import numpy as np
 
-    brackets = text.replace(b"->", b"").translate(None, _NO_BRACKETS)
-    deepest = level = 0
-    for start in range(0, len(brackets), _CHUNK):
-        steps = np.frombuffer(brackets[start : start + _CHUNK].translate(_STEPS), dtype=np.int8)
+    deepest = level = end = 0
+    inside = False  # a string
+    while end < len(text):
+        start, end = end, min(end + _CHUNK, len(text))
+        if text[end - 1 : end] in (b"-", b"\\"):  # do not cut `->`, an escaped quote or an escaped backslash in two
+            found = _RUN.match(text, end)
+            end = found.end() if found else end
+        piece = text[start:end]
+        piece = piece.replace(b"->", b"").replace(b"\\\\", b"").replace(b'\\"', b"")
+        marks = np.frombuffer(piece.translate(_STEPS, _NO_BRACKETS), dtype=np.int8)
+        if not marks.size:
+            continue
+        quotes = np.cumsum(marks == _QUOTE, dtype=np.int64)
+        steps = np.where((marks == _QUOTE) | ((quotes + inside) % 2 == 1), 0, marks)
         levels = level + np.cumsum(steps, dtype=np.int64)
         deepest, level = max(deepest, int(levels.max())), int(levels[-1])
+        inside = bool((int(quotes[-1]) + inside) % 2)
     return deepest
 
 

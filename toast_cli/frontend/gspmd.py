@@ -16,6 +16,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.inputs import whole_number
+
+# Far above any machine there is. A sharding over more devices is in no notation known here.
+MOST_DEVICES = 1 << 20
 REPLICATED, MAXIMAL, MANUAL, TILED = "replicated", "maximal", "manual", "tiled"
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
@@ -64,6 +68,8 @@ def read_tiling(text: str) -> Tiling | None:
     if not shape:
         return None
     sizes = _numbers(shape[1])
+    if not 0 < prod(sizes) <= MOST_DEVICES:
+        return None
     devices = _devices(body, prod(sizes))
     if devices is None:
         return None
@@ -78,7 +84,8 @@ def read_tiling(text: str) -> Tiling | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
+    """Numbers between commas; 0, which no array of devices has, for one that is too long to be any."""
+    return tuple(whole_number(number) or 0 for number in text.split(",") if number)
 
 
 def _devices(body: str, count: int) -> NDArray[np.int64] | None:

@@ -7,47 +7,74 @@ call's name in front (`jit(f)/jit(gelu)/mul`).
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.inputs import whole_number
 from toast_cli.xla import inline_function, ir, walk_ops
 
-# More operations than this after inlining come from calls that double at every level, not from a model.
-MAX_OPERATIONS = 20_000_000
+# More operations than this after inlining come from calls that double at every level, not from a model. The environment can allow more.
+MAX_OPERATIONS = 1_000_000
+LIMIT_VARIABLE = "TOAST_MAX_OPERATIONS"
 
 
 def inline_calls(module: Any, entry: str, path: str) -> None:
     """Inlines everything that `entry` reaches; other functions stay, some of them with their own calls inlined.
 
-    Raises `InputError` for recursion, for a callee without a body or with several blocks, and for an endless expansion.
+    Raises `InputError` for recursion, for a callee without a body or with several blocks, and for an endless expansion. All of that is
+    known before anything is copied.
     """
     symbols = ir.SymbolTable(module.operation)
-    sizes: dict[str, int] = {}  # functions already free of calls -> operations in them
+    sites: dict[str, list[tuple[Any, str]]] = {}  # function -> its calls, with the names of what they call
+    for name in callees_first(symbols, entry, sites, path):
+        for call, callee in sites[name]:
+            replace_operation(call, inline_function(symbols[callee], call.operands, call))
 
-    def visit(name: str, callers: tuple[str, ...]) -> None:
-        function = body_of(symbols, name, path)
-        sites = [(call, callee_name(call)) for call in call_sites(function)]
-        size = count_operations(function)
-        for call, callee in sites:
-            if callee not in symbols:
-                raise InputError(
-                    f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?"
-                )
-            if callee == name or callee in callers:
+
+def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str]]], path: str) -> list[str]:
+    """The functions that `entry` reaches, each after all that it calls; fills `sites`. The number of operations is added up on the way."""
+    order: list[str] = []
+    sizes: dict[str, int] = {}  # functions in `order` -> operations in them once their calls are inlined
+    waiting = [entry]
+    while waiting:
+        name = waiting[-1]
+        if name in sizes:
+            waiting.pop()
+            continue
+        if name not in sites:
+            sites[name] = [(call, callee_name(call)) for call in call_sites(body_of(symbols, name, path))]
+            for call, callee in sites[name]:
+                refuse_unknown(call, callee, symbols, path)
+        missing = list(dict.fromkeys(callee for _, callee in sites[name] if callee not in sizes))
+        for callee in missing:
+            if callee in sites:  # it waits for what it calls, which is this function
+                call = next(call for call, called in sites[name] if called == callee)
                 hint = "a recursive program has no fixed size and cannot be partitioned"
                 raise InputError(f"function @{callee} calls itself", where=place_of(call, path), hint=hint)
-            if callee not in sizes:
-                visit(callee, (*callers, name))
-            size += sizes[callee]
-            if size > MAX_OPERATIONS:
-                what = f"inlining its calls makes @{name} larger than {MAX_OPERATIONS:,} operations"
-                raise InputError(what, where=path, hint="write repeated layers as a loop (`jax.lax.scan`)")
-        for call, callee in sites:
-            replace_operation(call, inline_function(symbols[callee], call.operands, call))
-        sizes[name] = size
+        if missing:
+            waiting += missing[::-1]
+            continue
+        sizes[name] = count_operations(symbols[name]) + sum(sizes[callee] for _, callee in sites[name])
+        if sizes[name] > most_operations():
+            what = f"inlining its calls makes @{name} larger than {most_operations():,} operations"
+            hint = f"write repeated layers as a loop (`jax.lax.scan`), or set {LIMIT_VARIABLE} to allow more"
+            raise InputError(what, where=path, hint=hint)
+        order.append(waiting.pop())
+    return order
 
-    visit(entry, ())
+
+def most_operations() -> int:
+    """`MAX_OPERATIONS`, or as many as fit into what `TOAST_MAX_OPERATIONS` says."""
+    given = whole_number(os.environ.get(LIMIT_VARIABLE, ""))
+    return MAX_OPERATIONS if given is None else given
+
+
+def refuse_unknown(call: Any, callee: str, symbols: Any, path: str) -> None:
+    """Raises `InputError` for a call of something that is no function of the module."""
+    if callee not in symbols or symbols[callee].operation.name != "func.func":
+        raise InputError(f"there is no function @{callee}", where=place_of(call, path), hint="is the module whole?")
 
 
 def body_of(symbols: Any, name: str, path: str) -> Any:

@@ -4,6 +4,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 
 * fusions, named computations and asynchronous pairs are replaced by what they compute,
 * copies and control dependencies by their operand,
+* constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,
 * bitcasts between layouts by the reshape and transposes they stand for,
 * operations that do nothing by their operand (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
@@ -24,6 +25,7 @@ from toast_cli.xla import ir
 
 # Operations that only draw a line around their one region: the region's block takes their place.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
+CONSTANTS = ("sdy.constant", "chlo.constant", "arith.constant")
 CHLO_TWINS = (
     "acos",
     "acosh",
@@ -102,6 +104,14 @@ def create(name: str, operands: Values, results: list[Any], attributes: dict[str
 def first_operand(operation: Any) -> Values:
     """A copy is its operand; so is a value that must wait for a token."""
     return [operation.operands[0]]
+
+
+def plain_constant(operation: Any) -> Values | None:
+    """A constant, under the name by which everything that looks for constants knows it."""
+    value = operation.attributes["value"]
+    if not isinstance(value, ir.DenseElementsAttr | ir.DenseResourceElementsAttr):
+        return None
+    return create("stablehlo.constant", [], [operation.results[0].type], {"value": value}, operation)
 
 
 def chlo_twin(operation: Any) -> Values:
@@ -203,6 +213,7 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
     **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
     **dict.fromkeys(IDLE_KINDS, operand_if_idle),
+    **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,
     "mhlo.bitcast": plain_bitcast,

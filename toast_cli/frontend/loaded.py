@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.errors import InputError
-from toast_cli.frontend.diagnostics import first_error
-from toast_cli.frontend.formats import parse, read_bytes, source_name
+from toast_cli.frontend.formats import read_bytes, source_name
 
 if TYPE_CHECKING:
     from toast_cli.frontend.shardings import Kept
@@ -35,15 +33,12 @@ class LoadedModule:
 def load_module(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> LoadedModule:
     """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at hand.
 
+    All of that happens in a child process, which hands over the outcome.
+
     Raises `InputError` saying where and what to try.
     """
     data = read_bytes(path) if content is None else content
-    kind, module = parse(data, source_name(path))
-    from toast_cli.frontend.normalise import normalise
-    from toast_cli.xla import ir
+    from toast_cli.frontend.handover import read_normalised
 
-    try:
-        outcome = normalise(module, source_name(path), keep_shardings)
-    except (ir.MLIRError, RuntimeError) as error:  # a string that only looks like an attribute
-        raise InputError(first_error(error)[1], where=source_name(path), hint="is the file intact?") from None
-    return LoadedModule(path, kind, outcome.module, outcome.kept, outcome.pins, outcome.notices)
+    found = read_normalised(data, source_name(path), keep_shardings)
+    return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices)

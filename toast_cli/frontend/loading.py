@@ -11,6 +11,7 @@ from toast_cli.frontend.loaded import load_module
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.source import Source
+from toast_cli.printable import printable
 from toast_cli.program.pins import NO_PINS, Pins
 
 
@@ -31,7 +32,13 @@ def read_source(
     function = next((op for op in module.body.operations if op.operation.name == "func.func"), None)
     if function is None:
         raise InputError("the module has no function", where=path, hint="save the module that jax.jit(f).lower() gives")
-    program, reader = read_program(function, xla.module_name(module))
+    try:
+        program, reader = read_program(function, printable(xla.module_name(module)))
+    except InputError as error:
+        place = f"{path}: {error.where}" if error.where and not error.where.startswith(path) else error.where or path
+        raise InputError(error.what, where=place, hint=error.hint) from None
+    if not program.ops:
+        raise InputError("the program computes nothing", where=path, hint="save a function that returns something")
     xla.remove_sharding_rules(module)
     return Source(
         path,

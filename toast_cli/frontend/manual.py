@@ -7,13 +7,16 @@ around a call of the same body, and `sdy.mesh`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.inline import callee_name
 from toast_cli.frontend.shardings import kind_of
 from toast_cli.frontend.statements import FRONTEND, frontend_texts
-from toast_cli.xla import ir, walk_ops
+from toast_cli.xla import ir, sdy, walk_ops
 
 BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
 ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
@@ -27,9 +30,9 @@ def restore_manual_regions(module: Any, path: str) -> None:
     Raises `InputError` for regions in GSPMD's older form, which does not name mesh axes.
     """
     with module.context, ir.Location.unknown():
-        declare_meshes(module)
+        declare_meshes(module, path)
         for call in walk_ops(module, "func.call"):
-            if str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value).startswith(BODY_PREFIXES):
+            if callee_name(call).startswith(BODY_PREFIXES):
                 restore_region(call, path)
     for call in walk_ops(module, "stablehlo.custom_call"):
         if kind_of(call) in OLD_BOUNDARIES:
@@ -40,31 +43,45 @@ def restore_manual_regions(module: Any, path: str) -> None:
             )
 
 
-def declare_meshes(module: Any) -> None:
+def declare_meshes(module: Any, path: str) -> None:
     """`sdy.mesh` operations for the meshes that a converted HLO module has as text."""
     attributes = {name: module.operation.attributes[name] for name in module.operation.attributes}
-    texts = frontend_texts(attributes)
+
+    def place() -> str:
+        return path
+
+    texts = frontend_texts(attributes, place)
     if MESHES not in texts:
         return
     start = ir.InsertionPoint.at_block_begin(module.body)
-    for item in ir.DictAttr(ir.Attribute.parse(texts[MESHES])):
-        named = {"sym_name": ir.StringAttr.get(item.name), "mesh": item.attr}
+    for item in foreign.parsed(texts[MESHES], MESHES, ir.DictAttr, place):
+        mesh = foreign.of_kind(item.attr, MESHES, sdy.MeshAttr, place)
+        named = {"sym_name": ir.StringAttr.get(item.name), "mesh": mesh}
         ir.Operation.create("sdy.mesh", attributes=named, ip=start)
 
 
 def restore_region(call: Any, path: str) -> None:
     """One region: the call of its body, with the custom calls around it."""
-    entrance = call.operands[0].owner.operation if len(call.operands) else None
+    entrance = getattr(call.operands[0].owner, "operation", None) if len(call.operands) else None
     leaving = [use.owner.operation for result in call.results for use in result.uses]
     way_out = leaving[0] if leaving else None
     boundary = [(entrance, ENTRANCE), (way_out, EXIT)]
-    if any(custom is not None and kind_of(custom) != kind for custom, kind in boundary):
+    fits = (len(call.operands) == 0 or entrance is not None) and (
+        way_out is None or len(leaving) == len(way_out.operands)
+    )
+    if not fits or any(custom is not None and kind_of(custom) != kind for custom, kind in boundary):
         hint = "write it out again with this version of jax"
         raise InputError("a manual region without its boundary", where=place_of(call, path), hint=hint)
+    place = partial(place_of, call, path)
     texts: dict[str, str] = {}
     for part in (call, entrance, way_out):
         if part is not None and FRONTEND in part.attributes:
-            texts |= frontend_texts({FRONTEND: part.attributes[FRONTEND]})
+            texts |= frontend_texts({FRONTEND: part.attributes[FRONTEND]}, place)
+
+    def parsed(name: str, default: str, kind: Any) -> Any:
+        return foreign.parsed(texts.get(name, default), name, kind, place)
+
+    no_shardings, several = "#sdy.sharding_per_value<[]>", sdy.TensorShardingPerValueAttr
     outside = list(entrance.operands) if entrance is not None else []
     results = list(way_out.results) if way_out is not None else []
     region = ir.Operation.create(
@@ -72,9 +89,9 @@ def restore_region(call: Any, path: str) -> None:
         results=[result.type for result in results],
         operands=outside,
         attributes={
-            "in_shardings": ir.Attribute.parse(texts.get("xla.sdy.in_shardings", "#sdy.sharding_per_value<[]>")),
-            "out_shardings": ir.Attribute.parse(texts.get("xla.sdy.out_shardings", "#sdy.sharding_per_value<[]>")),
-            "manual_axes": ir.Attribute.parse(texts.get("xla.sdy.manual_axes", "#sdy<manual_axes{}>")),
+            "in_shardings": parsed("xla.sdy.in_shardings", no_shardings, several),
+            "out_shardings": parsed("xla.sdy.out_shardings", no_shardings, several),
+            "manual_axes": parsed("xla.sdy.manual_axes", "#sdy<manual_axes{}>", sdy.ManualAxesAttr),
         },
         regions=1,
         loc=call.location,

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.foreign import refuse_foreign
+from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.leftovers import translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
@@ -71,7 +73,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     refuse_foreign(module, path)
     findings = take_shardings(module, function, path)
     notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
-    notices += settle_attributes(module)
+    notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
@@ -123,13 +125,13 @@ def collective_notices(function: Any) -> list[str]:
     return [f"{what} between devices outside manual regions, left as found: was this program partitioned before?"]
 
 
-def settle_attributes(module: Any) -> list[str]:
+def settle_attributes(module: Any, path: str) -> list[str]:
     """A program for one device: what it ran on before is not what it will run on. Returns notices."""
     attributes = module.operation.attributes
     for name in HLO_SETTINGS:
         if name in attributes:
             del attributes[name]
-    replicas = ir.IntegerAttr(attributes["mhlo.num_replicas"]).value if "mhlo.num_replicas" in attributes else 1
+    replicas = foreign.integer(attributes, "mhlo.num_replicas", lambda: path, least=0, most=MOST_DEVICES) or 1
     with module.context:
         one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):

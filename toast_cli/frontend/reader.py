@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
+from toast_cli.printable import printable
 from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Value
 
 Shape = tuple[int, ...]
@@ -98,7 +101,7 @@ class Reader:
         attributes = operation.attributes
         detail = ""
         if name == "stablehlo.custom_call":
-            detail = attributes["call_target_name"].value
+            detail = printable(foreign.text(attributes, "call_target_name", str) or "")
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
@@ -240,9 +243,11 @@ def read_argument(function: Any, index: int, handle: Any) -> Argument:
     from toast_cli import xla
 
     attributes = function.attributes["arg_attrs"][index] if "arg_attrs" in function.attributes else {}
-    alias = int(attributes["tf.aliasing_output"].value) if "tf.aliasing_output" in attributes else -1
-    donated = alias >= 0 or "jax.buffer_donor" in attributes
-    return Argument(index, xla.location_name(handle.location), donated, alias)
+    results = len(function.type.results)
+    place = partial("argument {}".format, index)
+    alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
+    donated = alias is not None or "jax.buffer_donor" in attributes
+    return Argument(index, printable(xla.location_name(handle.location)), donated, -1 if alias is None else alias)
 
 
 def result_path(function: Any, index: int) -> str:
@@ -250,4 +255,4 @@ def result_path(function: Any, index: int) -> str:
     if "res_attrs" not in function.attributes:
         return ""
     attributes = function.attributes["res_attrs"][index]
-    return str(attributes["jax.result_info"].value) if "jax.result_info" in attributes else ""
+    return printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")

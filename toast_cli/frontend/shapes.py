@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.child import ChildError, in_child
 from toast_cli.errors import InputError
-from toast_cli.frontend.convert import convert
-from toast_cli.frontend.diagnostics import place_of
-from toast_cli.xla import ir, make_context, parse_module, write_bytecode
+from toast_cli.frontend.diagnostics import first_error, place_of
+from toast_cli.xla import ir, make_context, parse_module, refine_shapes, write_bytecode
 
 HINT = (
     "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete shapes "
     "instead of symbolic_shape(…), or lower with concrete arguments"
 )
+# Processor time that working out shapes may take.
+SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,19 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
         return module
     if found.operation.name != "func.func" and dynamic_argument(function) is None:
         try:
-            refined = convert("refine", write_bytecode(module), path, HINT)
-        except InputError:
+            refined = in_child("toast_cli.frontend.shapes:refined", write_bytecode(module), seconds=SECONDS)
+        except (InputError, ChildError):
             raise refusal(found, path) from None
         return parse_module(make_context(), refined)
     raise refusal(found, path)
+
+
+def refined(bytecode: bytes) -> bytes:
+    """In a child: the program with its inner shapes worked out. Raises `InputError` where that cannot be done."""
+    try:
+        return refine_shapes(bytecode)
+    except (ir.MLIRError, RuntimeError) as error:
+        raise InputError(first_error(error)[1]) from None
 
 
 def refusal(found: Dynamic, path: str) -> InputError:

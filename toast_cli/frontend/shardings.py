@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.statements import (
     FRONTEND,
@@ -19,13 +21,16 @@ from toast_cli.frontend.statements import (
     SDY,
     Meshes,
     Sharding,
+    check_rank,
     meshes_of,
+    one_sharding,
     stated_shardings,
     tensor_sharding,
     value_shardings,
     without_shardings,
 )
-from toast_cli.xla import ir
+from toast_cli.inputs import whole_number
+from toast_cli.xla import ir, sdy
 
 MANUAL_REGION = "sdy.manual_computation"
 # Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
@@ -110,9 +115,11 @@ class _Taker:
         cleaned = []
         for entry, (value, uses, origin) in zip(function.attributes[name], subjects, strict=True):
             attributes = {item.name: item.attr for item in entry}
-            for sharding in stated_shardings(attributes, self._meshes)[:1]:
+            place = partial(_at, self._path, origin)
+            sharding = one_sharding(stated_shardings(attributes, self._meshes, place), _rank(value), place)
+            if sharding is not None:
                 self._record(value, sharding, uses, origin)
-            cleaned.append(ir.DictAttr.get(without_shardings(attributes)))
+            cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
         function.attributes[name] = ir.ArrayAttr.get(cleaned)
 
     def body(self, function: Any) -> None:
@@ -142,12 +149,14 @@ class _Taker:
     def _stating(self, operation: Any) -> None:
         """An operation whose attributes say how its results lie."""
         attributes = {name: operation.attributes[name] for name in operation.attributes}
-        shardings = stated_shardings(attributes, self._meshes)
+        place = partial(place_of, operation, self._path)
+        shardings = stated_shardings(attributes, self._meshes, place)
         placed = any(sharding.single_device for sharding in shardings)
         if not placed:
             for result, sharding in zip(operation.results, shardings, strict=False):
-                self._record(result, sharding, (), place_of(operation, self._path))
-        cleaned = without_shardings(attributes, keep_placement=placed)
+                check_rank(sharding, _rank(result), place)
+                self._record(result, sharding, (), place())
+        cleaned = without_shardings(attributes, place, keep_placement=placed)
         for name in (SDY, GSPMD, FRONTEND, RULE):
             if name in cleaned:
                 operation.attributes[name] = cleaned[name]
@@ -174,10 +183,14 @@ class _Taker:
         """How the result of a moving operation lies; None when it does not say."""
         for name in ("sharding", "out_sharding"):
             if name in operation.attributes:
-                return tensor_sharding(operation.attributes[name], self._meshes)
+                place = partial(place_of, operation, self._path)
+                attribute = foreign.of_kind(operation.attributes[name], name, sdy.TensorShardingAttr, place)
+                return one_sharding([tensor_sharding(attribute, self._meshes)], _rank(operation.results[0]), place)
         attributes = {name: operation.attributes[name] for name in operation.attributes}
-        stated = stated_shardings(attributes, self._meshes)
-        return replace(stated[0], open_dims=unspecified_dims(attributes)) if stated else None
+        place = partial(place_of, operation, self._path)
+        stated = stated_shardings(attributes, self._meshes, place)
+        sharding = one_sharding(stated, _rank(operation.results[0]), place)
+        return None if sharding is None else replace(sharding, open_dims=unspecified_dims(attributes))
 
     def _manual_region(self, operation: Any) -> None:
         """The boundary of a manual region: what it needs of its operands, what it makes of its results."""
@@ -193,7 +206,8 @@ class _Taker:
 def kind_of(operation: Any) -> str:
     """The operation's name, or a custom call's target."""
     if operation.name == "stablehlo.custom_call":
-        return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+        target = operation.attributes["call_target_name"]
+        return foreign.string_value(target, "call_target_name", lambda: place_of(operation, ""))
     return str(operation.name)
 
 
@@ -207,5 +221,14 @@ def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
     """Dimensions that a `Sharding` custom call leaves open, as it says in its backend config."""
     if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
         return frozenset()
-    found = _UNSPECIFIED.search(attributes["backend_config"].value)
-    return frozenset(int(number) for number in found[1].split(",") if number) if found else frozenset()
+    found = _UNSPECIFIED.search(foreign.text(attributes, "backend_config", lambda: "") or "")
+    numbers = map(whole_number, found[1].split(",")) if found else ()
+    return frozenset(number for number in numbers if number is not None)
+
+
+def _rank(value: Any) -> int:
+    return int(value.type.rank) if isinstance(value.type, ir.RankedTensorType) else 0
+
+
+def _at(path: str, origin: str) -> str:
+    return f"{path}: {origin}"

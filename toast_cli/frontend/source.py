@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toast_cli.printable import printable
 from toast_cli.program.model import Program
 
 if TYPE_CHECKING:
@@ -66,4 +67,4 @@ def describe_location(text: str) -> str:
     name = _NAME.match(text)
     where = f"{frame[1].rsplit('/', 1)[-1]}:{frame[2]}" if frame else ""
     label = name[1] if name and (frame is None or name[1] != frame[1]) else ""
-    return f"{where} ({label})" if where and label else where or label
+    return printable(f"{where} ({label})" if where and label else where or label)

@@ -10,12 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.errors import InputError
+from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.attributes import Place
 from toast_cli.frontend.gspmd import MAXIMAL, split_shardings
 from toast_cli.xla import ir, sdy
 
 SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes"
 FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"
 RULE = "sdy.sharding_rule"
+
+# How a list of shardings begins in MLIR's notation, after its `#`.
+_SEVERAL = "sdy.sharding_per_value"
 
 # Per dimension: the axes that split it, major to minor; () for "whole", None for "open".
 Axes = tuple[tuple[str, ...] | None, ...]
@@ -48,7 +54,9 @@ def meshes_of(module: Any) -> Meshes:
     """Symbol -> axes of every mesh that the module declares; a mesh of one single device has no axes."""
     operations = (view.operation for view in module.body.operations)
     return {
-        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_axes_of(op.attributes["mesh"])
+        foreign.string_value(op.attributes["sym_name"], "sym_name", lambda: "sdy.mesh"): mesh_axes_of(
+            op.attributes["mesh"]
+        )
         for op in operations
         if op.name == "sdy.mesh"
     }
@@ -94,37 +102,75 @@ def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[
     ]
 
 
-def stated_shardings(attributes: dict[str, Any], meshes: Meshes) -> list[Sharding]:
-    """What the attributes of an operation, argument or result say, one entry per array; empty when nothing."""
+def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Place) -> list[Sharding]:
+    """What the attributes of an operation, argument or result say, one entry per array; empty when nothing.
+
+    Raises `InputError` at `place` for attributes that are no shardings.
+    """
+    texts = frontend_texts(attributes, place)
+
+    def several(attribute: Any, name: str) -> list[Sharding]:
+        if sdy.TensorShardingPerValueAttr.isinstance(attribute):
+            return value_shardings(attribute, meshes)
+        return [tensor_sharding(foreign.of_kind(attribute, name, sdy.TensorShardingAttr, place), meshes)]
+
+    def from_text() -> list[Sharding]:
+        kind = sdy.TensorShardingPerValueAttr if _SEVERAL in texts[FRONTEND_SDY] else sdy.TensorShardingAttr
+        return several(foreign.parsed(texts[FRONTEND_SDY], FRONTEND_SDY, kind, place), FRONTEND_SDY)
+
     readers: tuple[Callable[[], list[Sharding]], ...] = (
-        lambda: value_shardings(attributes[SDY], meshes),
-        lambda: value_shardings(ir.Attribute.parse(frontend_texts(attributes)[FRONTEND_SDY]), meshes),
-        lambda: gspmd_shardings(str(ir.StringAttr(attributes[GSPMD]).value)),
+        lambda: several(attributes[SDY], SDY),
+        from_text,
+        lambda: gspmd_shardings(foreign.text(attributes, GSPMD, place) or ""),
     )
-    present = (SDY in attributes, FRONTEND_SDY in frontend_texts(attributes), GSPMD in attributes)
+    present = (SDY in attributes, FRONTEND_SDY in texts, GSPMD in attributes)
     return next((read() for read, there in zip(readers, present, strict=True) if there), [])
 
 
-def frontend_texts(attributes: dict[str, Any]) -> dict[str, str]:
+def one_sharding(stated: list[Sharding], rank: int, place: Place) -> Sharding | None:
+    """The sharding of the one array that attributes speak of, None where they say nothing.
+
+    Raises `InputError` where they say several, or speak of another number of dimensions.
+    """
+    if not stated:
+        return None
+    if len(stated) > 1:
+        what = f"there are {len(stated)} shardings for one array"
+        raise InputError(what, where=place(), hint="give it one, or take them out of the program")
+    check_rank(stated[0], rank, place)
+    return stated[0]
+
+
+def check_rank(sharding: Sharding, rank: int, place: Place) -> None:
+    """Raises `InputError` for a sharding of another number of dimensions than its array has."""
+    if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
+        what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"
+        raise InputError(what, where=place(), hint="is the file intact?")
+
+
+def frontend_texts(attributes: dict[str, Any], place: Place) -> dict[str, str]:
     """HLO's frontend attributes that belong to Shardy: name -> text."""
-    if FRONTEND not in attributes:
-        return {}
-    entries = ir.DictAttr(attributes[FRONTEND])
-    return {item.name: str(ir.StringAttr(item.attr).value) for item in entries if item.name.startswith(FRONTEND_PREFIX)}
+    return {
+        name: foreign.string_value(attribute, name, place)
+        for name, attribute in foreign.entries(attributes, FRONTEND, place).items()
+        if name.startswith(FRONTEND_PREFIX)
+    }
 
 
-def without_shardings(attributes: dict[str, Any], keep_placement: bool = False) -> dict[str, Any]:
+def without_shardings(attributes: dict[str, Any], place: Place, keep_placement: bool = False) -> dict[str, Any]:
     """The attributes without what `stated_shardings` reads; a placement on one device may stay.
 
     How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend attributes it
     turns into the attribute that Shardy reads.
     """
-    texts = frontend_texts(attributes)
+    texts = frontend_texts(attributes, place)
     cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}
     if FRONTEND in cleaned:
-        entries = {item.name: item.attr for item in cleaned.pop(FRONTEND) if not item.name.startswith(FRONTEND_PREFIX)}
-        if entries:
-            cleaned[FRONTEND] = ir.DictAttr.get(entries)
+        cleaned.pop(FRONTEND)
+        found = foreign.entries(attributes, FRONTEND, place).items()
+        kept = {name: attribute for name, attribute in found if not name.startswith(FRONTEND_PREFIX)}
+        if kept:
+            cleaned[FRONTEND] = ir.DictAttr.get(kept)
     if FRONTEND_RULE in texts:
-        cleaned[RULE] = ir.Attribute.parse(texts[FRONTEND_RULE])
+        cleaned[RULE] = foreign.parsed(texts[FRONTEND_RULE], FRONTEND_RULE, sdy.OpShardingRuleAttr, place)
     return cleaned

@@ -1,0 +1,142 @@
+"""Work in a child: answers, errors, deaths and limits, from a fork of this process and from a fork of the helper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toast_cli import child
+from toast_cli.child import ChildError, in_child
+from toast_cli.errors import SpecError
+
+HERE = "tests.test_child"
+
+
+def doubled(data: bytes, times: int) -> bytes:
+    return data * times
+
+
+def refused(data: bytes) -> bytes:
+    raise SpecError("wrong", where="a.yaml:3", hint="right")
+
+
+def broken(data: bytes) -> bytes:
+    raise ZeroDivisionError("oh")
+
+
+def killed(data: bytes) -> bytes:
+    os.write(2, b"F0000 Check failed: 1 == 2 \n")
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return data
+
+
+def left(data: bytes) -> bytes:
+    os._exit(9)
+
+
+def busy(data: bytes) -> bytes:
+    while True:
+        pass
+
+
+def waiting(data: bytes) -> bytes:
+    time.sleep(1.5)
+    return b"slow"
+
+
+def noisy(data: bytes) -> bytes:
+    os.write(1, b"noise")
+    return b"heard"
+
+
+@pytest.fixture(params=["fork", "helper"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(child, "_may_fork", lambda: request.param == "fork")
+    return str(request.param)
+
+
+ANSWERS = [("doubled", (b"ab", 3), b"ababab"), ("doubled", (b"x" * 1_000_000, 3), b"x" * 3_000_000),
+           ("waiting", (b"",), b"slow"), ("noisy", (b"",), b"heard")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "arguments", "answer"), ANSWERS, ids=["small", "large", "waits", "prints"])
+def test_answers(
+    way: str, task: str, arguments: tuple[object, ...], answer: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert in_child(f"{HERE}:{task}", *arguments, seconds=1) == answer
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_the_users_arrives_as_it_was_raised(way: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        in_child(f"{HERE}:refused", b"", seconds=5)
+    assert (caught.value.what, caught.value.where, caught.value.hint) == ("wrong", "a.yaml:3", "right")
+
+
+DEATHS = [
+    ("killed", ChildError, "1 == 2"),
+    ("left", ChildError, "gave up"),
+    ("busy", ChildError, "more than 1 seconds of processor time"),
+    ("broken", RuntimeError, "ZeroDivisionError: oh"),
+]
+
+
+@pytest.mark.parametrize(("task", "kind", "reason"), DEATHS, ids=[task for task, _, _ in DEATHS])
+def test_a_death_is_an_error(way: str, task: str, kind: type[Exception], reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        in_child(f"{HERE}:{task}", b"", seconds=1)
+    assert in_child(f"{HERE}:doubled", b"a", 2, seconds=1) == b"aa"
+
+
+def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_may_fork", lambda: False)
+    in_child(f"{HERE}:doubled", b"a", 2, seconds=5)
+    helper = child._Helper.current()
+    helper._process.kill()
+    helper._process.wait()
+    assert in_child(f"{HERE}:doubled", b"a", 2, seconds=5) == b"aa"
+
+
+PARENT = """
+import sys
+from toast_cli import child
+child._may_fork = lambda: sys.argv[1] == "fork"
+child.in_child("tests.test_child:announced", sys.argv[2], seconds=600)
+"""
+
+
+def announced(path: str) -> bytes:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+    return b""
+
+
+@pytest.mark.parametrize("kind", ["fork", "helper"])
+def test_a_child_does_not_outlive_its_parent(tmp_path: Path, kind: str) -> None:
+    told = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, kind, str(told)], cwd=Path(__file__).parent.parent)
+    while not (told.exists() and told.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    assert ends(int(told.read_text()))
+
+
+def ends(process: int) -> bool:
+    """Waits until a process is gone; a hundred seconds are never needed."""
+    for _ in range(10_000):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False

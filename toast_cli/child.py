@@ -1,0 +1,287 @@
+"""Work that may end its process, done in a child process: bytes go in, bytes come out.
+
+The compiler's libraries check many of their assumptions with assertions that end the process, and a hostile file can break them.
+`in_child` calls a function by its name in a child and returns what the function returned. A child that dies, or that uses more
+processor time than it may, is a `ChildError` here and nothing worse.
+
+The child is a fork of this process, which costs some milliseconds, where no other thread can hold a lock: on the command line. Elsewhere
+(in a program that has started jax, say) the child is a fork of a helper process, which is started once and ends with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import os
+import pickle
+import re
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from toast_cli import errors
+from toast_cli.errors import ToastError
+from toast_cli.process import end_with_parent
+
+_HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
+# How a child ends that has an answer, an error of the user's, or an error of ours.
+_ANSWER, _TOLD, _RAISED = 0, 3, 4
+_ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
+_HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of what it said on stderr
+_POLL_MILLISECONDS = 200
+
+
+class ChildError(Exception):
+    """A child ended without an answer. `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason."""
+
+    def __init__(self, reason: str, seconds: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a child ended: the status that `os.waitpid` gives, what it answered, and what it wrote to stderr."""
+
+    status: int
+    answer: bytes
+    said: bytes
+
+
+def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
+    """What the function `task` ("package.module:function") returns for these arguments (plain data), called in a child process.
+
+    `seconds` of processor time are allowed. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for an error of ours.
+    """
+    ended = _forked(task, arguments, seconds) if _may_fork() else _Helper.current().run(task, arguments, seconds)
+    if os.WIFSIGNALED(ended.status):
+        if os.WTERMSIG(ended.status) == signal.SIGXCPU:
+            raise ChildError(f"it took more than {seconds} seconds of processor time", seconds)
+        raise ChildError(_abort_reason(ended.said))
+    code = os.WEXITSTATUS(ended.status)
+    if code == _ANSWER:
+        return ended.answer
+    if code == _TOLD:
+        facts = json.loads(ended.answer)
+        raise getattr(errors, facts["kind"], ToastError)(facts["what"], where=facts["where"], hint=facts["hint"])
+    if code == _RAISED:
+        raise RuntimeError(ended.answer.decode("utf-8", "replace"))
+    raise ChildError(_abort_reason(ended.said))
+
+
+def _abort_reason(said: bytes) -> str:
+    """What a child that died had to say."""
+    for line in said.decode("utf-8", "replace").splitlines():
+        found = _ABORT_REASON.search(line)
+        if found:
+            return next((text for text in found.groups() if text), "").strip().rstrip(".")
+    return "the compiler's reader gave up on it"
+
+
+# -- a child that is a fork of this process ---------------------------------------------------------------------------
+
+
+def _may_fork() -> bool:
+    """Whether no thread but this one can hold a lock that the child would wait for. Idle threads of numpy's and MLIR's pools hold none."""
+    return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
+
+
+def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None) -> _Ended:
+    """Runs the task in a fork. Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends."""
+    function = _function(task)  # imports what it needs here, so that forks need not
+    with _scratch() as answer, _scratch() as said:
+        parent = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are other threads: see `_may_fork`
+            child = os.fork()
+        if child == 0:
+            _be_child(function, arguments, seconds, parent, answer, said)
+        try:
+            status = _wait(child, watched)
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        return _Ended(status, _content(answer), _content(said))
+
+
+def _wait(child: int, watched: int | None) -> int:
+    if watched is None:
+        return os.waitpid(child, 0)[1]
+    poll = select.poll()
+    poll.register(watched, 0)  # of interest is only that the other end is closed
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if _wait_for_exit(child, poll):
+            os.kill(child, signal.SIGKILL)
+            os._exit(1)
+
+
+def _wait_for_exit(child: int, poll: Any) -> bool:
+    """Waits until the child ends, at most for a moment. Whether the other end of the watched pipe was closed meanwhile."""
+    try:
+        handle = os.pidfd_open(child)
+    except (AttributeError, OSError):  # not on Linux
+        return bool(poll.poll(5))
+    try:
+        poll.register(handle, select.POLLIN)
+        found = poll.poll(_POLL_MILLISECONDS)
+        poll.unregister(handle)
+        return any(descriptor != handle for descriptor, _ in found)
+    finally:
+        os.close(handle)
+
+
+def _be_child(
+    function: Callable[..., bytes], arguments: Any, seconds: int, parent: int, answer: Any, said: Any
+) -> NoReturn:
+    """The whole life of a fork. It never returns, and nothing of its parent's is cleaned up twice."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        faulthandler.disable()  # whoever switched it on expects a crash of the parent, not of this process
+        end_with_parent(parent)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        os.dup2(said.fileno(), 2)
+        limit_processor_time(seconds)
+        try:
+            content, code = function(*arguments), _ANSWER
+        except ToastError as error:
+            facts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "hint": error.hint}
+            content, code = json.dumps(facts).encode(), _TOLD
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            content, code = text.encode("utf-8", "backslashreplace"), _RAISED
+        answer.write(content)
+        answer.flush()
+    finally:
+        os._exit(code)
+
+
+def limit_processor_time(seconds: int) -> None:
+    """Ends this process with SIGXCPU, and without a core file, once it has used so many seconds more of processor time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    wanted = int(used.ru_utime + used.ru_stime) + max(seconds, 1)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _function(task: str) -> Callable[..., bytes]:
+    module, _, name = task.partition(":")
+    function: Callable[..., bytes] = getattr(import_module(module), name)
+    return function
+
+
+def _scratch() -> IO[bytes]:
+    """A file without a name, in memory where the system can do that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("toast"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+# -- a helper process whose forks are the children --------------------------------------------------------------------
+
+
+class _Helper:
+    """A process that loads what tasks need and forks itself for each."""
+
+    _ours: _Helper | None = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-c", _HELPER, str(Path(__file__).resolve().parent.parent)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._owner = os.getpid()
+
+    @classmethod
+    def current(cls) -> _Helper:
+        """This process's helper. A fork of this process gets one of its own."""
+        with cls._lock:
+            ours = cls._ours
+            if ours is None or ours._owner != os.getpid() or ours._process.poll() is not None:
+                ours = cls._ours = _Helper()
+                atexit.register(ours.close)
+            return ours
+
+    def run(self, task: str, arguments: Any, seconds: int) -> _Ended:
+        """Runs a task in a fork of the helper. An interrupt ends the helper, and the fork with it."""
+        request = pickle.dumps((task, arguments, seconds))
+        with self._lock:
+            try:
+                assert self._process.stdin is not None and self._process.stdout is not None
+                self._process.stdin.write(struct.pack("<q", len(request)) + request)
+                self._process.stdin.flush()
+                status, answered, said = _HEAD.unpack(_exactly(self._process.stdout, _HEAD.size))
+                return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, said))
+            except (OSError, EOFError):
+                self.close()
+                raise ChildError("the process that reads programs could not be started, or was ended") from None
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Ends the helper."""
+        if self._owner != os.getpid():
+            return
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def serve() -> None:
+    """The life of a helper: requests on stdin, answers on stdout, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; our parent decides
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    while True:
+        try:
+            (size,) = struct.unpack("<q", _exactly(requests, 8))
+            task, arguments, seconds = pickle.loads(_exactly(requests, size))
+        except EOFError:
+            os._exit(0)
+        ended = _forked(task, arguments, seconds, watched=requests.fileno())
+        answers.write(_HEAD.pack(ended.status, len(ended.answer), len(ended.said)) + ended.answer + ended.said)
+        answers.flush()
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) != size:
+        raise EOFError
+    return content
