@@ -24,7 +24,7 @@ from toast_cli.hardware.schema import parse_spec
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.lower import lower as lower_plan
 from toast_cli.plan.problem import Problem, make_problem
-from toast_cli.program.model import ARGUMENT, RESULT
+from toast_cli.program.ops import ARGUMENT, RESULT
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
 

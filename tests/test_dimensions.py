@@ -15,7 +15,8 @@ from programs import Case, arg, case_of, classes_of, groups_of, program_of, roun
 from random_programs import cases
 
 from toast_cli.dimensions import Dimensions, analyse
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Program
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT
 
 B, S, D, H, K, F = 2, 16, 24, 4, 8, 96
 

@@ -19,78 +19,9 @@ Convolutions compute them.
 
 from __future__ import annotations
 
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, PRODUCTS, RESULT, Op, Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, CONVERT, JOIN, RESHAPE, RESULT
 
-_ELEMENTWISE = [
-    "abs",
-    "add",
-    "and",
-    "atan2",
-    "bitcast_convert",
-    "cbrt",
-    "ceil",
-    "clamp",
-    "compare",
-    "complex",
-    "convert",
-    "cosine",
-    "divide",
-    "exponential",
-    "exponential_minus_one",
-    "floor",
-    "imag",
-    "is_finite",
-    "log",
-    "log_plus_one",
-    "logistic",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negate",
-    "not",
-    "or",
-    "popcnt",
-    "power",
-    "real",
-    "remainder",
-    "round_nearest_afz",
-    "round_nearest_even",
-    "rsqrt",
-    "select",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-    "sign",
-    "sine",
-    "sqrt",
-    "subtract",
-    "tan",
-    "tanh",
-    "xor",
-    "reduce_precision",
-]
-_SHAPE_ONLY = [
-    "broadcast_in_dim",
-    "broadcast",
-    "constant",
-    "iota",
-    "reshape",
-    "transpose",
-    "slice",
-    "pad",
-    "reverse",
-    "concatenate",
-    "dynamic_slice",
-]
-
-ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _ELEMENTWISE)
-FUSIBLE = ELEMENTWISE | {f"stablehlo.{name}" for name in _SHAPE_ONLY}
-# A view of something in memory is read in place by whoever needs it.
-VIEWS = frozenset(
-    f"stablehlo.{name}" for name in ("convert", "reshape", "transpose", "broadcast_in_dim", "bitcast_convert", "slice")
-)
-_CONVERT, _RESHAPE = "stablehlo.convert", "stablehlo.reshape"
-PARTS = frozenset(f"stablehlo.{name}" for name in ("slice", "dynamic_slice"))
 NONE = -1
 ROUNDS = 2
 MOST_READERS = 8  # beyond so many, how many there are no longer matters
@@ -104,20 +35,7 @@ MOST_FINISHED = 4  # results that one product's kernel writes
 POLYNOMIALS = {"chlo.erf": 15.0} | {
     f"chlo.{name}": 50.0 for name in ("erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "bessel_i1e")
 }
-_TRANSCENDENTAL = frozenset(
-    f"stablehlo.{name}"
-    for name in ("exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "sine", "cosine")
-)
-_COMPUTING = frozenset({"stablehlo.reduce", "stablehlo.dynamic_update_slice"})
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
-
-
-def is_fusible(name: str) -> bool:
-    return name in FUSIBLE or (name.startswith("chlo.") and name != "chlo.top_k")
-
-
-def is_elementwise(name: str) -> bool:
-    return name in ELEMENTWISE or (name.startswith("chlo.") and name != "chlo.top_k")
 
 
 def materialised(program: Program, free: tuple[bool, ...], *, most: bool = True) -> list[bool]:
@@ -137,7 +55,7 @@ def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
         results = op.results
-        passes_on = len(results) == 1 and not stored[results[0]] and op.name not in PRODUCTS
+        passes_on = len(results) == 1 and not stored[results[0]] and not op.kind.matrix_unit
         ends = found[results[0]] if passes_on else nobody
         ends = ends or frozenset((number,))
         for value in op.operands:
@@ -169,7 +87,7 @@ class _Fusion:
         """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none."""
         latest = [-1] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
-            own = number if op.name not in (ARGUMENT, *VIEWS) and not is_fusible(op.name) else -1
+            own = number if not (op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible) else -1
             found = max([own, *[latest[v] for v in op.operands]])
             for value in op.results:
                 latest[value] = found
@@ -194,7 +112,7 @@ class _Fusion:
             return kept and self._sizes[value] > 1024
         if kept or crosses:  # nothing is fused across a loop's boundary
             return True
-        return None if name in PRODUCTS or is_fusible(name) else True
+        return None if producer.kind.matrix_unit or producer.kind.fusible else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
         """Which values are written, given the kernels that read each (`readers` [values])."""
@@ -205,7 +123,7 @@ class _Fusion:
         )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
         steps = [0] * len(stored)  # ops between a value and what is read to compute it
         for number, op in enumerate(self._program.ops):
-            made = number if op.name in PRODUCTS else max([NONE, *[product[v] for v in op.operands]])
+            made = number if op.kind.matrix_unit else max([NONE, *[product[v] for v in op.operands]])
             for value in op.results:
                 known = settled[value]
                 if known is not None:
@@ -222,7 +140,7 @@ class _Fusion:
                     self.sources[value] = self._read_by(op, value)
                     unwritten = [v for v in op.operands if not stored[v]]
                     steps[value] = 1 + max((steps[v] for v in unwritten), default=0)
-                    own = 2 if op.name in POLYNOMIALS else 1 if op.name in _TRANSCENDENTAL else 0
+                    own = 2 if op.kind.polynomial else 1 if op.kind.transcendental else 0
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
@@ -233,7 +151,7 @@ class _Fusion:
         found: list[int] = []
         views: list[int] = []
         source = value
-        while (op := ops[producer[source]]).name in (_CONVERT, _RESHAPE):
+        while (op := ops[producer[source]]).name in (CONVERT, RESHAPE):
             source = op.operands[0]
             views.append(source)
             if self.stored[source] or self._sizes[source] > self._sizes[value]:
@@ -249,26 +167,25 @@ class _Fusion:
                 read[v] = self._sizes[v]
             elif not self._free[v]:
                 read.update(self.sources[v])
-        if op.name in PARTS:
+        if op.kind.takes_part:
             most = self._sizes[value]
             read = {v: min(size, most) for v, size in read.items()}
         return read
 
     def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
-        products = [n for u, _ in self._program.users[value] if (n := ops[u].name) in PRODUCTS] if effort else []
-        matmuls = len(products) - products.count("stablehlo.convolution")
-        if products and (effort > 1 or (matmuls > 1 and self._most)):
+        products = [kind for u, _ in self._program.users[value] if (kind := ops[u].kind).matrix_unit] if effort else []
+        if products and (effort > 1 or (sum(kind.contraction for kind in products) > 1 and self._most)):
             return True
-        if any(not _computes_operands(ops[r].name) for r in readers):
-            return not (op.name in VIEWS and steps <= 1)
+        if any(not ops[r].kind.fuses_operands for r in readers):
+            return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
         if count < 2:
             return False
         if steps > RECOMPUTED_STEPS or len(read) > MOST_SOURCES:
             return True
         size, whole = self._sizes[value], sum(read.values())
-        fresh = max((size for v, size in read.items() if ops[producer[v]].name in PRODUCTS), default=0)
+        fresh = max((size for v, size in read.items() if ops[producer[v]].kind.matrix_unit), default=0)
         return count * whole >= whole - fresh + size + count * size
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
@@ -279,14 +196,14 @@ class _Fusion:
     def _finishes(self, reader: int, product: int, value: int) -> bool:
         """An elementwise op of the value's size, all of whose other operands are there when the product is made."""
         op = self._program.ops[reader]
-        if not (is_elementwise(op.name) or op.name in VIEWS) or self._latest[op.results[0]] > product:
+        if not (op.kind.elementwise or op.kind.view_or_convert) or self._latest[op.results[0]] > product:
             return False
         return self._program.values[op.results[0]].elements == self._program.values[value].elements
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
         """What comes out of a product is not written itself where the product's kernel can finish and write all that is made of it."""
         for number, op in enumerate(self._program.ops):
-            if op.name not in PRODUCTS:
+            if not op.kind.matrix_unit:
                 continue
             value = op.results[0]
             while not self.stored[value]:
@@ -299,8 +216,3 @@ class _Fusion:
     def _made_at_once(self, product: int, value: int, end: int) -> bool:
         """Whether what op `end` writes can be written by the kernel of `product`."""
         return self._finishes(end, product, value) and self.stored[self._program.ops[end].results[0]]
-
-
-def _computes_operands(name: str) -> bool:
-    """Whether the kernel of an op computes what it reads."""
-    return name in PRODUCTS or name in _COMPUTING or is_fusible(name)

@@ -16,13 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toast_cli.compiler.fusion import POLYNOMIALS, is_elementwise
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
-
-# Ops that read only as much of their first operand as they make.
-TAKERS = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"})
-# Ops that change a part of their first operand in place: how much is the size of the operand at this position.
-UPDATERS = {"stablehlo.dynamic_update_slice": 1, "stablehlo.scatter": -1}
+from toast_cli.compiler.fusion import POLYNOMIALS
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, REDUCE, RESULT, SCATTER
 
 
 @dataclass(slots=True)
@@ -104,7 +100,7 @@ class _Hosts:
     def of(self, end: int, walk: _Walk) -> list[int]:
         """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own, or is part of one."""
         op, values, ops = self._program.ops[end], self._program.values, self._program.ops
-        if walk.product >= 0 or not is_elementwise(op.name) or len(op.results) != 1:
+        if walk.product >= 0 or not op.kind.elementwise or len(op.results) != 1:
             return []
         size, read = values[op.results[0]].elements, [value for value, _ in walk.read]
         found = {
@@ -117,7 +113,7 @@ class _Hosts:
         return [] if waits else sorted(found)
 
     def _takes(self, host: Op, op: Op) -> bool:
-        return host.loop == op.loop and (host.name in PRODUCTS or is_elementwise(host.name))
+        return host.loop == op.loop and (host.kind.matrix_unit or host.kind.elementwise)
 
     def enter(self, end: int, walk: _Walk, joined: list[int]) -> None:
         kernel = joined[-1] if joined else walk.product if walk.product >= 0 else end
@@ -135,7 +131,7 @@ def _join(
     op, host = program.ops[end], found[joined[-1]]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
     results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
-    if program.ops[joined[-1]].name in PRODUCTS and host is not None:
+    if program.ops[joined[-1]].kind.matrix_unit and host is not None:
         found[end] = None
         _finish(program, op, host.results[0], operands, results, padding)
     else:
@@ -185,11 +181,11 @@ def _let_reductions_ride(program: Program, found: list[Kernel | None], reads: di
             readers.setdefault(value, []).append(end)
     for number, values in reads.items():
         op, kernel = program.ops[number], found[number]
-        if kernel is None or op.name != "stablehlo.reduce" or not values:
+        if kernel is None or op.name != REDUCE or not values:
             continue
         largest = max(values, key=lambda v: (program.values[v].bytes, v))
         maker = program.ops[program.producer[largest]]
-        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != "stablehlo.reduce"
+        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
         if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
@@ -212,7 +208,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
             continue
         walk.members.add(maker)
         made = program.ops[maker]
-        if made.name in PRODUCTS:
+        if made.kind.matrix_unit:
             if walk.product < 0:
                 walk.product = maker
             else:
@@ -226,8 +222,8 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
 
 
 def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, side: Side) -> None:
-    takes = reader.name in TAKERS and position == 0
-    if position == 0 and reader.name in UPDATERS:
+    takes = reader.kind.takes_part and position == 0
+    if position == 0 and reader.kind.updates:
         return
     key = (value, reader.results[0] if takes else -1)
     if key in walk.read:
@@ -248,8 +244,8 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, padding: list[
     if not taken[value]:
         return Side()
     it = program.values[value]
-    if op.name in UPDATERS:
-        update = program.values[op.operands[UPDATERS[op.name]]]
+    if op.kind.updates:
+        update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
     size = round(it.bytes * padding[value])
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])

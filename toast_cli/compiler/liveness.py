@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.compiler.fusion import is_fusible
 from toast_cli.compiler.loop_copies import copied_carries
 from toast_cli.compiler.scan_unification import unified_carries
 from toast_cli.compiler.schedule import half_steps
-from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 Interval = tuple[int, int]  # first and last half step, both included
-
-_IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", CARRY, "stablehlo.optimization_barrier"})
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list
         if number in unified:
             borrowed[op.results[0]] = True
             borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
-        elif op.name in _IN_PLACE and op.operands and number not in relaid:
+        elif op.kind.in_place and op.operands and number not in relaid:
             source = op.operands[0]
             if (source in donated or borrowed[source]) and last_read(source) < times[number]:
                 borrowed[op.results[0]] = True
@@ -135,11 +133,11 @@ def _deaths(program: Program, stored: list[bool], times: list[int]) -> list[int]
         at = times[number]
         if op.name == RESULT:
             at = 2 * len(program.ops)
-        elif is_fusible(op.name) or op.name in _IN_PLACE:
+        elif op.kind.fusible or op.kind.in_place:
             at -= 1
         if op.results and not stored[op.results[0]]:  # computed where it is read, however late that is
             readers = [death[u] for u, _ in program.users[op.results[0]]]
-            at = max(readers if readers and is_fusible(op.name) else [at, *readers])
+            at = max(readers if readers and op.kind.fusible else [at, *readers])
         death[number] = at
     return death
 

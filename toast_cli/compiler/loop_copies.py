@@ -14,11 +14,8 @@ Enters: a program. Leaves: which carries are copied.
 
 from __future__ import annotations
 
-from toast_cli.compiler.fusion import VIEWS
-from toast_cli.program.model import CARRY, PRODUCTS, Op, Program
-
-_PICK, _UPDATE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"
-_FOLLOWED = VIEWS | {_PICK, _UPDATE, CARRY}
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 
 
 def is_copied(program: Program, carry: Op) -> bool:
@@ -31,25 +28,31 @@ def is_copied(program: Program, carry: Op) -> bool:
             op = program.ops[number]
             if not loop.first <= number < loop.last:
                 continue
-            if op.name in PRODUCTS and position < 2:
-                if (_UPDATE in passed and _PICK in passed) or _wants_another_order(program, op, position):
+            if op.kind.matrix_unit and position < 2:
+                if (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed) or _wants_another_order(
+                    program, op, position
+                ):
                     return True
-            elif op.name in _FOLLOWED and position == 0 and op.results[0] not in reached:
+            elif position == 0 and _is_followed(op) and op.results[0] not in reached:
                 reached.add(op.results[0])
                 waiting.append((op.results[0], _after(passed, op.name)))
     return False
 
 
+def _is_followed(op: Op) -> bool:
+    return op.kind.view_or_convert or op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, CARRY)
+
+
 def _after(passed: frozenset[str], name: str) -> frozenset[str]:
     """An update counts before the slice is picked; afterwards it is the slice's own."""
-    return passed if name == _UPDATE and _PICK in passed else passed | {name}
+    return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
 
 
 def _wants_another_order(program: Program, op: Op, position: int) -> bool:
     """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not its outermost, or
     the other operand has a vector for each."""
     operands = op.rule.operands
-    if op.name == "stablehlo.convolution" or len(operands) < 2:
+    if op.name == CONVOLUTION or len(operands) < 2:
         return False
     mine, other, result = (
         {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])

@@ -25,7 +25,8 @@ from toast_cli.compiler.liveness import Interval
 from toast_cli.cost.model import Alive
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import Chip
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, RESULT, Op, Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 _KEPT = frozenset({CARRY, RESULT})  # what these read lies in device memory
 
@@ -82,6 +83,6 @@ def _seconds(program: Program, chip: Chip, op: Op, kernel: Kernel) -> float:
     """Of one kernel on whole arrays, without what tiles waste."""
     sides = (*kernel.operands, *kernel.results)
     moved, vector, own = sum(s.bytes + s.read for s in sides), sum(s.flops for s in sides), arithmetic(program, op)
-    if op.name in PRODUCTS:
+    if op.kind.matrix_unit:
         return kernel_seconds(chip, program.values[op.operands[0]].dtype, own, vector, moved)
     return kernel_seconds(chip, "", 0.0, vector + own, moved)

@@ -9,16 +9,10 @@ Enters: a program. Leaves: for every value, and every op that reads one, the par
 
 from __future__ import annotations
 
-from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Program
+from toast_cli.program.model import DTYPE_BITS, Program
+from toast_cli.program.ops import CONVERT, SELECT
 
 PRODUCT_BITS = 16
-# What changes no element and leaves every one as it is.
-_MOVES = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "reshape", "transpose", "broadcast_in_dim", "slice", "dynamic_slice", "concatenate", "pad", "reverse", "select",
-    )
-)  # fmt: skip
 
 
 class Narrowing:
@@ -45,11 +39,11 @@ class Narrowing:
         op, whole = self._program.ops[number], self._bits[value]
         if not (self._narrows and self._floating[value]):
             return whole
-        if op.name in PRODUCTS:
+        if op.kind.matrix_unit:
             return PRODUCT_BITS if self._program.values[value].dtype == "f32" else whole
         results = [v for v in op.results if self._floating[v]]
-        if op.name == "stablehlo.convert" and results:
+        if op.name == CONVERT and results:
             return min(whole, *(self._needed[v] for v in results))
-        if op.name in _MOVES:
+        if op.kind.rearranges or op.name == SELECT:
             return max((self._needed[v] for v in results), default=whole)
         return whole

@@ -9,8 +9,8 @@ Enters: a program. Leaves: per value whether it is early, and whether it is late
 
 from __future__ import annotations
 
-from toast_cli.compiler.fusion import is_fusible
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Program
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT, CARRY
 
 
 def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:
@@ -21,7 +21,7 @@ def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:
     while found != len(carries):
         found = len(carries)
         for op in program.ops:
-            known = op.name == ARGUMENT or (is_fusible(op.name) and all(early[v] for v in op.operands))
+            known = op.name == ARGUMENT or (op.kind.fusible and all(early[v] for v in op.operands))
             for value in op.results:
                 early[value] = known or free[value] or value in carries
         carries = {v for v in carries if all(early[o] for o in program.ops[program.producer[v]].operands)}
@@ -35,7 +35,7 @@ def late_values(program: Program) -> list[bool]:
     while changed:  # once more for each loop that a value goes round; values only ever become less late
         changed = False
         for op in reversed(program.ops):
-            if op.name in PRODUCTS or not all(late[v] for v in op.results):
+            if op.kind.matrix_unit or not all(late[v] for v in op.results):
                 for value in op.operands:
                     if late[value]:
                         late[value] = False

@@ -9,10 +9,9 @@ Enters: a program. Leaves: the carries of inner loops that need no buffer of the
 
 from __future__ import annotations
 
-from toast_cli.program.model import CARRY, Program
-from toast_cli.program.rematerialised import SOURCES, expands_scalar
-
-_UPDATE, _READ = "stablehlo.dynamic_update_slice", "stablehlo.dynamic_slice"
+from toast_cli.program.model import Program
+from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
+from toast_cli.program.rematerialised import expands_scalar
 
 
 def unified_carries(program: Program) -> frozenset[int]:
@@ -26,12 +25,12 @@ def _is_unified(program: Program, number: int) -> bool:
     op = program.ops[number]
     (stack,), loop = op.results, program.loops[op.loop]
     init = program.ops[program.producer[op.operands[0]]]
-    if loop.parent < 0 or not (init.name in SOURCES or expands_scalar(init, program)):
+    if loop.parent < 0 or not (init.kind.source or expands_scalar(init, program)):
         return False
     inside = [use for use in program.users[stack] if loop.first <= use[0] < loop.last]
     after = [use for use in program.users[stack] if use not in inside]
     update = program.producer[op.operands[1]]
-    if program.ops[update].name != _UPDATE or inside != [(update, 0)] or len(after) != 1:
+    if program.ops[update].name != DYNAMIC_UPDATE_SLICE or inside != [(update, 0)] or len(after) != 1:
         return False
     (around, position) = after[0]
     if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
@@ -39,5 +38,6 @@ def _is_unified(program: Program, number: int) -> bool:
     (scanned,), outer = program.ops[around].results, program.loops[loop.parent]
     reads = [use for use in program.users[scanned] if outer.first <= use[0] < outer.last]
     return program.values[scanned] == program.values[stack] and all(
-        loop.first <= reader < loop.last and program.ops[reader].name == _READ and place == 0 for reader, place in reads
+        loop.first <= reader < loop.last and program.ops[reader].name == DYNAMIC_SLICE and place == 0
+        for reader, place in reads
     )

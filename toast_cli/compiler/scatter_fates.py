@@ -13,10 +13,10 @@ from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.partitioned import in_mesh_order
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
-from toast_cli.program.model import DTYPE_BITS, PRODUCTS, Op
+from toast_cli.program.model import DTYPE_BITS, Op
+from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.program.transposed import transposed
 
-_PRODUCT = "stablehlo.dot_general"
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device keeps its piece.
 Fate = Literal["around", "kept", "all-reduced"]
 
@@ -51,7 +51,7 @@ class ScatterFates:
         split = {axis for slot in iteration.slot_axes for axis in slot}
         summed = (*iteration.reduced, *iteration.scattered[k])
         fresh = axes in target and in_mesh_order(target)
-        if op.name != _PRODUCT or summed != axes or len(axes) != 1 or split != self._axes or not fresh:
+        if op.name != DOT_GENERAL or summed != axes or len(axes) != 1 or split != self._axes or not fresh:
             return False
         sizes = self._mesh.sizes
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
@@ -95,7 +95,7 @@ def split_further(sharding: Sharding, target: Sharding, axes: tuple[int, ...]) -
 
 def sides_of(op: Op) -> Sides:
     """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other ops'."""
-    if op.name not in PRODUCTS:
+    if not op.kind.matrix_unit:
         return (), ()
     first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
     dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]

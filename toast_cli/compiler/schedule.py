@@ -10,8 +10,8 @@ Enters: a program and which values are written. Leaves: a half step for each op;
 
 from __future__ import annotations
 
-from toast_cli.compiler.fusion import VIEWS, is_elementwise
-from toast_cli.program.model import ARGUMENT, PRODUCTS, RESULT, Program
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT, RESULT
 
 _NOBODY = (-1, -1)
 
@@ -34,12 +34,12 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
             times[number] = max(times[number], after[number])
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
-        moves = is_elementwise(op.name) or op.name in VIEWS
+        moves = op.kind.elementwise or op.kind.view_or_convert
         if len(op.results) != 1:
             moves = False
         for value in op.results:
             finishes = moves and any(finishing[v] for v in op.operands)
-            if not stored[value] and op.name not in PRODUCTS:
+            if not stored[value] and not op.kind.matrix_unit:
                 ready[value] = earliest
                 finishing[value] = finishes
                 continue
@@ -51,7 +51,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
                 time = max(earliest, _argument_free(aliased.get(value, -1), number, waits, times))
                 times[number] = min(times[number], time)
             ready[value] = times[number]
-            finishing[value] = op.name in PRODUCTS and not stored[value]
+            finishing[value] = op.kind.matrix_unit and not stored[value]
     return times
 
 
@@ -63,7 +63,7 @@ def _after_loops(program: Program, stored: list[bool]) -> list[int]:
         return found
     first = _first_readers(program, stored)
     for number, op in enumerate(program.ops):
-        if op.loop < 0 and op.name in PRODUCTS and len(op.results) == 1:
+        if op.loop < 0 and op.kind.matrix_unit and len(op.results) == 1:
             over = [last for last, start in ends if number < start and last <= first[op.results[0]]]
             found[number] = 2 * over[-1] if over else 0
     return found

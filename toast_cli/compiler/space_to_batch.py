@@ -19,16 +19,14 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.compiler.fusion import is_elementwise
 from toast_cli.compiler.tiling import Dims, Tile, growth
-from toast_cli.program.model import ARGUMENT, CONVOLUTION, Op, Program, ValueFactors
+from toast_cli.program.model import Op, Program, ValueFactors
+from toast_cli.program.ops import ARGUMENT, BROADCAST_IN_DIM, CONCATENATE, CONVOLUTION, REDUCE, RESHAPE
 
 ROWS = 8  # a device with fewer images has few
 PIECES = 8
 GROUPED_STEPS = 3  # the array, less its mean, over the deviation
 JOINED_STEPS = 2  # the array itself is needed in its own form only
-_RESHAPE, _CONCATENATE, _BROADCAST = "stablehlo.reshape", "stablehlo.concatenate", "stablehlo.broadcast_in_dim"
-_REDUCE = "stablehlo.reduce"
 Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
@@ -121,7 +119,7 @@ def _place(dims: ValueFactors, weights: ValueFactors) -> Place | None:
 
 def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place | None:
     """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms do."""
-    if op.name == _REDUCE:
+    if op.name == REDUCE:
         return _left(op, pieces[op.operands[0]])
     if not _is_pointwise(op):
         return None
@@ -129,7 +127,8 @@ def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place 
     found = {
         pieces[v]
         for v in op.operands
-        if op.name == _CONCATENATE or (program.values[v].elements == elements and ops[producer[v]].name != _BROADCAST)
+        if op.name == CONCATENATE
+        or (program.values[v].elements == elements and ops[producer[v]].name != BROADCAST_IN_DIM)
     }
     return found.pop() if len(found) == 1 else None
 
@@ -153,9 +152,9 @@ def _norm_steps(program: Program, stored: list[bool], pieces: list[Place | None]
         at, reshaped = pending.pop()
         for reader, _ in program.users[at]:
             op, made = program.ops[reader], program.ops[reader].results[0] if program.ops[reader].results else at
-            if op.name == _REDUCE:
+            if op.name == REDUCE:
                 widest = max(widest, _bytes_each(program, at))
-            shapes = op.name == _RESHAPE
+            shapes = op.name == RESHAPE
             goes_on = shapes or (_is_pointwise(op) and (reshaped or pieces[made] is not None))
             joins = _is_pointwise(op) and all(
                 v == at or program.producer[v] < program.producer[value] for v in op.operands
@@ -170,7 +169,7 @@ def _norm_steps(program: Program, stored: list[bool], pieces: list[Place | None]
 
 
 def _is_pointwise(op: Op) -> bool:
-    return op.name == _CONCATENATE or is_elementwise(op.name)
+    return op.name == CONCATENATE or op.kind.elementwise
 
 
 def _bytes_each(program: Program, value: int) -> float:
@@ -184,7 +183,7 @@ def _sources(program: Program, stored: list[bool]) -> list[tuple[int, ...]]:
         for value in op.results:
             if stored[value]:
                 found[value] = (value,)
-            elif op.name == _CONCATENATE:
+            elif op.name == CONCATENATE:
                 found[value] = tuple(dict.fromkeys(source for v in op.operands for source in found[v]))
             else:
                 elements = program.values[value].elements

@@ -18,11 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from toast_cli.compiler.fusion import is_elementwise
-from toast_cli.program.model import ARGUMENT, PRODUCTS, Op, Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CONVOLUTION, REDUCE, RESHAPE, TRANSPOSE
 
-CONVOLUTION = "stablehlo.convolution"
-_REDUCE = "stablehlo.reduce"
 Dims = tuple[int, ...]
 Tile = tuple[int, int]  # rows, lanes
 
@@ -46,16 +44,16 @@ def tilings(program: Program, tile: Tile) -> list[Tiling]:
         return [UNTILED] * len(program.values)
     allowed: list[Dims | None] = [None] * len(program.values)
     for op in program.ops:
-        if op.name in PRODUCTS:
+        if op.kind.matrix_unit:
             _restrict(op, allowed)
     reshaped: list[Op | None] = [None] * len(program.values)  # the reshape whose operand each has the tiles of
     for op in program.ops:
-        if op.name == "stablehlo.reshape":
+        if op.name == RESHAPE:
             reshaped[op.results[0]] = reshaped[op.operands[0]] or op
         elif _follows(op):
             reshaped[op.results[0]] = next((reshaped[v] for v in op.operands if reshaped[v]), None)
             _carry_over(program, op, allowed, forward=True)
-        elif op.name == _REDUCE and len(op.results) == 1:
+        elif op.name == REDUCE and len(op.results) == 1:
             _reduced(program, op, allowed)
     for op in reversed(program.ops):
         if _follows(op):
@@ -154,7 +152,7 @@ def _reduced(program: Program, op: Op, allowed: list[Dims | None]) -> None:
 
 
 def _follows(op: Op) -> bool:
-    return len(op.results) == 1 and (is_elementwise(op.name) or op.name == "stablehlo.transpose")
+    return len(op.results) == 1 and (op.kind.elementwise or op.name == TRANSPOSE)
 
 
 def _carry_over(program: Program, op: Op, allowed: list[Dims | None], *, forward: bool) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.program import ops
 from toast_cli.program.model import Op, Program
 from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles, views
 
@@ -21,9 +22,6 @@ from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles, views
 _STREAM = 4
 # A group that only so small a part of the arithmetic can be split along is no batch.
 _LEAST_WORK = 0.3
-_PRODUCT, _GATHER, _SCATTER = "stablehlo.dot_general", "stablehlo.gather", "stablehlo.scatter"
-_CONVOLUTION, _SLICE = "stablehlo.convolution", "stablehlo.dynamic_slice"
-_HEAVY = frozenset({_PRODUCT, _GATHER, _SCATTER, _CONVOLUTION, _SLICE})
 _SPACE = ("height", "width", "depth")
 
 
@@ -92,7 +90,7 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
         _with_weights(evidence, look)
     for look in looks:
         _beside_weights(evidence, look, weights)
-    _attention(evidence, [look for look in looks if look.op.name == _PRODUCT], crowded)
+    _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
     _work(evidence, program, classes, class_group)
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, found)
@@ -104,7 +102,7 @@ def _looks(program: Program, classes: Classes, class_group: list[int]) -> Iterab
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
     for number, op in enumerate(program.ops):
-        if op.name in _HEAVY:
+        if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
             groups = tuple(class_group[c] for c in classes.slot_classes[number])
             yield _Look(op, classes.forms[number], groups, tuple(origin.get(v, -1) for v in op.operands))
 
@@ -123,7 +121,7 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
 
 def _with_weights(evidence: _Evidence, look: _Look) -> None:
     match look.op.name:
-        case "stablehlo.dot_general" if any(w >= 0 for w in look.weights):
+        case ops.DOT_GENERAL if any(w >= 0 for w in look.weights):
             product = _product(look)
             one = product.left if look.weights[0] >= 0 else product.right
             evidence.stacked |= product.batching & _groups_of_weight(look)
@@ -133,15 +131,15 @@ def _with_weights(evidence: _Evidence, look: _Look) -> None:
                     for slots in dims:
                         for slot in slots:
                             evidence.weights_of[look.groups[slot]].add(weight)
-        case "stablehlo.convolution" if look.weights[1] >= 0:
+        case ops.CONVOLUTION if look.weights[1] >= 0:
             _kernel(evidence, look)
-        case "stablehlo.gather" if look.weights[0] >= 0:
+        case ops.GATHER if look.weights[0] >= 0:
             table, indices = look.slots(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
             evidence.vote(look.named(rows), "vocab")
             evidence.vote(look.named(table - indices - rows), "embed")
             evidence.tokens |= look.named(indices)
-        case "stablehlo.dynamic_slice" if look.weights[0] >= 0 and look.op.loop >= 0:
+        case ops.DYNAMIC_SLICE if look.weights[0] >= 0 and look.op.loop >= 0:
             first = look.form.operands[0][:1]
             evidence.vote(
                 {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is SlotKind.BLOCKED}, "layers"
@@ -172,7 +170,7 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
     form, kinds = look.form, look.form.kinds
     evidence.mixed |= look.named(s for s, kind in enumerate(kinds) if kind in (SlotKind.PERMUTATION, SlotKind.BLOCKED))
     match look.op.name:
-        case "stablehlo.dot_general":
+        case ops.DOT_GENERAL:
             product = _product(look)
             if not any(w >= 0 for w in look.weights):
                 if not product.result <= evidence.features | evidence.stacked:  # else it is the gradient of a weight
@@ -181,18 +179,18 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             else:  # a router's scores have nothing but experts; the first layer of an ensemble makes features of them
                 own = product.left if look.weights[0] >= 0 else product.right
                 evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
-        case "stablehlo.gather" if look.weights[0] < 0:
+        case ops.GATHER if look.weights[0] < 0:
             table, indices = look.slots(form.operands[:2])
             rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
             # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of edges.
             evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
             evidence.mixed |= look.named(rows)
             evidence.tokens |= look.named(table & indices)
-        case "stablehlo.dynamic_slice" if look.weights[0] < 0 and look.op.loop >= 0:
+        case ops.DYNAMIC_SLICE if look.weights[0] < 0 and look.op.loop >= 0:
             evidence.tokens |= {
                 look.groups[s] for slots in form.operands[0] for s in slots if kinds[s] is SlotKind.BLOCKED
             }
-        case "stablehlo.scatter":
+        case ops.SCATTER:
             target, updates = look.slots([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
             rows = target - updates

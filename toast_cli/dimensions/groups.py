@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from toast_cli.dimensions.classes import Classes
-from toast_cli.program.model import ARGUMENT, Program
-
-HEAVY = frozenset(
-    {"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather", "stablehlo.scatter"}
-)
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT
 
 
 def mirrored_groups(program: Program, classes: Classes) -> list[list[int]]:
@@ -38,7 +35,7 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
         slots = classes.slot_classes[number]
         if not slots:
             continue
-        is_heavy = op.name in HEAVY or op.name == ARGUMENT
+        is_heavy = op.kind.heavy or op.name == ARGUMENT
         counters = heavy if is_heavy else light
         signature = (op.name, op.detail, classes.forms[number], op.trips)
         key = hash(signature)
@@ -54,7 +51,7 @@ def families(program: Program, classes: Classes, groups: list[list[int]]) -> lis
     """
     roles: list[set[object]] = [set() for _ in classes.sizes]
     for number, op in enumerate(program.ops):
-        if op.name in HEAVY:
+        if op.kind.heavy:
             form = classes.forms[number]
             for slot, member in enumerate(classes.slot_classes[number]):
                 roles[member].add((op.name, form.kinds[slot], tuple(slot in s for d in form.operands for s in d)))

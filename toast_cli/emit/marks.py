@@ -14,7 +14,7 @@ from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.model import CARRY, RESULT
+from toast_cli.program.ops import CARRY, RESULT
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 

@@ -28,8 +28,8 @@ from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.model import CARRY
-from toast_cli.program.rematerialised import PRESERVING, remade_values
+from toast_cli.program.ops import CARRY, SLICE
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
 MAX_ROUNDS = 10
@@ -39,11 +39,6 @@ ALIKE_FROM_ROUND = 1
 EVERYTHING_FROM_ROUND = 6
 # Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
 PRUNING_WORK = 30_000
-
-# Operations whose operands follow from the sharding of the result, dimension by dimension.
-FOLLOWING = (PRESERVING - {"stablehlo.slice"}) | {"stablehlo.transpose"}
-# Operations that XLA may compute with their operands as they lie and cut the result afterwards.
-LOOKUPS = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 
 @dataclass(frozen=True)
@@ -227,9 +222,9 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     has to be cut further, along dimensions the results have too.
     """
     op = source.program.ops[number]
-    if op.name in FOLLOWING:
+    if op.kind.elementwise or (op.kind.view and op.name != SLICE):
         return True
-    if cuts is None or not op.results or op.name in LOOKUPS:
+    if cuts is None or not op.results or op.kind.lookup:
         return False
     factors = op.rule.operands[position]
     kept = {factor for result in op.rule.results for dimension in result for factor in dimension}

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram, in_mesh_order
-
-# The operation that XLA reduce-scatters by itself when its result lies where the reduction's axis was.
-PRODUCT = "stablehlo.dot_general"
+from toast_cli.program.ops import DOT_GENERAL
 
 
 def scatters(source: Source, lowered: PartitionedProgram, value: int) -> bool:
@@ -24,7 +22,7 @@ def scatters(source: Source, lowered: PartitionedProgram, value: int) -> bool:
     program = source.program
     number = program.producer[value]
     op = program.ops[number]
-    if op.name != PRODUCT:
+    if op.name != DOT_GENERAL:
         return False
     computed, sharding = lowered.computed[value], lowered.shardings[value]
     finer = all(b[: len(a)] == a for a, b in zip(computed, sharding, strict=True))

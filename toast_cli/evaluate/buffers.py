@@ -22,7 +22,7 @@ from toast_cli.evaluate.pricing import Copy, Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY
+from toast_cli.program.ops import ARGUMENT, CARRY
 
 OWN, PARTIAL, REDUCED = "own", "partial", "reduced"
 Kind = str | tuple[int, ...]  # one of these, or the readers of a copy

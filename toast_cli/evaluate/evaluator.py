@@ -127,7 +127,7 @@ class Evaluator:
                 seconds = self._work.seconds(work, lowered[work.pattern])
                 if seconds:
                     size = self._work.size(work, lowered[work.pattern])
-                    found.append(KernelUse(work.op, work.name, work.runs, *size, seconds))
+                    found.append(KernelUse(work.op, work.kind.name, work.runs, *size, seconds))
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by_role(self, plan: Plan) -> dict[str, Vector]:

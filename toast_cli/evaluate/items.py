@@ -22,7 +22,8 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.hardware.model import Attained
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import ARGUMENT, CARRY, PRODUCTS, Op, Program, Window
+from toast_cli.program.model import Op, Program, Window
+from toast_cli.program.ops import ARGUMENT, CARRY, CONVERT, RESHAPE, OpKind
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -43,7 +44,7 @@ class WorkItem:
     """
 
     pattern: int
-    name: str
+    kind: OpKind
     dtype: str
     flops: float
     operands: tuple[Side, ...]
@@ -136,7 +137,7 @@ def work_items(
             continue
         key = (
             problem.op_pattern[number],
-            op.name,
+            op.kind,
             program.values[op.operands[0]].dtype if op.operands else "",
             *_work(problem, op, kernel),
             tuple(sizes[v] for v in op.results),
@@ -157,7 +158,7 @@ def _work(
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
-    streams = op.name in PRODUCTS  # what a product reads goes to the matrix unit, not through the vector unit
+    streams = op.kind.matrix_unit  # what a product reads goes to the matrix unit, not through the vector unit
     attained = problem.mesh.chip.attained
     operands = tuple(
         (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops, float(s.passing))
@@ -239,7 +240,7 @@ def moved_bytes(program: Program, stored: list[bool], value: int) -> int:
     least = program.values[value].bytes
     while not stored[value]:
         op = program.ops[program.producer[value]]
-        if op.name not in ("stablehlo.convert", "stablehlo.reshape"):
+        if op.name not in (CONVERT, RESHAPE):
             break
         value = op.operands[0]
         least = min(least, program.values[value].bytes)

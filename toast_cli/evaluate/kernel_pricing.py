@@ -13,7 +13,6 @@ from toast_cli.evaluate.items import WorkItem
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
-from toast_cli.program.model import PRODUCTS
 
 
 class WorkPricer:
@@ -31,14 +30,14 @@ class WorkPricer:
         sizes, chip = self._sizes, self._problem.mesh.chip
         cuts = (
             tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
-            if work.flops or work.name in PRODUCTS
+            if work.flops or work.kind.matrix_unit
             else ()
         )
         apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
         reads, into, vector = self._coming_in(work, iteration)
         read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
         flops = work.flops / prod(cuts)
-        if work.name in PRODUCTS:
+        if work.kind.matrix_unit:
             flops *= growth(chip, work.dtype, self._grid(work), cuts)
             if apart:  # written, reduced, read to be finished
                 made, left = (
@@ -93,5 +92,5 @@ class WorkPricer:
         grid = self._grids.get(work.op)
         if grid is None:
             form = self._problem.patterns[work.pattern].form
-            grid = self._grids[work.op] = grid_of(form, work.flops, work.name == "stablehlo.convolution")
+            grid = self._grids[work.op] = grid_of(form, work.flops, work.kind.convolution)
         return grid

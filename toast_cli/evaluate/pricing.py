@@ -23,7 +23,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, PERMUTE, Step, reshard_steps
 from toast_cli.plan.sharding import Sharding, shards
-from toast_cli.program.model import ARGUMENT, PRODUCTS
+from toast_cli.program.ops import ARGUMENT, REDUCE
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
@@ -69,7 +69,7 @@ class Pricer:
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
-                yield from self._reductions(iteration, k, whole, how, apart=work.name in PRODUCTS)
+                yield from self._reductions(iteration, k, whole, how, apart=work.kind.matrix_unit)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
@@ -151,7 +151,7 @@ class Pricer:
         size = self.local(whole, iteration.computed[k])
         scattered = in_order(iteration, k)
         op = self._problem.program.ops[how.op]
-        if op.name == "stablehlo.reduce" and len(op.results) > 1:  # an argmax: XLA gathers what each device found
+        if op.name == REDUCE and len(op.results) > 1:  # an argmax: XLA gathers what each device found
             over = tuple(sorted({*scattered, *iteration.reduced}))
             yield self._reduction("all-gather", over, size * shards((over,), self._sizes), k, how)
             return

@@ -17,9 +17,8 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, OpPattern
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sums import Partial, Sum, Together, find_sums, is_view, reduced_together
-from toast_cli.program.model import PRODUCTS, Op, Program
-
-CONVERT = "stablehlo.convert"
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import CONVERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _readers(program: Program, value: int) -> list[tuple[int, int]]:
 
 def _term(problem: Problem, number: int) -> Term:
     op = problem.program.ops[number]
-    return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, op.name in PRODUCTS)
+    return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, op.kind.matrix_unit)
 
 
 def _partial(pattern: OpPattern, iteration: Iteration) -> Partial | None:

@@ -12,102 +12,40 @@ import numpy as np
 
 from toast_cli.frontend.windows import convolution_dims, numbers
 from toast_cli.program.model import Rule
+from toast_cli.program.ops import SCATTER, kind_of
 
 Shape = tuple[int, ...]
 
 # Elementwise ops that cost several vector operations an element: a TPU's extended unary unit takes one register a cycle where
 # four arithmetic units work beside it, a GPU's special function units are 16 beside 128 f32 lanes. They matter only where such ops
 # outweigh memory traffic, which is rare.
-TRANSCENDENTAL = 4.0
-_TRANSCENDENTAL_OPS = frozenset(
-    [
-        "exponential",
-        "exponential_minus_one",
-        "log",
-        "log_plus_one",
-        "logistic",
-        "tanh",
-        "cosine",
-        "sine",
-        "tan",
-        "atan2",
-        "power",
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "divide",
-        "remainder",
-    ]
-)
-_MOVEMENT = frozenset(
-    [
-        "constant",
-        "iota",
-        "broadcast_in_dim",
-        "broadcast",
-        "reshape",
-        "transpose",
-        "slice",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "concatenate",
-        "pad",
-        "gather",
-        "reverse",
-        "bitcast_convert",
-        "copy",
-        "optimization_barrier",
-        "tuple",
-        "get_tuple_element",
-        "custom_call",
-        "all_gather",
-        "all_to_all",
-        "collective_permute",
-        "partition_id",
-        "replica_id",
-        "create_token",
-        "after_all",
-        "infeed",
-        "outfeed",
-        "send",
-        "recv",
-        "real",
-        "imag",
-        "complex",
-        "return",
-        "get_dimension_size",
-        "composite",
-        "while",
-        "case",
-        "if",
-    ]
-)
+SLOW = 4.0
 
 
 def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], rule: Rule) -> float:
     """Arithmetic operations of one execution of `op`."""
-    short = name.removeprefix("stablehlo.").removeprefix("chlo.")
-    if not results or short in _MOVEMENT or name.startswith(("toast.", "sdy.")):
+    kind = kind_of(name)
+    if not results or kind.computes_nothing:
         return 0.0
     out = float(prod(results[0]))
-    if short in ("dot_general", "dot"):
+    if kind.contraction:
         return 2.0 * prod(rule.sizes)
-    if short == "convolution":
+    if kind.convolution:
         return convolution_flops(op, operands, results[0])
-    if short in ("reduce", "scatter", "select_and_scatter", "all_reduce", "reduce_scatter"):
-        return float(prod(operands[-1] if short == "scatter" else operands[0]))
-    if short == "reduce_window":
+    if name == "stablehlo.reduce_window":
         return out * float(prod(op.attributes["window_dimensions"]))
-    if short in ("sort", "top_k"):
+    if kind.reduction:
+        return float(prod(operands[0]))
+    if name == SCATTER:
+        return float(prod(operands[-1]))
+    if name in ("stablehlo.sort", "chlo.top_k"):
         elements = float(prod(operands[0]))
         return elements * max(1.0, log2(max(2.0, elements)))
-    if short == "fft":
+    if name == "stablehlo.fft":
         return 5.0 * out * log2(max(2, prod(op.attributes["fft_length"])))
-    if short in ("cholesky", "triangular_solve"):
+    if name in ("stablehlo.cholesky", "stablehlo.triangular_solve"):
         return out * operands[0][-1]
-    if name.startswith("chlo.") or short in _TRANSCENDENTAL_OPS:
-        return TRANSCENDENTAL * out
-    return out
+    return SLOW * out if kind.transcendental or kind.division else out
 
 
 def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:

@@ -19,6 +19,7 @@ from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.shapes import with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.tuples import flatten_tuples
+from toast_cli.program.ops import kind_of
 from toast_cli.xla import ir, run_passes
 
 ENTRY = "main"
@@ -29,17 +30,6 @@ HLO_SETTINGS = (
     "mhlo.xla_entry_computation_parameter_layouts", "mhlo.xla_entry_computation_parameter_tiles",
     "mhlo.xla_entry_computation_result_layout", "mhlo.xla_entry_computation_result_tiles",
 )  # fmt: skip
-COLLECTIVES = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "collective_broadcast",
-        "collective_permute",
-        "reduce_scatter",
-    )
-) | {"stablehlo.partition_id", "stablehlo.replica_id"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ def collective_notices(function: Any) -> list[str]:
 
     def visit(operation: Any) -> Any:
         nonlocal count
-        count += operation.name in COLLECTIVES
+        count += kind_of(operation.name).per_device
         return ir.WalkResult.SKIP if operation.name == MANUAL_REGION else ir.WalkResult.ADVANCE
 
     function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)

@@ -16,11 +16,12 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.flops import op_flops
-from toast_cli.frontend.rules import WHOLE, ShardyRules, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.rules import ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
-from toast_cli.program.model import ARGUMENT, CARRY, JOIN, RESULT, Argument, Loop, Op, Program, Result, Value
+from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
+from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
 
@@ -106,7 +107,7 @@ class Reader:
             detail = _body_op(operation)
         opaque = False
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
-        if "sdy.sharding_rule" in attributes and name not in WHOLE:
+        if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
         else:
             known = table_rule(name, detail, shapes, result_shapes)

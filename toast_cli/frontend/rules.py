@@ -12,44 +12,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.program.model import Rule, ValueFactors
-
-# CHLO ops that are elementwise over operands and results of one shape.
-CHLO_ELEMENTWISE = frozenset(
-    f"chlo.{name}"
-    for name in [
-        "acos",
-        "acosh",
-        "asin",
-        "asin_acos_kernel",
-        "asinh",
-        "atan",
-        "atanh",
-        "bessel_i1e",
-        "conj",
-        "cosh",
-        "digamma",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "erfcx",
-        "is_inf",
-        "is_neg_inf",
-        "is_pos_inf",
-        "lgamma",
-        "lgamma_scaled",
-        "log_sigmoid",
-        "next_after",
-        "polygamma",
-        "sinh",
-        "square",
-        "tan",
-        "zeta",
-        "constant_like",
-        "_asin_acos_kernel",
-    ]
-)
-# The same with NumPy broadcasting left implicit; only alike when the shapes are.
-CHLO_BROADCAST_PREFIX = "chlo.broadcast_"
+from toast_cli.program.ops import kind_of
 
 # Custom calls that act on the minor dimensions alone; every leading dimension is a batch: target -> minor dimensions.
 BATCHED_CUSTOM_CALLS = {
@@ -59,19 +22,6 @@ BATCHED_CUSTOM_CALLS = {
     "mhlo.atan": 0, "mhlo.atanh": 0, "mhlo.cosh": 0, "mhlo.sinh": 0,
     "annotate_device_placement": 0, "MoveToHost": 0, "MoveToDevice": 0, "LayoutConstraint": 0,
 }  # fmt: skip
-
-# Ops that make a value from nothing; each dimension of the result is a factor of its own.
-SOURCES = frozenset(
-    {"stablehlo.constant", "stablehlo.iota", "stablehlo.dynamic_iota", "stablehlo.create_token", "sdy.constant"}
-)
-
-# Device numbers, tokens and sizes: nothing in them could be split, and what they read stays whole. XLA's partitioner also gathers what
-# goes into a Fourier transform, batch and all (fft_handler.cc), whatever Shardy's rule for it says.
-WHOLE = frozenset(
-    {
-        "stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.after_all", "stablehlo.get_dimension_size", "stablehlo.fft",
-    }
-)  # fmt: skip
 
 
 @cache
@@ -112,12 +62,13 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
         name: dialect name. target: a custom call's target, else empty.
         operands, results: shapes in elements.
     """
-    if name in SOURCES:
+    kind = kind_of(name)
+    if kind.source:
         return free_rule(results[0])
-    if name in WHOLE:
+    if kind.whole:
         return whole_rule(tuple(map(len, operands)), tuple(map(len, results)))
     same_shape = len(set(operands) | set(results)) == 1
-    if (name in CHLO_ELEMENTWISE or name.startswith(CHLO_BROADCAST_PREFIX)) and same_shape:
+    if kind.elementwise and same_shape:
         return identity_rule(results[0], len(operands), len(results))
     if name == "chlo.top_k":
         return batched_rule(operands, results, 1)

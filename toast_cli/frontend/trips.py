@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
+
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
-_TRANSPARENT = ("stablehlo.convert", "stablehlo.reshape", "stablehlo.copy", "stablehlo.optimization_barrier")
 
 
 def trip_count(operation: Any) -> int | None:
@@ -97,7 +98,7 @@ def _producer(value: Any) -> Any | None:
 def _through(value: Any) -> Any:
     """The value behind conversions and reshapes."""
     producer = _producer(value)
-    while producer is not None and producer.name in _TRANSPARENT:
+    while producer is not None and (kind_of(producer.name).identity or producer.name in (CONVERT, RESHAPE)):
         value = producer.operands[value.result_number if producer.name.endswith("barrier") else 0]
         producer = _producer(value)
     return value

@@ -6,8 +6,9 @@ Enters: the shardings of all values, before. Leaves: which values to leave parti
 from __future__ import annotations
 
 from toast_cli.plan.sharding import Sharding
-from toast_cli.plan.sums import ADD, is_view, scatters_into
+from toast_cli.plan.sums import is_view, scatters_into
 from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ADD
 
 # The sharding in which a value is computed, partial, the one it is scattered to, and axes it is all-reduced over besides.
 Scatter = tuple[Sharding, Sharding, tuple[int, ...]]

@@ -9,7 +9,6 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, replicated
-from toast_cli.program.model import CONVOLUTION, PRODUCTS
 
 
 def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
@@ -37,9 +36,9 @@ def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
             if iteration.operands[k] != shardings[value]:
                 required[number, k] = iteration.operands[k]
     shardings, computed, sums = accumulated(program, shardings, computed, reduced, required)
-    makers = {value: program.ops[program.producer[value]].name for value in computed}
-    at_once = sums | {value for value, name in makers.items() if name not in PRODUCTS}
-    convolved = frozenset(value for value, name in makers.items() if name == CONVOLUTION)
+    makers = {value: program.ops[program.producer[value]].kind for value in computed}
+    at_once = sums | {value for value, kind in makers.items() if not kind.matrix_unit}
+    convolved = frozenset(value for value, kind in makers.items() if kind.convolution)
     return PartitionedProgram(
         problem.mesh.names,
         problem.mesh.sizes,

@@ -11,7 +11,8 @@ from math import prod
 from toast_cli.errors import UsageError
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.iteration import PinnedSharding
-from toast_cli.program.model import RESULT, Program
+from toast_cli.program.model import Program
+from toast_cli.program.ops import RESULT
 from toast_cli.program.pins import Pin, Pins
 
 _KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")

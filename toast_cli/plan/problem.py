@@ -27,7 +27,8 @@ from toast_cli.plan.iteration import (
     lay_out,
 )
 from toast_cli.plan.pins import number_pins
-from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Op, Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DOT_GENERAL, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
@@ -243,7 +244,7 @@ class Problem:
         with_weights: dict[int, set[int]] = defaultdict(set)
         elsewhere: dict[int, set[int]] = defaultdict(set)
         for op, number in zip(self.program.ops, self.op_pattern, strict=True):
-            if op.name != "stablehlo.dot_general":
+            if op.name != DOT_GENERAL:
                 continue
             form, groups = self.patterns[number].form, self.patterns[number].groups
             left, right, out = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
@@ -321,7 +322,7 @@ def make_problem(
 
 def _space(op: Op, form: Form) -> Space | None:
     """What a convolution's windows reach over; None for anything else."""
-    if op.name != "stablehlo.convolution" or not op.windows:
+    if op.name != CONVOLUTION or not op.windows:
         return None
     image, kernel, result = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
     windowed = {slot for w in op.windows for slot in form.operands[0][w.operand_dim]}

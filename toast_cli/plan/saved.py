@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toast_cli.dimensions.groups import HEAVY
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
@@ -172,7 +171,7 @@ def traits_of(problem: Problem) -> list[Traits]:
                 members[groups[slot]].add(f"{re.sub(r'[0-9]+', '*', argument.path)}.{dim}{part}")
     for number in {pattern: k for k, pattern in enumerate(problem.op_pattern)}.values():
         op = problem.program.ops[number]
-        if op.name in HEAVY:
+        if op.kind.heavy:
             groups, form = _slots(problem, number)
             for slot, group in enumerate(groups):
                 arrays = (*form.operands, *form.results)

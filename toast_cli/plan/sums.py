@@ -15,11 +15,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toast_cli.program.model import Op, Program
-from toast_cli.program.rematerialised import SOURCES, expands_scalar
+from toast_cli.program.ops import ADD, REDUCE, SCATTER
+from toast_cli.program.rematerialised import expands_scalar
 
-ADD = "stablehlo.add"
-# What changes the form of a term and nothing about what is added up. Not a conversion: it rounds.
-_VIEWS = frozenset(f"stablehlo.{name}" for name in ("reshape", "transpose", "broadcast_in_dim", "slice"))
 PLUS = -1  # a step that adds up what the two steps before it left
 INTO = -2  # the same, where one of them is scattered into the other
 
@@ -111,15 +109,18 @@ def scatters_into(op: Op, program: Program) -> bool:
 
 
 def _starts_anew(op: Op, program: Program) -> bool:
-    if op.name != "stablehlo.scatter":
+    if op.name != SCATTER:
         return False
     base = program.ops[program.producer[op.operands[0]]]
-    return base.name in SOURCES or expands_scalar(base, program)
+    return base.kind.source or expands_scalar(base, program)
 
 
 def is_view(op: Op, program: Program) -> bool:
-    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more."""
-    if op.name not in _VIEWS and (op.name != "stablehlo.reduce" or len(op.results) > 1):
+    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more.
+
+    A conversion is none: it rounds.
+    """
+    if not op.kind.view and (op.name != REDUCE or len(op.results) > 1):
         return False
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 

@@ -14,18 +14,11 @@ downstream needs a special case:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-ARGUMENT = "toast.argument"
-CARRY = "toast.carry"
-JOIN = "toast.join"
-RESULT = "toast.result"
-
-# Ops that multiply and add up: what a chip's matrix unit does.
-CONVOLUTION = "stablehlo.convolution"
-PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", CONVOLUTION})
+from toast_cli.program.ops import OpKind, kind_of
 
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
 DimFactors = tuple[int, ...]
@@ -109,6 +102,7 @@ class Op:
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
+        kind: what is true of every op of this name.
         windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
     """
@@ -123,6 +117,10 @@ class Op:
     detail: str = ""
     opaque: bool = False
     windows: tuple[Window, ...] = ()
+    kind: OpKind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", kind_of(self.name))
 
 
 @dataclass(frozen=True, slots=True)

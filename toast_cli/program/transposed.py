@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toast_cli.program.model import Program
-
-TRANSPOSE = "stablehlo.transpose"
+from toast_cli.program.ops import TRANSPOSE
 
 
 @dataclass(frozen=True)

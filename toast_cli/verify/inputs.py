@@ -15,16 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli import xla
+from toast_cli.program.ops import kind_of
 from toast_cli.verify.state import new_versions
 from toast_cli.xla import ir
 
 FREE_RANGE = 8
 DEVIATION, SMALL = 0.1, 1e-4
-# Operations through which a number goes element by element.
-_ELEMENTWISE = (
-    "reshape broadcast_in_dim transpose slice concatenate convert select clamp add multiply divide maximum minimum"
-)
-ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _ELEMENTWISE.split())
 POSITIVE = frozenset({"stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.log", "stablehlo.power"})
 FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -97,13 +93,13 @@ def listed(dimension_numbers: Any, name: str) -> list[int]:
 
 
 def readers(value: Any) -> Iterator[tuple[Any, int]]:
-    """(operation, operand number) of everything that reads numbers of `value`, also after elementwise operations."""
+    """(operation, operand number) of everything that reads numbers of `value`, also after operations that keep positive numbers positive."""
     seen: set[Any] = set()
     waiting = [value]
     while waiting:
         for use in waiting.pop().uses:
             user = use.owner.operation
             yield user, use.operand_number
-            if user.name in ELEMENTWISE and user not in seen:
+            if kind_of(user.name).positive and user not in seen:
                 seen.add(user)
                 waiting += user.results

@@ -9,13 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli import xla
-
-# Operations whose result has, element by element, to do with operands of its shape.
-_WORDS = (
-    "add subtract multiply divide maximum minimum select clamp convert negate abs sqrt rsqrt power exponential log "
-    "dynamic_update_slice reshape"
-)
-_ELEMENTWISE = frozenset(f"stablehlo.{word}" for word in _WORDS.split())
+from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RESHAPE, kind_of
 
 
 def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
@@ -46,7 +40,7 @@ def origins(value: Any) -> list[Any]:
     while waiting:
         operation = waiting.pop().owner
         operation = getattr(operation, "operation", operation)
-        if getattr(operation, "name", "") not in _ELEMENTWISE:
+        if not _keeps_places(getattr(operation, "name", "")):
             continue
         shape = xla.shape_and_element_type(operation.results[0].type)
         for operand in operation.operands:
@@ -55,3 +49,8 @@ def origins(value: Any) -> list[Any]:
                 seen.add(operand)
                 waiting.append(operand)
     return list(seen)
+
+
+def _keeps_places(name: str) -> bool:
+    """Whether an element of an op's result has to do with the elements at its place in operands of its shape."""
+    return kind_of(name).elementwise or name in (DYNAMIC_UPDATE_SLICE, RESHAPE)
