@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import arg, program_of, sample
+from programs import arg, program_of, sample, source_of
 
+from toast_cli.api import logical_names
 from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import Source, load
+from toast_cli.hardware import load_spec
+from toast_cli.plan.problem import make_problem
+from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.program.model import Program
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles
+from toast_cli.report.words import summary
+from toast_cli.search.run import run_search
+from toast_cli.tactics import strategies
 
 B, S, D, F, H, K, V, E = 16, 24, 32, 96, 4, 8, 48, 6
 
@@ -163,3 +176,209 @@ def test_arguments_are_told_apart(
 ) -> None:
     names, of = argument_roles(program_of(run, *shapes, donate=donate))
     assert [names[k] for k in of] == expected
+
+
+# ---------------------------------------------------------------- one state argument
+
+
+class TrainState(NamedTuple):
+    """As Flax and Optax lay training state out."""
+
+    step: Any
+    params: Any
+    opt_state: Any
+
+
+def adam(loss: Callable[..., Any], params: Any, opt_state: Any, *data: Any) -> tuple[Any, Any, Any]:
+    """One step of Adam, moments decayed and debiased."""
+    value, gradients = jax.value_and_grad(loss)(params, *data)
+    count = opt_state["count"] + 1
+    mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, opt_state["mu"], gradients)
+    nu = jax.tree.map(lambda n, g: 0.99 * n + 0.01 * g * g, opt_state["nu"], gradients)
+    scale = 1.0 / (1.0 - 0.9 ** count.astype(jnp.float32))
+    params = jax.tree.map(lambda p, m, n: p - 1e-3 * m * scale / (jnp.sqrt(n) + 1e-8), params, mu, nu)
+    return params, {"count": count, "mu": mu, "nu": nu}, value
+
+
+def perceptron_loss(p: Any, x: Any, y: Any) -> Any:
+    for layer in p["layers"]:
+        x = jax.nn.relu(x @ layer["w"] + layer["b"])
+    logits = x @ p["head"]
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1))
+
+
+def recurrent_loss(p: Any, tokens: Any) -> Any:
+    """An LSTM whose gates are separate weights, concatenated where they are used."""
+    x = p["embed"][tokens]
+    kernel = jnp.concatenate([p["cell"][g] for g in "ifgo"], axis=1)
+    recurrent = jnp.concatenate([p["hidden"][g] for g in "ifgo"], axis=1)
+
+    def cell(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        c, h = carry
+        i, f, g, o = jnp.split(inputs @ kernel + h @ recurrent + p["bias"], 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (c, h), h
+
+    start = jnp.zeros((x.shape[0], F))
+    _, hidden = jax.lax.scan(cell, (start, start), x[:, :-1].swapaxes(0, 1))
+    logits = jax.nn.log_softmax(hidden @ p["head"])
+    return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:].swapaxes(0, 1)[..., None], axis=-1))
+
+
+PERCEPTRON = {"layers": [{"w": arg(D, D), "b": arg(D)} for _ in range(3)], "head": arg(D, 10)}
+RECURRENT = {
+    "embed": arg(V, D), "cell": {g: arg(D, F) for g in "ifgo"}, "hidden": {g: arg(F, F) for g in "ifgo"}, "bias": arg(4 * F), "head": arg(F, V),
+}  # fmt: skip
+STEPS: dict[str, tuple[Callable[..., Any], Any, tuple[Any, ...]]] = {
+    "perceptron": (perceptron_loss, PERCEPTRON, (arg(64, D), arg(64, dtype=jnp.int32))),
+    "recurrent": (recurrent_loss, RECURRENT, (arg(64, S, dtype=jnp.int32),)),
+}
+
+
+def separate(name: str) -> Source:
+    loss, params, data = STEPS[name]
+    opt_state = {"count": arg(dtype=jnp.int32), "mu": params, "nu": params}
+    return source_of(functools.partial(adam, loss), params, opt_state, *data, donate=(0, 1))
+
+
+def in_one(name: str, layout: str) -> Source:
+    """The same step with all that is carried in one argument."""
+    loss, params, data = STEPS[name]
+    opt_state = {"count": arg(dtype=jnp.int32), "mu": params, "nu": params}
+
+    def train(state: TrainState, *data: Any) -> tuple[TrainState, Any]:
+        params, opt_state, value = adam(loss, state.params, state.opt_state, *data)
+        return TrainState(state.step + 1, params, opt_state), value
+
+    def tree(state: Any, *data: Any) -> tuple[Any, Any]:
+        params, opt_state, value = adam(loss, state["params"], state["opt_state"], *data)
+        return {"params": params, "opt_state": opt_state}, value
+
+    def each(state: Any, *data: Any) -> tuple[Any, Any]:
+        """Every weight beside its moments."""
+        take = lambda k: jax.tree.map(lambda w: w[k], state["weights"], is_leaf=lambda w: isinstance(w, tuple))  # noqa: E731
+        opt_state = {"count": state["count"], "mu": take(1), "nu": take(2)}
+        params, opt_state, value = adam(loss, take(0), opt_state, *data)
+        weights = jax.tree.map(lambda *w: w, params, opt_state["mu"], opt_state["nu"])
+        return {"count": opt_state["count"], "weights": weights}, value
+
+    layouts: dict[str, tuple[Any, Any]] = {
+        "train state": (train, TrainState(arg(dtype=jnp.int32), params, opt_state)),
+        "tree": (tree, {"params": params, "opt_state": opt_state}),
+        "each weight": (each, {"count": opt_state["count"], "weights": jax.tree.map(lambda w: (w, w, w), params)}),
+    }
+    step, state = layouts[layout]
+    return source_of(step, state, *data, donate=() if layout == "tree" else (0,))
+
+
+MESH = load_spec("v4-32").mesh({"data": 8, "model": 2}, None)
+
+
+def looks(source: Source) -> tuple[dict[tuple[str, int], int], dict[str, int], set[str]]:
+    """(groups by name and size, arguments by role, strategies that apply): what does not depend on the order of arguments."""
+    dimensions = analyse(source.program)
+    problem = make_problem(source.program, dimensions, MESH)
+    groups = Counter((group.role, group.size) for group in dimensions.groups if group.size > 1)
+    roles = Counter(problem.roles[r] for k, r in enumerate(problem.argument_role) if source.program.values[k].shape)
+    return groups, roles, set(strategies(problem))
+
+
+@pytest.mark.parametrize("layout", ["train state", "tree", "each weight"])
+@pytest.mark.parametrize("name", STEPS)
+def test_one_state_argument_is_seen_like_separate_ones(name: str, layout: str) -> None:
+    apart, together = looks(separate(name)), looks(in_one(name, layout))
+    assert together == apart
+    groups, roles, found = apart
+    assert {"batch", "ff"} <= {role for role, _ in groups}
+    assert set(roles) == {WEIGHTS, STATE, INPUTS}
+    assert roles[STATE] == 2 * roles[WEIGHTS]
+    assert {"data-parallel", "fsdp", "megatron"} <= found
+
+
+@pytest.mark.parametrize("layout", ["train state", "tree"])
+def test_one_state_argument_gets_the_plan_of_separate_ones(layout: str) -> None:
+    plans = []
+    for source in (separate("perceptron"), in_one("perceptron", layout)):
+        evaluator = Evaluator(make_problem(source.program, analyse(source.program), MESH))
+        result = run_search(evaluator, "greedy")
+        plans.append((summary(evaluator.problem, result.plan), result.cost.step_seconds))
+    assert plans[0][0] == plans[1][0]
+    assert plans[0][1] == pytest.approx(plans[1][1], rel=0.05)  # a train state counts its steps, too
+
+
+def test_the_batch_of_a_recurrence_is_a_batch() -> None:
+    program = separate("recurrent").program
+    dimensions = analyse(program)
+    tokens = len(program.arguments) - 1
+    assert [role_of(program, dimensions, tokens, dim) for dim in (0, 1)] == ["batch", "seq"]
+
+
+# ---------------------------------------------------------------- names people see
+
+
+def names_of(program: Program) -> dict[tuple[str, int], str]:
+    """(argument path, dimension) -> the name of its group."""
+    dimensions = analyse(program)
+    found = {}
+    for k, argument in enumerate(program.arguments):
+        for dim, slots in enumerate(dimensions.forms[k].results[0]):
+            found[argument.path, dim] = dimensions.groups[
+                dimensions.class_group[dimensions.slot_classes[k][slots[0]]]
+            ].name
+    return found
+
+
+class Box(NamedTuple):
+    """A field that wraps an array, as NNX has it."""
+
+    value: Any
+
+
+def towers(state: Any, x: Any, y: Any) -> Any:
+    """Two perceptrons on inputs of their own: what their first layers sum over has no role."""
+    out = jax.nn.relu(x @ state["left"]["kernel"].value) @ state["left"]["out"][0].value
+    return out, jax.nn.relu(y @ state["right"]["kernel"].value) @ state["right"]["out"][0].value
+
+
+def test_groups_without_a_role_are_named_after_array_and_place() -> None:
+    state = {k: {"kernel": Box(arg(n, F)), "out": [Box(arg(F, 5))]} for k, n in (("left", 12), ("right", 14))}
+    names = names_of(program_of(towers, state, arg(B, 12), arg(B, 14)))
+    assert names["state['left']['kernel'].value", 0] == "left.kernel.0"
+    assert names["state['right']['kernel'].value", 0] == "right.kernel.0"
+    assert names["state['left']['out'][0].value", 1] == "left.out_0.1"
+
+
+def test_names_the_user_wrote_are_taken_over() -> None:
+    spec = jax.sharding.PartitionSpec
+    tree = {"layers": [{"w": spec("pixels", "mlp"), "b": spec("mlp")}], "head": spec(None, ("kinds", "of"))}
+    wishes = logical_names(tree)
+    assert wishes == ("head=,kinds+of", "layers/0/b=mlp", "layers/0/w=pixels,mlp")
+    names = names_of(with_dimension_names(separate("perceptron").program, wishes))
+    assert names["params['layers'][0]['w']", 0] == "pixels"
+    assert names["params['layers'][0]['w']", 1] == names["params['layers'][1]['w']", 0] == "mlp"
+    assert names["params['head']", 0] == "ff"
+    assert names["params['head']", 1] == "kinds+of"
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ("nothing", "cannot read 'nothing'"),
+        ("*absent*=embed", "no argument matches '*absent*'"),
+        ("head=a,b,c", "names 3 dimensions but matches params['head'] with 2"),
+    ],
+)
+def test_names_that_cannot_be_taken_over_are_refused(wish: str, told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        with_dimension_names(separate("perceptron").program, (wish,))
+
+
+def test_axes_that_a_program_states_name_what_nothing_else_names() -> None:
+    mesh = jax.make_mesh((1, 1), ("rows", "columns"), devices=jax.devices()[:1])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows", "columns"))
+    run = jax.jit(lambda w, v, x: jax.nn.relu(x @ w) @ v, in_shardings=(sharding, None, None))
+    text = run.lower(arg(12, F), arg(F, 5), arg(B, 12)).as_text(debug_info=True)
+    names = names_of(load("<text>", content=text.encode()).program)
+    assert names["w", 0] == names["x", 1] == "rows"
+    assert names["w", 1] == "ff"

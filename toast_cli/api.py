@@ -23,6 +23,7 @@ from toast_cli.errors import UsageError
 from toast_cli.hardware import parse_bytes
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
+from toast_cli.program.paths import slash_path
 from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
 
 
@@ -203,6 +204,7 @@ def partition(
     memory_limit: int | str | None = None,
     keep_shardings: bool = False,
     pins: Sequence[str] = (),
+    names: Any = (),
     minimise: Sequence[str] = (),
     subject_to: Sequence[str] = (),
 ) -> Plan:
@@ -211,6 +213,8 @@ def partition(
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
+        names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s of logical names,
+            such as `nn.get_partition_spec(variables)` gives.
         memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
@@ -229,6 +233,7 @@ def partition(
         parse_bytes(memory_limit, where="memory_limit") if isinstance(memory_limit, str) else memory_limit,
         keep_shardings,
         tuple(pins),
+        logical_names(names),
         minimise=tuple(minimise),
         subject_to=tuple(subject_to),
         content=content,
@@ -244,6 +249,24 @@ def partition_spec(sharding: DimensionAxes) -> Any:
     while entries and entries[-1] is None:
         entries.pop()
     return jax.sharding.PartitionSpec(*entries)
+
+
+def logical_names(names: Any) -> tuple[str, ...]:
+    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already stay as they are.
+
+    Several names on one dimension are joined by `+`; arrays without any name have no line.
+    """
+    if isinstance(names, list | tuple) and all(isinstance(line, str) for line in names):
+        return tuple(names)
+    import jax
+
+    spec = jax.sharding.PartitionSpec
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(names, is_leaf=lambda node: isinstance(node, spec)):
+        if isinstance(leaf, spec) and any(leaf):
+            entries = ("+".join(e) if isinstance(e, tuple) else e or "" for e in leaf)
+            lines.append(f"{slash_path(jax.tree_util.keystr(path)).lstrip('/')}={','.join(map(str, entries))}")
+    return tuple(lines)
 
 
 def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:

@@ -26,6 +26,7 @@ from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
+from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.build import build_report
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
@@ -53,6 +54,8 @@ class Request:
     memory_limit: int | None = None
     keep_shardings: bool = False
     pins: tuple[str, ...] = ()
+    # `PATTERN=embed,mlp`: what the user calls arguments' dimensions.
+    names: tuple[str, ...] = ()
     minimise: tuple[str, ...] = ()
     subject_to: tuple[str, ...] = ()
     certify: bool = False
@@ -122,6 +125,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
         source = for_platform(source, spec.chip.platform)
+        source = replace(source, program=with_dimension_names(source.program, request.names))
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):

@@ -27,7 +27,7 @@ _SPACE = ("height", "width", "depth")
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One op: its form, the group of each slot, and per operand the weight it is a plain view of, or -1."""
+    """One op: its form, the group of each slot, and per operand the weight it is made of, or -1."""
 
     op: Op
     form: Form
@@ -57,12 +57,14 @@ class _Product:
 
 @dataclass(slots=True)
 class _Evidence:
-    """weights_of: class -> weights whose products have it. stacked: groups that products with weights batch over; routed: those of
+    """weights_of: class -> weights whose products have it. square: groups that one product with a weight
+    both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over; routed: those of
     them that other products have apart. mixed: groups along which elements meet. work: group -> arithmetic along it. tokens: groups
     of what is looked up in tables, or scanned."""
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     features: set[int] = field(default_factory=set)
+    square: set[int] = field(default_factory=set)
     weights_of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     stacked: set[int] = field(default_factory=set)
     routed: set[int] = field(default_factory=set)
@@ -99,12 +101,30 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
 
 
 def _looks(program: Program, classes: Classes, class_group: list[int]) -> Iterable[_Look]:
-    roles, of = argument_roles(program)
-    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
+    origin = _made_of_weights(program)
     for number, op in enumerate(program.ops):
         if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
             groups = tuple(class_group[c] for c in classes.slot_classes[number])
             yield _Look(op, classes.forms[number], groups, tuple(origin.get(v, -1) for v in op.operands))
+
+
+def _made_of_weights(program: Program) -> dict[int, int]:
+    """Value -> a weight (argument number) that it is a plain view of, or is computed from with nothing but weights and constants going in.
+
+    Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products that read them.
+    """
+    roles, of = argument_roles(program)
+    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
+    constant: set[int] = set()
+    for op in program.ops:
+        if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
+            continue
+        if all(value in constant for value in op.operands):
+            constant.update(op.results)
+        elif all(value in origin or value in constant for value in op.operands):
+            weight = next(origin[value] for value in op.operands if value in origin)
+            origin.update((value, weight) for value in op.results)
+    return origin
 
 
 def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tuple[set[int], set[int]]:
@@ -126,6 +146,7 @@ def _with_weights(evidence: _Evidence, look: _Look) -> None:
             one = product.left if look.weights[0] >= 0 else product.right
             evidence.stacked |= product.batching & _groups_of_weight(look)
             evidence.features |= product.summed | one
+            evidence.square |= product.summed & one
             for weight, dims in zip(look.weights, look.form.operands, strict=True):
                 if weight >= 0:
                     for slots in dims:
@@ -273,7 +294,7 @@ def _features(
     for group in evidence.weights_of:
         if found.get(group, "labels") == "labels" and sizes[group] in vocabularies:
             found[group] = "vocab"
-        elif group not in found and count[group] > 1:
+        elif group not in found and (count[group] > 1 or group in evidence.square):
             found[group] = "ff"
 
 

@@ -1,4 +1,4 @@
-"""Names for class groups: the role each plays, where that is known, else after an argument that has it.
+"""Names for class groups: the user's own, else the role each plays, else after an argument that has it.
 
 A name is for reading; what `evidence` finds out is also what tactics go by. Enters: program, classes, groups. Leaves: per group its
 name, its role and a few argument dimensions that have it.
@@ -7,20 +7,32 @@ name, its role and a few argument dimensions that have it.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.evidence import find_roles
 from toast_cli.program.model import Program
+from toast_cli.program.roles import WEIGHTS, argument_roles
 
 _LISTED = 6
+# Fields in which frameworks wrap an array: they say nothing about it.
+_WRAPPERS = frozenset({"value", "raw_value", "get_value", "unbox", "array"})
+_WORD = re.compile(r"\[(\d+)\]|[A-Za-z_][\w-]*")
 
 
 class Named(NamedTuple):
     name: str
     role: str
     members: tuple[str, ...]
+
+
+class _Member(NamedTuple):
+    """A dimension of an argument. rank: the smaller, the better it names a group."""
+
+    rank: int
+    argument: int
+    dim: int
 
 
 def name_groups(
@@ -32,31 +44,83 @@ def name_groups(
     sizes = [0] * groups
     for number, group in enumerate(class_group):
         sizes[group] = max(sizes[group], classes.sizes[number])
+    given = [_given(program, found) for found in members]
+    places = _places(program, [None if given[g] or g in roles else found for g, found in enumerate(members)])
     taken: Counter[str] = Counter()
     named: list[Named] = []
     for group in range(groups):
         role = roles.get(group, "")
-        name = role or _fallback(members[group], sizes[group])
+        name = given[group] or role or _axis(program, members[group]) or places[group] or f"dim{sizes[group]}"
         taken[name] += 1
         unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
-        named.append(Named(unique, role, tuple(members[group][:_LISTED])))
+        listed = tuple(f"{_path(program, m.argument)}.{m.dim}" for m in members[group][:_LISTED])
+        named.append(Named(unique, role, listed))
     return named
 
 
-def _fallback(members: list[str], size: int) -> str:
-    if members:
-        path, _, dim = members[0].rpartition(".")
-        words: list[str] = re.findall(r"[A-Za-z_]\w*", path)
-        if words:
-            return f"{words[-1]}.{dim}"
-    return f"dim{size}"
-
-
-def _members(program: Program, classes: Classes, class_group: list[int], groups: int) -> list[list[str]]:
-    found: list[list[str]] = [[] for _ in range(groups)]
-    for number, argument in enumerate(program.arguments):
+def _members(program: Program, classes: Classes, class_group: list[int], groups: int) -> list[list[_Member]]:
+    """[groups] the argument dimensions that have it, weights first."""
+    roles, of = argument_roles(program)
+    found: list[list[_Member]] = [[] for _ in range(groups)]
+    for number in range(len(program.arguments)):
         form, slots = classes.forms[number], classes.slot_classes[number]
         for dim, pieces in enumerate(form.results[0]):
             for slot in pieces:
-                found[class_group[slots[slot]]].append(f"{argument.path or f'argument {number}'}.{dim}")
-    return found
+                rank = 0 if roles[of[number]] == WEIGHTS else 1
+                found[class_group[slots[slot]]].append(_Member(rank, number, dim))
+    return [sorted(members) for members in found]
+
+
+def _path(program: Program, number: int) -> str:
+    return program.arguments[number].path or f"argument {number}"
+
+
+def _given(program: Program, members: list[_Member]) -> str:
+    """What the user calls most of these dimensions."""
+    names = (program.arguments[m.argument].dimension_names[m.dim : m.dim + 1] for m in members)
+    votes = Counter(name[0] for name in names if name and name[0])
+    return votes.most_common(1)[0][0] if votes else ""
+
+
+def _axis(program: Program, members: list[_Member]) -> str:
+    """The mesh axis that the program itself splits all of these dimensions over for which it says one."""
+    stated = (program.arguments[m.argument].stated_axes[m.dim : m.dim + 1] for m in members)
+    axes = {axis[0] for axis in stated if axis and axis[0]}
+    return axes.pop() if len(axes) == 1 else ""
+
+
+def _places(program: Program, members: list[list[_Member] | None]) -> list[str]:
+    """[groups] the end of the path of the first member, and the dimension: as many words of it as tell the groups apart, two at least."""
+    words = [_words(program, found[0]) if found else () for found in members]
+    lengths = [2] * len(members)
+    while True:
+        names = [
+            ".".join((*path[-n:], str(found[0].dim))) if found and path else ""
+            for path, n, found in zip(words, lengths, members, strict=True)
+        ]
+        alike: dict[str, list[int]] = defaultdict(list)
+        for group, name in enumerate(names):
+            if name:
+                alike[name].append(group)
+        longer = [
+            g
+            for same in alike.values()
+            if len({words[g] for g in same}) > 1
+            for g in same
+            if lengths[g] < len(words[g])
+        ]
+        if not longer:
+            return names
+        for group in longer:
+            lengths[group] += 1
+
+
+def _words(program: Program, member: _Member) -> tuple[str, ...]:
+    """`params['blocks'][0].attn['kernel'].value` -> params, blocks_0, attn, kernel."""
+    words: list[str] = []
+    for match in _WORD.finditer(program.arguments[member.argument].path):
+        if match[1] and words:
+            words[-1] += f"_{match[1]}"
+        else:
+            words.append(match[0])
+    return tuple([word for word in words if word not in _WRAPPERS] or words)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from toast_cli.child import ChildError, in_child
@@ -37,6 +37,7 @@ class Received:
     kept: tuple[Kept, ...] = ()
     pins: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
+    argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_normalised(data: bytes, where: str, keep_shardings: bool) -> Received:
@@ -44,7 +45,8 @@ def read_normalised(data: bytes, where: str, keep_shardings: bool) -> Received:
     facts, module = _ask("normalised_here", data, where, keep_shardings)
     operations = _operations(module) if facts["kept"] or facts["pins"] else []
     kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
-    return Received(facts["format"], module, kept, pins, tuple(facts["notices"]))
+    axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}
+    return Received(facts["format"], module, kept, pins, tuple(facts["notices"]), axes)
 
 
 def read_parsed(data: bytes, where: str) -> Received:
@@ -103,6 +105,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool) -> bytes:
         "notices": outcome.notices,
         "kept": [_sent(one, numbers) for one in outcome.kept],
         "pins": [_sent(one, numbers) for one in outcome.pins],
+        "argument_axes": outcome.argument_axes,
     }
     bytecode = xla.write_bytecode(outcome.module)
     if strings_are_text(bytecode):

@@ -20,6 +20,7 @@ class LoadedModule:
         module: ir.Module whose one function `main` has no calls; its context is its own.
         kept: shardings the program stated (empty unless they were asked for). pins: what its manual regions need.
         notices: what was changed or assumed, one sentence each.
+        argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
     """
 
     path: str
@@ -28,6 +29,7 @@ class LoadedModule:
     kept: tuple[Kept, ...]
     pins: tuple[Kept, ...]
     notices: tuple[str, ...]
+    argument_axes: dict[int, tuple[str, ...]]
 
 
 def load_module(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> LoadedModule:
@@ -41,4 +43,4 @@ def load_module(path: str, *, keep_shardings: bool = False, content: bytes | Non
     from toast_cli.frontend.handover import read_normalised
 
     found = read_normalised(data, source_name(path), keep_shardings)
-    return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices)
+    return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices, found.argument_axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from toast_cli import xla
@@ -21,7 +22,18 @@ def load(path: str, *, keep_shardings: bool = False, content: bytes | None = Non
     Raises `InputError` with place and hint when that is not possible.
     """
     loaded = load_module(path, keep_shardings=keep_shardings, content=content)
-    return read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
+    source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
+    return with_stated_axes(source, loaded.argument_axes)
+
+
+def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
+    """The source with the mesh axes that the program states for its arguments; they name dimensions that nothing else names."""
+    if not axes:
+        return source
+    arguments = tuple(
+        replace(argument, stated_axes=axes.get(number, ())) for number, argument in enumerate(source.program.arguments)
+    )
+    return replace(source, program=replace(source.program, arguments=arguments))
 
 
 def read_source(

@@ -40,12 +40,14 @@ class Normalised:
         module: ir.Module that begins with the function `main`; after it only symbols that its operations refer to.
         kept: shardings that were taken out. pins: what manual regions, which stay, need at their boundary.
         notices: one sentence for each thing that was changed or assumed.
+        argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
     """
 
     module: Any
     kept: tuple[Kept, ...]
     pins: tuple[Kept, ...]
     notices: tuple[str, ...]
+    argument_axes: dict[int, tuple[str, ...]]
 
 
 def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
@@ -67,7 +69,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
-    return Normalised(module, kept, tuple(findings.pins), tuple(notices))
+    return Normalised(module, kept, tuple(findings.pins), tuple(notices), findings.argument_axes)
 
 
 def entry_function(module: Any, path: str) -> Any:

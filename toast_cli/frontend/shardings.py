@@ -67,11 +67,15 @@ class Kept:
 
 @dataclass
 class Findings:
-    """What was taken: constraints, pins of manual regions, and how many statements the module has lost."""
+    """What was taken: constraints, pins of manual regions, and how many statements the module has lost.
+
+    argument_axes: argument (by number) -> per dimension the one mesh axis that splits it, or "".
+    """
 
     kept: list[Kept] = field(default_factory=list)
     pins: list[Kept] = field(default_factory=list)
     count: int = 0
+    argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def take_shardings(module: Any, function: Any, path: str) -> Findings:
@@ -107,6 +111,11 @@ class _Taker:
         arguments: list[Subject] = [(value, (), f"argument {k}") for k, value in enumerate(block.arguments)]
         results: list[Subject] = [(value, ((end, k),), f"result {k}") for k, value in enumerate(end.operands)]
         self._boundary_attributes(function.operation, "arg_attrs", arguments)
+        numbers = {value: k for k, value in enumerate(block.arguments)}
+        for kept in self.findings.kept:
+            if kept.sharding.axes is not None:
+                axes = tuple(found[0] if found and len(found) == 1 else "" for found in kept.sharding.axes)
+                self.findings.argument_axes[numbers[kept.value]] = axes
         self._boundary_attributes(function.operation, "res_attrs", results)
 
     def _boundary_attributes(self, function: Any, name: str, subjects: list[Subject]) -> None:

@@ -5,7 +5,6 @@ Enters: pins by axis name. Leaves: the same by axis number of one mesh, per valu
 
 from __future__ import annotations
 
-import re
 from math import prod
 
 from toast_cli.errors import UsageError
@@ -13,9 +12,8 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.iteration import PinnedSharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
+from toast_cli.program.paths import matches
 from toast_cli.program.pins import Pin, Pins
-
-_KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")
 
 
 def number_pins(
@@ -62,22 +60,6 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
         text = entry.strip()
         dims.append(None if text == "?" else () if text in ("None", "-", "") else tuple(text.split("+")))
     return pattern, tuple(dims)
-
-
-def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    """Whether a pattern means this argument or result, by its number, its path, or its path in the style of Flax and Orbax.
-
-    `*` (or `.*`) is anything; brackets and quotes, of which paths are full, are themselves.
-    """
-    if pattern == f"{kind}{index}":
-        return True
-    expression = ".*".join(map(re.escape, pattern.replace(".*", "*").split("*")))
-    return bool(path) and any(re.fullmatch(expression, name) for name in (path, slash_path(path)))
-
-
-def slash_path(path: str) -> str:
-    """`params['layers'][0].kernel` -> `params/layers/0/kernel`."""
-    return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
 
 
 def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:

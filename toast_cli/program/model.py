@@ -139,13 +139,20 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of the entry function, in order. `path` is its name in the user's tree where known (`params['w']`)."""
+    """An argument of the entry function, in order. `path` is its name in the user's tree where known (`params['w']`).
+
+    Attributes:
+        aliased_result: number of the result whose buffer this argument's buffer becomes; -1 when none.
+        dimension_names: [dimensions] what the user calls each ("embed"), "" where nothing was said; empty when nothing was.
+        stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty likewise.
+    """
 
     value: int
     path: str
     donated: bool = False
-    # Result number whose buffer this argument's buffer becomes; -1 when none.
     aliased_result: int = -1
+    dimension_names: tuple[str, ...] = ()
+    stated_axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

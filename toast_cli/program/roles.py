@@ -1,17 +1,22 @@
 """Argument groups: which arguments are weights, which are other state that is carried from step to step, which are inputs.
 
-Arguments that share the first component of their path (`params`, `mu`, `nu`) are one kind. Without paths each argument is
-judged alone: what products, convolutions and gathers read is a weight, what else is carried from step to step is state. An
-argument is carried when it is donated, or when some result is an update of it: an array of its type that elementwise ops
-make from it.
+Structure decides, names only say what belongs together. An argument is *carried* when a result is an update of it: a result that aliases it, or
+one of its type that elementwise ops, loops and branches make from it. Carried arguments on which some other result depends
+(the loss, the logits) are weights, and so is what contractions, convolutions and gathers read as such. Carried arguments on
+which no other result depends, and those that are overwritten in part (a cache), are state.
+
+Some arguments tell nothing by themselves (a bias in an inference program). They take the role of the smallest subtree of paths
+around them that has one. A subtree whose parts play different roles (a train state with weights and moments) is taken apart.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
-from toast_cli.program.model import Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
 
 WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
@@ -34,7 +39,7 @@ _READERS = {
     "stablehlo.convolution": slice(1, 2),
     "stablehlo.gather": slice(0, 1),
 }
-# What an update adds to an array, or scales it by.
+# What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a result.
 _UPDATES = frozenset(
     [
         "stablehlo.add",
@@ -43,33 +48,28 @@ _UPDATES = frozenset(
         "stablehlo.select",
         "stablehlo.convert",
         "stablehlo.divide",
+        "stablehlo.optimization_barrier",
+        CARRY,
+        JOIN,
     ]
 )
+# What overwrites a part of an array, such as a cache.
+_OVERWRITES = frozenset([DYNAMIC_UPDATE_SLICE])
 _UPDATE_STEPS = 8
-_ROOT = re.compile(r"[A-Za-z_]\w*")
+# A subtree is of one role when all else in it has no more than this share of the bytes.
+_IMPURITY = 0.1
+_COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
 
 
 def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """(role names, [arguments] number of each argument's role)."""
     sides = _sides_of_products(program)
-    carried = _carried(program, sides)
-    read = _weights_of_products(sides, carried)
-    members: dict[str, list[int]] = defaultdict(list)
-    for number, argument in enumerate(program.arguments):
-        root = _ROOT.match(argument.path)
-        members[root.group() if root else f"#{number}"].append(number)
-    roles = [0] * len(program.arguments)
-    for numbers in members.values():
-        size = {n: program.values[program.arguments[n].value].bytes for n in numbers}
-        weight = sum(size[n] for n in numbers if n in read)
-        kept = sum(size[n] for n in numbers if n in carried)
-        total = sum(size.values())
-        integers = all(program.values[program.arguments[n].value].dtype.startswith(("i", "ui")) for n in numbers)
-        otherwise = STATE if kept * 2 > total else INPUTS
-        role = WEIGHTS if weight * 2 > total and not integers else otherwise
-        for n in numbers:
-            roles[n] = ROLES.index(role)
-    return ROLES, tuple(roles)
+    updates = _updates(program, sides)
+    carried = _carried(program, sides, updates)
+    told = _told(program, sides, carried, updates)
+    otherwise = [STATE if number in carried else INPUTS for number in range(len(program.arguments))]
+    roles = _spread(program, told, otherwise)
+    return ROLES, tuple(ROLES.index(role) for role in roles)
 
 
 def views(program: Program) -> dict[int, int]:
@@ -81,18 +81,38 @@ def views(program: Program) -> dict[int, int]:
     return origin
 
 
-def _carried(program: Program, sides: list[tuple[int, ...]]) -> set[int]:
-    """Arguments (by number) that one step hands to the next: donated, or updated by a result.
+# ---------------------------------------------------------------- what is carried
 
-    A residual network returns an update of its input: only where some weight is updated are other updates believed.
+
+def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[int]]:
+    """Result (by number) -> the arguments it may be an update of.
+
+    A residual network returns an update of its input: what the first operand of a product is, beside a weight that nothing updates,
+    is not believed to be carried.
     """
-    donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
-    updated: set[int] = set()
-    for op in program.ops[len(program.ops) - len(program.results) :]:
-        updated |= {number[v] for v in _updated(program, op.operands[0]) if v in number}
-    updated -= {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated | donated}
-    return donated | updated if updated & {n for found in sides for n in found} else donated
+    donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
+    found: dict[int, set[int]] = {}
+    for k, result in enumerate(program.results):
+        arguments = {number[v] for v in _updated(program, result.value) if v in number}
+        if arguments:
+            found[k] = arguments
+    updated = set().union(*found.values()) | donated
+    data = {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated} - donated
+    return {k: arguments - data for k, arguments in found.items() if arguments - data}
+
+
+def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, set[int]]) -> set[int]:
+    """Arguments (by number) that one step hands to the next: donated, or updated by a result where some weight is.
+
+    A buffer that is given away for scratch (a donated batch) is not carried: it aliases no result, and other arguments are updated.
+    """
+    updated: set[int] = set().union(*updates.values())
+    if not updated & {n for found in sides for n in found}:
+        updated = set()
+    aliased = any(argument.aliased_result >= 0 for argument in program.arguments)
+    given = {n for n, a in enumerate(program.arguments) if a.donated and (a.aliased_result >= 0 or not aliased)}
+    return given | updated
 
 
 def _updated(program: Program, result: int) -> set[int]:
@@ -101,10 +121,81 @@ def _updated(program: Program, result: int) -> set[int]:
     frontier, seen = {result}, {result}
     for _ in range(_UPDATE_STEPS):
         makers = (program.ops[program.producer[value]] for value in frontier)
-        found = {v for op in makers if op.name in _UPDATES for v in op.operands if program.values[v].shape == wanted}
+        found = {v for op in makers for v in _sources(op) if program.values[v].shape == wanted}
         frontier = found - seen
+        if not frontier:
+            break
         seen |= found
     return seen - {result}
+
+
+def _sources(op: Op) -> Sequence[int]:
+    if op.name in _UPDATES:
+        return op.operands
+    return op.operands[:1] if op.name in _OVERWRITES else ()
+
+
+# ---------------------------------------------------------------- what an argument tells by itself
+
+
+def _told(
+    program: Program, sides: list[tuple[int, ...]], carried: set[int], updates: dict[int, set[int]]
+) -> dict[int, str]:
+    """Argument (by number) -> its role, for those that tell one."""
+    read = _weights_of_products(program, sides, carried)
+    data = {n for found in sides for n in found} - read
+    updated: set[int] = set().union(*updates.values())
+    needed = _needed_elsewhere(program, carried, updates)
+    overwritten = _overwritten(program)
+    # What is handed on without being an update, and multiplied with a weight that is one, is a recurrence's hidden state.
+    hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
+    told: dict[int, str] = {}
+    for n, argument in enumerate(program.arguments):
+        value = program.values[argument.value]
+        whole_numbers = value.dtype.startswith(("i", "ui")) and value.dtype not in (
+            "i8",
+            "i4",
+            "i2",
+            "ui8",
+            "ui4",
+            "ui2",
+        )
+        if n in carried:
+            unneeded = needed is not None and n not in needed
+            if whole_numbers or n in overwritten or n in hidden or unneeded:
+                told[n] = STATE
+            elif n in read or (needed is not None and n in updated and value.shape):
+                told[n] = WEIGHTS
+            elif value.shape:
+                told[n] = STATE
+        elif n in read and not whole_numbers:
+            told[n] = WEIGHTS
+        elif n in data or whole_numbers:
+            told[n] = INPUTS
+    return told
+
+
+def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, set[int]]) -> set[int] | None:
+    """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on what is carried."""
+    aliases = {argument.aliased_result for argument in program.arguments}
+    kept = {k for k, arguments in updates.items() if arguments & carried} | aliases
+    wanted = {result.value for k, result in enumerate(program.results) if k not in kept}
+    stack = list(wanted)
+    while stack:
+        fresh = set(program.ops[program.producer[stack.pop()]].operands) - wanted
+        wanted |= fresh
+        stack += fresh
+    needed = {n for n, argument in enumerate(program.arguments) if argument.value in wanted}
+    return needed if needed & carried else None
+
+
+def _overwritten(program: Program) -> set[int]:
+    """Arguments (by number) of which one step overwrites a part."""
+    number = {argument.value: n for n, argument in enumerate(program.arguments)}
+    for op in program.ops:  # a loop's own value stands for what it starts with
+        if op.name == CARRY and op.operands[0] in number:
+            number[op.results[0]] = number[op.operands[0]]
+    return {number[op.operands[0]] for op in program.ops if op.name in _OVERWRITES and op.operands[0] in number}
 
 
 def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
@@ -117,13 +208,67 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     ]
 
 
-def _weights_of_products(sides: list[tuple[int, ...]], carried: set[int]) -> set[int]:
+def _weights_of_products(program: Program, sides: list[tuple[int, ...]], carried: set[int]) -> set[int]:
     """Arguments that products read, less the data among them.
 
     What an argument that is carried is multiplied with, itself not carried, is data: the first layer's input beside its weight. Where
-    nothing is carried (inference) it is the left one of two that meet.
+    nothing is carried (inference) it is that of two that does not belong to other weights, else the left one.
     """
     read = {n for found in sides for n in found}
     data = {n for found in sides if carried.intersection(found) for n in found} - carried
-    met = {found[0] for found in sides if len(found) == 2 and not carried.intersection(found)}
-    return read - data - met
+    met = [found for found in sides if len(found) == 2 and not carried.intersection(found)]
+    roots = {n: _path(program, n)[0] for n in read}
+    weights = {roots[n] for n in read - {n for pair in met for n in pair}}
+    for left, right in met:
+        if roots[left] not in weights or roots[right] not in weights:
+            data.add(right if roots[left] in weights else left)
+    return read - data
+
+
+# ---------------------------------------------------------------- what belongs together
+
+
+def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> list[str]:
+    """[arguments] role: what its subtree of paths is; `otherwise` where nothing around an argument tells."""
+    roles = list(otherwise)
+    paths = [_path(program, n) for n in range(len(program.arguments))]
+    sizes = [max(1, program.values[argument.value].bytes) for argument in program.arguments]
+
+    def judge(numbers: Iterable[int]) -> tuple[str, float]:
+        """The role of most bytes, and the share of the others."""
+        votes: dict[str, int] = defaultdict(int)
+        for n in numbers:
+            if n in told:
+                votes[told[n]] += sizes[n]
+        if not votes:
+            return "", 0.0
+        most = max(ROLES, key=lambda role: votes[role])
+        return most, 1.0 - votes[most] / sum(votes.values())
+
+    def assign(numbers: list[int], depth: int, around: str) -> None:
+        most, impurity = judge(numbers)
+        children: dict[str, list[int]] = defaultdict(list)
+        for n in numbers:
+            children[paths[n][depth] if depth < len(paths[n]) else f"#{n}"].append(n)
+        single = len(numbers) == 1
+        mixed = not single and (
+            impurity > _IMPURITY or any(judge(child)[0] not in ("", most) for child in children.values())
+        )
+        if mixed:
+            for child in children.values():
+                assign(child, depth + 1, most)
+        elif most or around:
+            for n in numbers:
+                roles[n] = most or around
+
+    roots: dict[str, list[int]] = defaultdict(list)
+    for n, path in enumerate(paths):
+        roots[path[0]].append(n)
+    for numbers in roots.values():
+        assign(numbers, 1, "")
+    return roles
+
+
+def _path(program: Program, number: int) -> list[str]:
+    """The components of an argument's path; one that nothing else has where there is none."""
+    return _COMPONENT.findall(program.arguments[number].path) or [f"#{number}"]

@@ -1,0 +1,56 @@
+"""What users call the dimensions of their arguments: logical axis names as Flax, MaxText and others write them.
+
+Enters: a `Program` and wishes, `PATTERN=embed,mlp` each. Leaves: the program with these names on its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toast_cli.errors import UsageError
+from toast_cli.program.model import Program
+from toast_cli.program.paths import matches, slash_path
+
+_OPTION = "--names"
+
+
+def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
+    """The program with these names on its arguments' dimensions; a later wish overrides an earlier one.
+
+    A pattern means the arguments that `--pin` would mean, and all whose path ends in it (`params/dense/kernel`). An entry `None`, `?` or
+    nothing leaves a dimension unnamed. Raises `UsageError` for a wish that does not parse or matches nothing.
+    """
+    if not wishes:
+        return program
+    arguments = list(program.arguments)
+    for wish in wishes:
+        pattern, names = parse_names(wish)
+        found = [
+            k
+            for k, a in enumerate(arguments)
+            if matches(pattern, a.path, k) or f"/{slash_path(a.path)}".endswith(f"/{pattern}")
+        ]
+        if not found:
+            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(arguments[:4]))
+            raise UsageError(f"no argument matches {pattern!r}", where=_OPTION, hint=f"arguments are {some}, …")
+        for k in found:
+            rank = len(program.values[arguments[k].value].shape)
+            if len(names) > rank:
+                raise UsageError(
+                    f"{wish!r} names {len(names)} dimensions but matches {arguments[k].path or f'arg{k}'} with {rank}",
+                    where=_OPTION,
+                    hint="match fewer arrays, or give fewer names",
+                )
+            arguments[k] = replace(arguments[k], dimension_names=names)
+    return replace(program, arguments=tuple(arguments))
+
+
+def parse_names(wish: str) -> tuple[str, tuple[str, ...]]:
+    """`PATTERN=embed,mlp` -> the pattern and the name of each dimension, "" for none."""
+    pattern, sign, entries = wish.rpartition("=")
+    if not sign or not pattern:
+        raise UsageError(
+            f"cannot read {wish!r}", where=_OPTION, hint=f"write {_OPTION} 'PATTERN=embed,mlp': one name per dimension"
+        )
+    names = (entry.strip() for entry in entries.split(","))
+    return pattern, tuple("" if name in ("None", "?", "-") else name for name in names)
