@@ -9,8 +9,8 @@ import json
 import sys
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -112,6 +112,9 @@ def _of(kind: Any, kinds: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _of(get_args(kind)[0], kinds)}
     if get_origin(kind) is dict:
         return {"type": "object", "additionalProperties": _of(get_args(kind)[1], kinds)}
+    if get_origin(kind) in (Union, UnionType):
+        (only,) = (one for one in get_args(kind) if one is not NoneType)
+        return {"anyOf": [_of(only, kinds), {"type": "null"}]}
     if kind is float:  # ratios of nothing and infinite times are null
         return {"type": ["number", "null"]}
     return {"type": PLAIN[kind]}

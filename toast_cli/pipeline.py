@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 
+from toast_cli.confirm.compilers import Compiler
+from toast_cli.confirm.model import Confirmation, Row
+from toast_cli.confirm.run import Limits
+from toast_cli.confirm.search import compiler_for, confirm_found
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
@@ -28,6 +32,7 @@ from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.build import build_report
+from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
@@ -37,6 +42,8 @@ from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
+# place among the plans compiled (from 1), how many there are, the plan with its figures
+Said = Callable[[int, int, Row], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,10 @@ class Request:
     # A saved plan to take instead of searching, and whether a search may add to it.
     plan: str | None = None
     complete: bool = False
+    # Of how many plans the compiler is asked, whose compiler ("tpu", "gpu", "cpu"; None: that of the chip), and for how long.
+    confirm: int = 0
+    confirm_with: str | None = None
+    confirm_seconds: float | None = None
 
 
 @dataclass
@@ -99,13 +110,16 @@ class Outcome:
         return save_plan(self.problem, self.result.plan)
 
 
-def partition(request: Request, progress: Progress | None = None) -> Outcome:
-    """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error."""
+def partition(request: Request, progress: Progress | None = None, said: Said | None = None) -> Outcome:
+    """Reads, analyses, searches and reports. Raises `ToastError` for bad input; not fitting is a result, not an error.
+
+    `said` is told of each plan that a compiler has answered about (`Request.confirm`).
+    """
     with without_cycle_collection():
-        return _partition(request, progress)
+        return _partition(request, progress, said)
 
 
-def _partition(request: Request, progress: Progress | None) -> Outcome:
+def _partition(request: Request, progress: Progress | None, said: Said | None) -> Outcome:
     if request.search not in SEARCHES:
         raise UsageError(
             f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}"
@@ -121,6 +135,7 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
         meshes = choose_meshes(spec, request, saved)
         wishes.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
+        compiler_of = compiler_for(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
@@ -133,12 +148,44 @@ def _partition(request: Request, progress: Progress | None) -> Outcome:
     if request.certify:
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
+    confirmation = None
+    if compiler_of is not None:
+        with _timed("confirm", timings, tell):
+            confirmation = _confirmed(source, evaluator, result, compiler_of, request, said)
+            if confirmation.taken is not None:
+                cost = evaluator.exact_cost(confirmation.taken.plan)
+                result = replace(result, plan=confirmation.taken.plan, cost=cost)
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, timings)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
+        if confirmation is not None:
+            report = replace(report, confirmation=confirmation_facts(confirmation))
     return Outcome(report, source, evaluator, result, timings)
+
+
+def _confirmed(
+    source: Source,
+    evaluator: Evaluator,
+    result: SearchResult,
+    compiler_of: Callable[[Mesh], Compiler],
+    request: Request,
+    said: Said | None,
+) -> Confirmation:
+    """What the compiler makes of the best plans; a plan that the user has fixed is compiled as it is."""
+    free = request.strategy is None and (request.plan is None or request.complete)
+    return confirm_found(
+        source,
+        evaluator,
+        [result.plan],
+        compiler_of(evaluator.problem.mesh),
+        seed=request.seed,
+        iterations=request.iterations,
+        search_again=free and request.search == "mcts",
+        limits=Limits(request.confirm_seconds),
+        tell=said,
+    )
 
 
 def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) -> list[Mesh]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toast_cli.cli.values import Search, bytes_or_none, metavar, one_of, seconds_or_none, whole_number
+from toast_cli.cli.values import Compiler, Search, bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,6 +130,30 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
 
 
+Confirm = Annotated[
+    int,
+    typer.Option(
+        "--confirm",
+        parser=whole_number(0, "--confirm"),
+        metavar="N",
+        help="Compile the N best plans and the strategies that apply, and take the best by the compiler's figures.",
+    ),
+]
+ConfirmWith = Annotated[
+    Compiler | None,
+    typer.Option(
+        "--confirm-with",
+        parser=one_of(Compiler, "--confirm-with"),
+        metavar=metavar(Compiler),
+        help="Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
+    ),
+]
+ConfirmBudget = Annotated[
+    str | None,
+    typer.Option("--confirm-budget", metavar="TIME", help="Start no compilation after so long, e.g. 10min."),
+]
+
+
 def make_request(
     program: str,
     mesh: str,
@@ -150,6 +174,9 @@ def make_request(
     strategy: str | None = None,
     plan: str | None = None,
     complete: bool = False,
+    confirm: int = 0,
+    confirm_with: Compiler | None = None,
+    confirm_budget: str | None = None,
 ) -> Request:
     """The request these options ask for. Raises UsageError for quantities that do not parse."""
     from toast_cli.pipeline import Request
@@ -159,6 +186,12 @@ def make_request(
         raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
     if plan is not None and (tactics or strategy):
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
+    if confirm == 0 and (confirm_with is not None or confirm_budget is not None):
+        raise UsageError(
+            "there is nothing to confirm",
+            where="--confirm-with" if confirm_with is not None else "--confirm-budget",
+            hint="say with --confirm N how many plans to compile",
+        )
     parse_goal(minimise or (), subject_to or ())  # what is wrong with them is wrong with every program
     return Request(
         program=program,
@@ -179,6 +212,9 @@ def make_request(
         strategy=strategy,
         plan=plan,
         complete=complete,
+        confirm=confirm,
+        confirm_with=confirm_with.value if confirm_with is not None else None,
+        confirm_seconds=seconds_or_none(confirm_budget, "--confirm-budget"),
     )
 
 

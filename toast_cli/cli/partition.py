@@ -10,7 +10,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
-from toast_cli.cli.progress import progress_line
+from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.cli.values import Annotate, Compiler, Format, Search, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
@@ -57,6 +57,9 @@ def partition(
             help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
+    confirm: options.Confirm = 0,
+    confirm_with: options.ConfirmWith = None,
+    confirm_budget: options.ConfirmBudget = None,
     html: Annotated[
         str | None,
         typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures (extra: html)."),
@@ -126,6 +129,9 @@ def partition(
         strategy=strategy,
         plan=plan,
         complete=complete,
+        confirm=confirm,
+        confirm_with=confirm_with,
+        confirm_budget=confirm_budget,
     )
 
     from toast_cli import pipeline
@@ -136,7 +142,7 @@ def partition(
 
         pages.check()
     with progress_line(wanted=not quiet) as progress:
-        outcome = pipeline.partition(request, progress)
+        outcome = pipeline.partition(request, progress, None if quiet else say_confirmed)
         report = outcome.report
         fits = report.met
         content = b""

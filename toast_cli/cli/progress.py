@@ -8,6 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toast_cli.confirm.model import Row
 
 # Stage, fraction done (0 to 1), best cost so far in seconds (inf: none), evaluations, seconds since the search began.
 Progress = Callable[[str, float, float, int, float], None]
@@ -75,3 +79,10 @@ def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], obj
     with Line(*columns, console=Console(stderr=True), transient=True) as line:
         task = line.add_task(what, total=total)
         yield lambda: line.advance(task)
+
+
+def say_confirmed(place: int, count: int, row: Row) -> None:
+    """A line on stderr for each plan that a compiler has answered about."""
+    from toast_cli.report.confirmation import one_line
+
+    print(f"confirm {place} of {count}: {one_line(row)}", file=sys.stderr)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toast_cli.compiler.temporaries import temporary_growth
+from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
@@ -51,12 +52,19 @@ class Evaluator:
             does not depend on the mesh and the decisions is taken from it.
     """
 
-    def __init__(self, problem: Problem, references: Iterable[Plan] = (), like: Evaluator | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        references: Iterable[Plan] = (),
+        like: Evaluator | None = None,
+        corrections: Corrections = NO_CORRECTIONS,
+    ) -> None:
         self.problem = problem
+        self._corrections = corrections
         self.items: Items = make_items(problem, like.items.compilation if like and like.serves(problem) else None)
         self.evaluations = 0
         self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
-        self._pricer = Pricer(problem, self.items)
+        self._pricer = Pricer(problem, self.items, corrections)
         self._work = WorkPricer(problem)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
@@ -85,7 +93,8 @@ class Evaluator:
         state = self._evaluate(plan)
         arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
-        return Cost(state.compute * TICK, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows))
+        compute = state.compute * TICK * self._corrections.compute
+        return Cost(compute, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows))
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
         """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
@@ -99,7 +108,8 @@ class Evaluator:
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""
-        return alive if self._growth == 1.0 else arguments + self._growth * (alive - arguments)
+        growth = self._growth * self._corrections.memory
+        return alive if growth == 1.0 else arguments + growth * (alive - arguments)
 
     def unlearn(self) -> None:
         """Looks at the moments of the beginning again, and at no others."""

@@ -14,6 +14,7 @@ from toast_cli.compiler.reduce_scatter import stays_gather
 from toast_cli.compiler.scatter_fates import ScatterFates, in_order, split_further
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.cost.collectives import collective_seconds
+from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
@@ -52,8 +53,9 @@ class _Reduced:
 class Pricer:
     """Prices items of one problem."""
 
-    def __init__(self, problem: Problem, items: Items) -> None:
+    def __init__(self, problem: Problem, items: Items, corrections: Corrections = NO_CORRECTIONS) -> None:
         self._problem = problem
+        self._corrections = corrections.collectives
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
@@ -293,7 +295,8 @@ class Pricer:
         key = (kind, size, axes, combined)
         seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes, combined=combined)
+            seconds = collective_seconds(self._problem.mesh, kind, size, axes, combined=combined)
+            seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
         return seconds
 
 

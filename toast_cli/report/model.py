@@ -194,6 +194,35 @@ class GoalFacts:
 
 
 @dataclass(frozen=True)
+class ConfirmedPlanFacts:
+    """One plan that a compiler was asked about. Compiled figures are null where there is no compiled program."""
+
+    name: str  # "search", "search 2", "corrected 1", or a strategy
+    predicted_step_seconds: float
+    predicted_peak_bytes: int
+    outcome: str  # "compiled", "out of memory", "refused", "timed out", "not compiled"
+    reason: str  # why there is no compiled program
+    step_seconds: float | None
+    compute_seconds: float | None
+    exposed_seconds: float | None  # communication that the compiled schedule does not hide
+    peak_bytes: int | None
+    fits: bool | None
+    compile_seconds: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class ConfirmationFacts:
+    compiler: str
+    chosen: str | None  # name of the plan taken; null where no compiled plan fits
+    plans: list[ConfirmedPlanFacts]
+    rounds: int
+    seconds: float
+    corrections: dict[str, float] = field(default_factory=dict)  # what the model was multiplied by for the last round
+    rejected: bool = False  # no program compiled fits, so that none is written
+
+
+@dataclass(frozen=True)
 class Report:
     program: ProgramFacts
     mesh: MeshFacts
@@ -210,12 +239,16 @@ class Report:
         default_factory=list
     )  # of the StableHLO that was written, in program order
     goal: GoalFacts = field(default_factory=GoalFacts)
+    confirmation: ConfirmationFacts | None = None
     schema: str = SCHEMA
 
     @property
     def met(self) -> bool:
-        """Whether the plan fits in memory and keeps all bounds asked for."""
-        return self.predicted.fits and all(bound.holds for bound in self.goal.bounds)
+        """Whether the plan fits in memory, by the compiler's word where it was asked, and keeps all bounds asked for."""
+        confirmed = self.confirmation is not None and self.confirmation.chosen is not None
+        rejected = self.confirmation is not None and self.confirmation.rejected
+        fits = confirmed or (self.predicted.fits and not rejected)
+        return fits and all(bound.holds for bound in self.goal.bounds)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serialisable data, `schema` first."""

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from toast_cli.report import arrays, sections, style
+from toast_cli.report.confirmation import confirmation
 from toast_cli.report.format import format_bytes, format_seconds
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
@@ -53,6 +54,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         sections.prediction(report, width),
         goal(report),
         sections.comparison(report, width) if report.baselines else None,
+        confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
         sections.collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),

@@ -1,0 +1,214 @@
+"""The compiler has the last word: who is asked, who is chosen, what is kept, what is corrected."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from checking import toast
+from programs import source_of_text
+
+from toast_cli.confirm import Candidate, Compiled, Confirmation, Limits, confirm
+from toast_cli.confirm.cache import Cache, key_of
+from toast_cli.cost.corrections import Corrections
+from toast_cli.cost.model import Cost
+from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.hardware import load_spec
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.problem import make_problem
+
+TEXT = """
+func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x32xf32>, tensor<32x64xf32>) -> tensor<64x64xf32>
+  return %0 : tensor<64x64xf32>
+}
+"""
+LIMIT = 1000
+A, B, C, D = (((Shard(group, axis),)) for group, axis in ((0, 0), (1, 0), (0, 1), (1, 1)))
+
+
+@dataclass
+class Table:
+    """A compiler that looks its answers up. `asked`: plans in the order in which they came."""
+
+    answers: dict[Plan, Compiled]
+    label: str = "table"
+    identity: tuple[object, ...] = ("table",)
+    asked: list[Plan] = field(default_factory=list)
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        plan = next(plan for plan in self.answers if repr(plan).encode() == content)
+        self.asked.append(plan)
+        return self.answers[plan]
+
+
+def took(compute: float, exposed: float = 0.0, peak: int = 10) -> Compiled:
+    return Compiled("compiled", "", compute, exposed, exposed, peak, {"all-reduce": exposed} if exposed else {})
+
+
+TOO_LARGE, REFUSED = Compiled("out of memory", "exceeds"), Compiled("refused", "Check failed")
+
+
+def candidate(name: str, plan: Plan, step: float = 1.0, peak: float = 10.0) -> Candidate:
+    return Candidate(name, plan, Cost(step, 0.0, peak, 5.0))
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    source = source_of_text(TEXT)
+    mesh = load_spec("v4-32").mesh({"data": 8, "model": 2}, LIMIT)
+    return Evaluator(make_problem(source.program, analyse(source.program), mesh))
+
+
+def confirmed(evaluator: Evaluator, table: Table, cache: Cache | None = None, **options: object) -> Confirmation:
+    listed = options.pop("listed", None) or [candidate(f"plan {k}", plan) for k, plan in enumerate(table.answers)]
+    return confirm(evaluator, listed, lambda p: repr(p).encode(), table, cache=cache or Cache(None), **options)  # type: ignore[arg-type]
+
+
+# what the compiler says of A, B and C -> which is taken
+CHOICES = {
+    "the fastest": ([took(3.0), took(1.0, 0.5), took(1.0, 1.0)], 1),
+    "the fastest that fits": ([took(3.0), took(1.0, peak=LIMIT + 1), took(2.0)], 2),
+    "not what runs out of memory": ([TOO_LARGE, REFUSED, took(9.0)], 2),
+    "the first of equals": ([took(1.0), took(1.0), took(1.0)], 0),
+    "none": ([TOO_LARGE, took(1.0, peak=LIMIT + 1), REFUSED], None),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_compiler_chooses(evaluator: Evaluator, name: str) -> None:
+    answers, expected = CHOICES[name]
+    found = confirmed(evaluator, Table(dict(zip((A, B, C), answers, strict=True))))
+    assert found.chosen == expected
+    assert found.rejected is (expected is None)
+
+
+def test_a_compiler_that_says_nothing_rejects_nothing(evaluator: Evaluator) -> None:
+    found = confirmed(evaluator, Table({A: REFUSED, B: REFUSED}))
+    assert found.chosen is None
+    assert not found.rejected
+
+
+def test_plans_written_alike_are_compiled_once(evaluator: Evaluator) -> None:
+    table = Table({A: took(1.0)})
+    found = confirmed(evaluator, table, listed=[candidate("search", A), candidate("fsdp", A)])
+    assert table.asked == [A]
+    assert [row.candidate.name for row in found.rows] == ["search"]
+
+
+def test_what_is_clearly_worse_once_partitioned_is_not_compiled(evaluator: Evaluator) -> None:
+    table = Table({A: took(1.0), B: took(1.0), C: took(1.0)})
+    screen = Table({A: took(1.0, 5.0), B: took(1.0, 0.0), C: took(1.0, 0.1)}, "screen", ("screen",))
+    found = confirmed(evaluator, table, screen=screen)
+    assert table.asked == [A, B, C]  # the search's own plan always is
+    screen = Table({A: took(1.0), B: took(1.0, 5.0), C: took(1.0, 0.1)}, "screen", ("screen",))
+    table = Table({A: took(1.0), B: took(1.0), C: took(1.0)})
+    found = confirmed(evaluator, table, screen=screen)
+    assert table.asked == [A, C]
+    assert found.rows[1].compiled is None
+    assert "6.00 times as slow" in found.rows[1].why
+
+
+def test_another_search_follows_with_the_model_corrected(evaluator: Evaluator) -> None:
+    seen: list[Corrections] = []
+
+    def again(corrections: Corrections) -> list[Plan]:
+        seen.append(corrections)
+        return [D]
+
+    table = Table({A: took(2.0, peak=15), B: took(2.0, peak=15), D: took(0.5)})
+    found = confirmed(evaluator, table, listed=[candidate("search", A), candidate("search 2", B)], search_again=again)
+    assert seen[0].compute == 2.0
+    assert seen[0].memory == 2.0  # 10 bytes of temporaries where 5 were predicted
+    assert table.asked == [A, B, D]
+    assert found.taken is not None
+    assert found.taken.plan == D
+
+
+def test_rounds_end_when_nothing_new_turns_up(evaluator: Evaluator) -> None:
+    table = Table({A: took(1.0), B: took(2.0)})
+    found = confirmed(evaluator, table, search_again=lambda _: [A])
+    assert (found.rounds, table.asked) == (2, [A, B])
+
+
+def test_no_time_left_is_said(evaluator: Evaluator) -> None:
+    table = Table({A: took(1.0)})
+    found = confirmed(evaluator, table, limits=Limits(seconds=0.0))
+    assert (table.asked, found.chosen, found.rows) == ([], None, ())
+
+
+def test_answers_are_kept(evaluator: Evaluator, tmp_path: Path) -> None:
+    table, cache = Table({A: took(1.0), B: REFUSED}), Cache(tmp_path / "cache")
+    confirmed(evaluator, table, cache)
+    found = confirmed(evaluator, table, cache)
+    assert table.asked == [A, B]
+    assert [row.compiled.cached for row in found.rows if row.compiled] == [True, True]
+    table.identity = ("table", "another version")
+    confirmed(evaluator, table, cache)
+    assert table.asked == [A, B, A, B]
+
+
+def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
+    cache, key = Cache(tmp_path), key_of(b"program", "compiler")
+    cache.keep(key, took(1.0))
+    assert cache.find(key) is not None
+    for damaged in ("", "[]", "{", '{"outcome": 1, "nonsense": 2}'[:-1]):
+        (tmp_path / f"{key}.json").write_text(damaged)
+        assert cache.find(key) is None
+    cache.keep(key, Compiled("timed out"))
+    assert cache.find(key) is None
+
+
+def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:
+    plan = next((d,) for d in evaluator.problem.choices if evaluator.collectives((d,)))
+    kind = evaluator.collectives(plan)[0].kind
+    before = evaluator.exact_cost(plan)
+    corrected = Evaluator(evaluator.problem, corrections=Corrections(3.0, 2.0, {kind: 5.0})).exact_cost(plan)
+    assert corrected.compute_seconds == pytest.approx(3.0 * before.compute_seconds)
+    assert corrected.communication_seconds == pytest.approx(5.0 * before.communication_seconds, rel=1e-3)
+    temporaries = before.peak_bytes - before.argument_bytes
+    assert corrected.peak_bytes == pytest.approx(before.argument_bytes + 2.0 * temporaries)
+
+
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program, report = tmp_path / "dot.mlir", tmp_path / "report.json"
+    program.write_text(TEXT)
+    words = [
+        "partition",
+        str(program),
+        "--mesh",
+        "v4-32",
+        "--confirm",
+        "1",
+        "--confirm-with",
+        "cpu",
+        "--json",
+        str(report),
+    ]
+    assert toast(*words) == 0
+    facts = json.loads(report.read_text())["confirmation"]
+    assert facts["plans"][0]["name"] == "search"
+    assert facts["plans"][0]["outcome"] == "compiled"
+    assert facts["chosen"]
+    assert any((tmp_path / "cache" / "toast" / "compiled").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--confirm-with", "cpu"], "--confirm N"),
+        (["--confirm", "2", "--confirm-with", "gpu"], "makes no programs for v4"),
+        (["--confirm", "-1"], "--confirm"),
+    ],
+)
+def test_what_cannot_be_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    program = tmp_path / "dot.mlir"
+    program.write_text(TEXT)
+    assert toast("partition", str(program), "--mesh", "v4-32", *words) == 2
+    assert said in capsys.readouterr().err

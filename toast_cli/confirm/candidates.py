@@ -1,0 +1,42 @@
+"""Which plans are worth a compilation: the best that a search found, and the expert strategies that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from toast_cli.confirm.model import Candidate
+from toast_cli.cost.corrections import Corrections
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.search.run import run_search
+from toast_cli.tactics import strategies
+
+# A strategy that the model predicts to exceed the device by more than its error is not worth a compilation.
+_SURELY_TOO_LARGE = 1.5
+
+
+def candidates(evaluator: Evaluator, found: Sequence[Plan]) -> list[Candidate]:
+    """The plans found, the best first, then every strategy that applies and may fit."""
+    limit = evaluator.problem.mesh.limit_bytes
+    listed = [
+        Candidate("search" if place == 1 else f"search {place}", plan, evaluator.exact_cost(plan, learn=False))
+        for place, plan in enumerate(found, 1)
+    ]
+    for name, plan in strategies(evaluator.problem).items():
+        cost = evaluator.exact_cost(plan, learn=False)
+        if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
+            listed.append(Candidate(name, plan, cost))
+    return listed
+
+
+def search_corrected(
+    evaluator: Evaluator, seed: int, iterations: int | None, starts: Sequence[Plan]
+) -> Callable[[Corrections], list[Plan]]:
+    """A function that searches again with a corrected model, from the same seed and the plans known so far."""
+
+    def again(corrections: Corrections) -> list[Plan]:
+        problem = evaluator.problem
+        corrected = Evaluator(problem, strategies(problem).values(), evaluator, corrections)
+        return [run_search(corrected, "mcts", seed, iterations, starts=list(starts)).plan]
+
+    return again

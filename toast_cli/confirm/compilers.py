@@ -1,0 +1,143 @@
+"""The compilers that can be asked: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU devices.
+
+Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a compiler that crashes or does
+not end is a verdict, not an error.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Protocol
+
+from toast_cli.confirm.model import Compiled
+from toast_cli.cost.collectives import KINDS, collective_seconds
+from toast_cli.hardware import Mesh
+from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
+from toast_cli.verify.child import Failure
+from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.schedule import scheduled_time
+from toast_cli.verify.verdict import out_of_memory
+
+_COMPILER_PACKAGES = ("jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
+
+
+class Compiler(Protocol):
+    """Something that can be asked about a written StableHLO program."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """All that its answers depend on besides the program."""
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled: ...
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """XLA's partitioner on virtual CPU devices: says which collectives there are, in seconds. Time and memory stay predicted."""
+
+    mesh: Mesh
+
+    @property
+    def label(self) -> str:
+        return "XLA's partitioner"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return ("partitioner", _versions(), _links(self.mesh))
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        start = time.monotonic()
+        axes = dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
+        found = collectives_after_partitioning(content, "stablehlo", axes, timeout_seconds=timeout_seconds)
+        seconds = time.monotonic() - start
+        if isinstance(found, Failure):
+            return _failed(found, seconds, timeout_seconds)
+        by_kind: dict[str, float] = {}
+        for one in found:
+            # Compilers combine small collectives later on, but not those of different trips of a loop.
+            spent = one.count * seconds_on(self.mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+            by_kind[one.kind] = by_kind.get(one.kind, 0.0) + spent
+        total = sum(by_kind.values())
+        return Compiled("compiled", "", None, total, total, None, by_kind, seconds)
+
+
+@dataclass(frozen=True)
+class AheadOfTime:
+    """XLA:TPU or XLA:GPU for a machine that need not be there: memory, collectives, and from XLA:TPU cycles and the schedule."""
+
+    mesh: Mesh
+    target: Target
+
+    @property
+    def label(self) -> str:
+        return f"XLA:{self.target.platform.upper()} {self.target.label}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return (self.target, _versions(), _links(self.mesh), self.mesh.chip.clock_hertz)
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        start = time.monotonic()
+        facts = compile_ahead(content, "stablehlo", self.target, timeout_seconds=timeout_seconds)
+        seconds = time.monotonic() - start
+        if isinstance(facts, Failure):
+            return _failed(facts, seconds, timeout_seconds)
+        return self._read(facts, seconds)
+
+    def _read(self, facts: AheadFacts, seconds: float) -> Compiled:
+        mesh = self.mesh
+        clock = mesh.chip.clock_hertz if facts.cycles else 0.0
+        found = scheduled_time(
+            facts.hlo_text,
+            mesh.names,
+            mesh.sizes,
+            clock,
+            lambda kind, size, axes: seconds_on(mesh, kind, size, axes),
+        )
+        return Compiled(
+            "compiled",
+            "",
+            found.compute_seconds if clock else None,
+            found.communication_seconds,
+            # Without cycles nothing is known of what hides behind what.
+            found.exposed_seconds if clock else found.communication_seconds,
+            facts.device_bytes,
+            found.by_kind,
+            seconds,
+        )
+
+
+def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, combined: bool = False) -> float:
+    """Seconds of one collective of a compiled program. One over devices that are no mesh axes counts over the whole mesh."""
+    if kind not in KINDS:
+        return 0.0
+    numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)
+    if len(numbers) < len(axes):
+        numbers = tuple(range(len(mesh.names)))
+    return collective_seconds(mesh, kind, size, numbers, combined=combined)
+
+
+def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:
+    if out_of_memory(failure):
+        return Compiled("out of memory", failure.reason, compile_seconds=seconds)
+    timed_out = failure.aborted and seconds >= timeout_seconds
+    return Compiled("timed out" if timed_out else "refused", failure.reason, compile_seconds=seconds)
+
+
+def _versions() -> tuple[str, ...]:
+    found = []
+    for package in _COMPILER_PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _links(mesh: Mesh) -> tuple[object, ...]:
+    return tuple((axis.name, axis.size, axis.links) for axis in mesh.axes)

@@ -1,0 +1,287 @@
+"""Has the best plans and the expert strategies compiled, and takes what the compiler says is best.
+
+A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each written program has;
+what is then clearly worse than the best is not compiled. The others are compiled for the real chips, several at once where memory
+allows. The ratios between compiled and predicted figures correct the model, another search runs with them, and its plans make up the
+next round, until it brings nothing new or the time is up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from statistics import median
+
+from toast_cli.confirm.cache import Cache, key_of, user_cache
+from toast_cli.confirm.compilers import Compiler
+from toast_cli.confirm.model import Candidate, Compiled, Confirmation, Row
+from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
+from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.search.objective import Objective
+
+# A candidate whose collectives, as partitioned, already make it so much slower than the best one is not compiled.
+SCREENED_OUT = 1.25
+MOST_ROUNDS = 3
+_LARGEST_FACTOR = 4.0  # more than this is a misunderstanding, not a correction
+_BYTES_OF_A_COMPILATION = 6 * 2**30
+_LEAST_SECONDS = 1.0
+_EQUAL = 1.001  # steps closer than that take equally long
+
+Emit = Callable[[Plan], bytes]
+SearchAgain = Callable[[Corrections], Sequence[Plan]]
+# place among those compiled (from 1), how many there are, the row
+Tell = Callable[[int, int, Row], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """seconds: wall time for all compilations together, None for no bound; at_once: children that compile at one time, None for as many
+    as the machine's memory and cores allow."""
+
+    seconds: float | None = None
+    at_once: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+def confirm(
+    evaluator: Evaluator,
+    candidates: Sequence[Candidate],
+    emit: Emit,
+    compiler: Compiler,
+    screen: Compiler | None = None,
+    search_again: SearchAgain | None = None,
+    limits: Limits = NO_LIMITS,
+    tell: Tell | None = None,
+    cache: Cache | None = None,
+) -> Confirmation:
+    """Compiles candidates and chooses by the compiler's figures, as the problem's goal says.
+
+    Args:
+        candidates: the search's plan first; of plans that are written alike the first stands for all.
+        emit: writes a plan as StableHLO bytecode. screen: a quick compiler that is asked before `compiler`.
+        search_again: plans worth a look when the model is corrected so; None for one round.
+    """
+    return _Run(evaluator, emit, compiler, screen, limits, tell, cache or user_cache()).run(candidates, search_again)
+
+
+@dataclass
+class _Run:
+    """State of one confirmation: rows by written program, in the order in which they came."""
+
+    evaluator: Evaluator
+    emit: Emit
+    compiler: Compiler
+    screen: Compiler | None
+    limits: Limits
+    tell: Tell | None
+    cache: Cache
+
+    def run(self, candidates: Sequence[Candidate], search_again: SearchAgain | None) -> Confirmation:
+        self._start = time.monotonic()
+        self._rows: dict[str, Row] = {}
+        self._objective = Objective(self.evaluator.problem, self.evaluator.cost(self.evaluator.problem.fixed))
+        rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
+        while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
+            best = self._best()
+            rounds += 1
+            try:
+                added = self._round(waiting)
+            except KeyboardInterrupt:  # what has been answered counts
+                break
+            if not added or (rounds > 1 and self._best() == best) or search_again is None:
+                break
+            corrections = self.corrections()
+            if self._seconds_left() <= _LEAST_SECONDS:
+                break
+            waiting = [
+                Candidate(f"corrected {k}", plan, self.evaluator.exact_cost(plan, learn=False))
+                for k, plan in enumerate(search_again(corrections), 1)
+            ]
+        rows = tuple(self._rows.values())
+        chosen = self._best()
+        return Confirmation(
+            self.compiler.label,
+            rows,
+            None if chosen is None else list(self._rows).index(chosen),
+            self.evaluator.problem.mesh.limit_bytes,
+            max(1, rounds),
+            corrections,
+            time.monotonic() - self._start,
+        )
+
+    def _seconds_left(self) -> float:
+        return inf if self.limits.seconds is None else self.limits.seconds - (time.monotonic() - self._start)
+
+    def _round(self, candidates: Iterable[Candidate]) -> int:
+        """Compiles what is new among the candidates; returns how many that were."""
+        contents: dict[str, bytes] = {}
+        for candidate in candidates:
+            content = self.emit(candidate.plan)
+            key = key_of(content)
+            if key not in self._rows:
+                self._rows[key] = Row(candidate)
+                contents[key] = content
+        keys = self._screened(contents)
+        if self.tell is None:
+            self._ask(self.compiler, keys, contents, lambda key, answer: self._settle(key, answer))
+            return len(contents)
+        done = 0
+
+        def settle(key: str, answer: Compiled) -> None:
+            nonlocal done
+            done += 1
+            self._settle(key, answer)
+            assert self.tell is not None
+            self.tell(done, len(keys), self._rows[key])
+
+        self._ask(self.compiler, keys, contents, settle)
+        return len(contents)
+
+    def _settle(self, key: str, answer: Compiled) -> None:
+        self._rows[key] = replace(self._rows[key], compiled=answer)
+
+    def _screened(self, contents: dict[str, bytes]) -> list[str]:
+        """Keys of what is worth a compilation, the most promising first. The first candidate always is."""
+        if self.screen is None or len(contents) < 2:
+            return list(contents)
+        seconds: dict[str, float] = {}
+
+        def note(key: str, answer: Compiled) -> None:
+            cost = self._rows[key].candidate.cost
+            known = answer.outcome == "compiled"
+            seconds[key] = cost.compute_seconds + (answer.exposed_seconds if known else cost.communication_seconds)
+
+        self._ask(self.screen, list(contents), contents, note)
+        limit = self.evaluator.problem.mesh.limit_bytes
+        fitting = [s for key, s in seconds.items() if self._rows[key].candidate.cost.peak_bytes <= limit]
+        best = min(fitting, default=inf)
+        kept = []
+        for place, key in enumerate(contents):
+            if place and seconds.get(key, 0.0) > SCREENED_OUT * best:
+                why = f"{seconds[key] / best:.2f} times as slow as the best, once partitioned"
+                self._rows[key] = replace(self._rows[key], why=why)
+            else:
+                kept.append(key)
+        return [kept[0], *sorted(kept[1:], key=lambda key: seconds.get(key, inf))]
+
+    def _ask(
+        self,
+        compiler: Compiler,
+        keys: Sequence[str],
+        contents: dict[str, bytes],
+        settle: Callable[[str, Compiled], None],
+    ) -> None:
+        """Has the compiler judge each of `keys`, several at once; what there is no time for is marked so."""
+        names = {key: key_of(contents[key], *compiler.identity) for key in keys}
+        waiting = []
+        for key in keys:
+            known = self.cache.find(names[key])
+            if known is None:
+                waiting.append(key)
+            else:
+                settle(key, known)
+        pool = ThreadPoolExecutor(self._at_once(len(waiting)))
+        running: dict[Future[Compiled], str] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._at_once(len(waiting)):
+                    key = waiting.pop(0)
+                    left = self._seconds_left()
+                    if left <= _LEAST_SECONDS:
+                        self._rows[key] = replace(self._rows[key], why="there was no time left")
+                        continue
+                    running[pool.submit(compiler.judge, contents[key], min(left, 1e6))] = key
+                if not running:
+                    continue
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key, answer = running.pop(future), future.result()
+                    self.cache.keep(names[key], answer)
+                    settle(key, answer)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _at_once(self, waiting: int) -> int:
+        if self.limits.at_once is not None:
+            return max(1, self.limits.at_once)
+        return max(1, min(waiting, os.cpu_count() or 1, available_bytes() // _BYTES_OF_A_COMPILATION))
+
+    def _best(self) -> str | None:
+        """Key of the best row by compiled figures, of those that were compiled and keep all bounds; of equals the first."""
+        met = {
+            key: compiled_cost(row)
+            for key, row in self._rows.items()
+            if row.compiled is not None
+            and row.compiled.outcome == "compiled"
+            and self._objective.met(compiled_cost(row))
+        }
+        if not met:
+            return None
+        best = min(met, key=lambda key: self._objective.rank(self._rows[key].candidate.plan, met[key]))
+        if not self._objective.fastest:
+            return best
+        return next(key for key, cost in met.items() if cost.step_seconds <= _EQUAL * met[best].step_seconds)
+
+    def corrections(self) -> Corrections:
+        """By what factors the model is off, from all rows compiled so far."""
+        rows = [row for row in self._rows.values() if row.compiled and row.compiled.outcome == "compiled"]
+        compute = [
+            row.compute_seconds / row.candidate.cost.compute_seconds
+            for row in rows
+            if row.candidate.cost.compute_seconds
+        ]
+        memory = [factor for row in rows if (factor := _memory_factor(row)) is not None]
+        predicted: dict[str, float] = {}
+        compiled: dict[str, float] = {}
+        for row in rows:
+            assert row.compiled is not None
+            total = row.compiled.communication_seconds
+            exposed = row.compiled.exposed_seconds / total if total else 1.0
+            for kind, seconds in row.compiled.by_kind.items():
+                compiled[kind] = compiled.get(kind, 0.0) + exposed * seconds
+            for use in self.evaluator.collectives(row.candidate.plan):
+                predicted[use.kind] = predicted.get(use.kind, 0.0) + use.seconds
+        kinds = {kind: _bounded(compiled[kind] / s) for kind, s in predicted.items() if s and kind in compiled}
+        return Corrections(
+            _bounded(median(compute)) if compute else 1.0, _bounded(median(memory)) if memory else 1.0, kinds
+        )
+
+
+def compiled_cost(row: Row) -> Cost:
+    """The row's figures as a `Cost`, compiled where the compiler says them."""
+    exposed = row.compiled.exposed_seconds if row.compiled else row.candidate.cost.communication_seconds
+    cost = row.candidate.cost
+    return replace(
+        cost, compute_seconds=row.compute_seconds, communication_seconds=exposed, peak_bytes=float(row.peak_bytes)
+    )
+
+
+def available_bytes() -> int:
+    """Memory that new processes can have; generous where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    except (OSError, StopIteration, ValueError):
+        return 2 * _BYTES_OF_A_COMPILATION
+
+
+def _memory_factor(row: Row) -> float | None:
+    """Compiled temporaries over predicted ones; arguments are known."""
+    cost = row.candidate.cost
+    predicted = cost.peak_bytes - cost.argument_bytes
+    if row.compiled is None or row.compiled.peak_bytes is None or predicted <= 0:
+        return None
+    return max(0.0, row.compiled.peak_bytes - cost.argument_bytes) / predicted
+
+
+def _bounded(factor: float) -> float:
+    return min(_LARGEST_FACTOR, max(1.0 / _LARGEST_FACTOR, factor))
