@@ -3,7 +3,8 @@
 Attention scores `[batch, heads, seq, seq]` cannot give both sequence dimensions the same axis. Every occurrence of a group in
 such a value is a *strand end*; ops carry strands from value to value, so that choosing one side for one value chooses it for
 the whole *component*. An op whose links would tie a strand to its own other side (a symmetric matrix plus its transpose) is
-left out, lightest first to go: the reshard sits there. Components that look alike form one *resolution group*.
+left out, lightest first to go: the reshard sits there. Components that look alike form one *resolution group*. Light ops between
+the ops of a component, such as the sums of a softmax, belong to it though they have the group once: what leaves a conflict alone leaves all of it.
 
 Enters: program, classes and the group of each class. Leaves: `Conflicts`.
 """
@@ -14,8 +15,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from toast_cli.dimensions.classes import Classes
-from toast_cli.dimensions.model import Resolution, Strand
-from toast_cli.program.model import Program
+from toast_cli.dimensions.groups import HEAVY
+from toast_cli.dimensions.model import Resolution, SlotKind, Strand
+from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
+
+# Ops that end the neighbourhood of a conflict.
+_APART = HEAVY | {ARGUMENT, CARRY, RESULT}
+_MOST_NEAR = 8  # components whose neighbourhoods an op can be in; with more it is in none
 
 # One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the op). Places
 # count from the dimension a slot lies in, since not every op has slots for all dimensions of a value.
@@ -209,8 +215,9 @@ def _resolve(
                 if component not in group_of:
                     order.append(component)
                     group_of[component] = class_group[slot_class[slot]]
-                if op.flops:
-                    looks[component].add((op.name, classes.forms[number].sizes, slot, side))
+                kind = classes.forms[number].kinds[slot]
+                if op.flops or kind in (SlotKind.BLOCKED, SlotKind.PERMUTATION):
+                    looks[component].add((op.name, classes.forms[number].sizes, slot, side, kind))
                 touched[component].update(v for v, _ in slot_ends[number, slot] if v >= 0)
                 placed.append((number, slot, component, side))
     number_of, kinds = _gather_alike(order, group_of, side_count, looks)
@@ -222,8 +229,39 @@ def _resolve(
     strands: dict[int, list[Strand | None]] = {n: [None] * len(classes.slot_classes[n]) for n in ops}
     for number, slot, component, side in placed:
         strands[number][slot] = Strand(number_of[component], side)
+    of_op: dict[int, set[End]] = defaultdict(set)
+    for number, _, component, _ in placed:
+        of_op[number].add(component)
+    for number, between in _between(program, of_op).items():
+        slot_class = classes.slot_classes[number]
+        for slot, member in enumerate(slot_class):
+            for component in sorted(between):
+                if class_group[member] == group_of[component]:
+                    own = strands.setdefault(number, [None] * len(slot_class))
+                    own[slot] = own[slot] or Strand(number_of[component], 0)
     conflicts = len(set().union(*touched.values())) if touched else 0
     return Conflicts(resolutions, {n: tuple(s) for n, s in strands.items()}, conflicts, len(order))
+
+
+def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]]:
+    """Light ops -> the components that they lie between two ops of, with nothing but light ops on the way."""
+    behind: dict[int, set[End]] = {}
+    ahead: dict[int, set[End]] = {}
+    light = [n not in of_op and op.name not in _APART for n, op in enumerate(program.ops)]
+    for number, op in enumerate(program.ops):
+        if light[number]:
+            found: set[End] = set()
+            for value in op.operands:
+                found |= of_op.get(program.producer[value], set()) | behind.get(program.producer[value], set())
+            if 0 < len(found) <= _MOST_NEAR:
+                behind[number] = found
+    for number in range(len(program.ops) - 1, -1, -1):
+        if number in behind:
+            found = set()
+            for user in {user for value in program.ops[number].results for user, _ in program.users[value]}:
+                found |= of_op.get(user, set()) | ahead.get(user, set())
+            ahead[number] = found & behind[number]
+    return {number: found for number, found in sorted(ahead.items()) if found}
 
 
 def _gather_alike(

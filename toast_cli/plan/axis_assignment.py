@@ -21,7 +21,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 
 START = 0  # the state in which nothing is decided
@@ -206,21 +206,26 @@ def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) 
     slots = pattern.candidates.get(key)
     if slots is None:
         slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
-    return Bid(decision.axis, slots)
+    return Bid(decision.axis, slots) if slots else None
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first."""
+    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the conflict alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
+    if not pattern.strands:
+        return slots
 
-    def place(slot: int) -> tuple[bool, int]:
+    def chosen(slot: int) -> int:
         strand = pattern.strands[slot]
         at = resolutions.get(strand.resolution, NOWHERE) if strand else NOWHERE
-        chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
-        side = strand.side if strand else chosen
-        return side < chosen, side
+        return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
-    return tuple(sorted(slots, key=place)) if pattern.strands and len(slots) > 1 else slots
+    def place(slot: int) -> tuple[bool, int]:
+        strand, wanted = pattern.strands[slot], chosen(slot)
+        side = strand.side if strand else wanted
+        return side < wanted, side
+
+    return () if any(chosen(slot) == ASIDE for slot in slots) else tuple(sorted(slots, key=place))
 
 
 def _space_left(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> SlotAxes:

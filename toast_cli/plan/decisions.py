@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 NOWHERE = -1
+# In place of a side: ops that take part in the conflict are left to other decisions.
+ASIDE = -1
 
 
 class Shard(NamedTuple):
-    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict.
+    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict, or `ASIDE`.
 
-    `unless` restricts the decision to ops that do not have that group. Expert parallelism is such a decision: the experts get
-    the axis ahead of the batch, but not where tokens are still in sequence (routing, dispatch, combine): there the batch has
-    it, and tokens travel between the two in an all-to-all.
+    Two things restrict a decision to a part of the program, and what it leaves is there for decisions behind it. `ASIDE` leaves the ops of one
+    kind of conflict: the sequence has the axis everywhere but in attention, and there the heads have it (Ulysses). `unless` leaves the ops that
+    have that group: experts get the axis ahead of the batch, but not where tokens are still in sequence (routing, dispatch,
+    combine). At the borders of such a part arrays travel from one sharding to the other, mostly in an all-to-all.
     """
 
     group: int

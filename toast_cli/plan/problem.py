@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.axis_assignment import START, Spender, bid_of, replicates_first, rules_of, spender
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
     NO_ROLE,
@@ -34,6 +36,11 @@ from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
 
 CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
+MOST_SIDES = 1_000  # combinations of sides of one group that are listed, at most
+
+
+class TooLarge(Exception):  # noqa: N818 - not an error: such a space can be searched, and not listed
+    """A group has too many combinations of sides to list them all."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,8 @@ class Problem:
 
     @cached_property
     def choices(self) -> tuple[Decision, ...]:
-        """Every decision that could do something on this mesh, in canonical order."""
+        """What a plan may be extended by, in canonical order: every group over every axis that could do something there, each on few sides.
+        `variants` lead to the rest of the space."""
         found: list[Decision] = []
         useful, meets = self._useful_groups(), self.met_elsewhere
         for axis, size in enumerate(self.mesh.sizes):
@@ -257,17 +265,63 @@ class Problem:
         return {g: sorted(elsewhere[g] - met) for g, met in with_weights.items()}
 
     def _sides(self, group: int) -> list[tuple[int, ...]]:
-        """Choices of sides for a group: all its resolution groups on side k, then each of the first few alone elsewhere."""
-        owned = self.dimensions.groups[group].resolutions
-        counts = [self.dimensions.resolutions[r].sides for r in owned]
+        """Choices of sides to begin with: all resolution groups of the group on side k, or all left alone. `variants` are the others."""
+        counts = self._side_counts(group)
         if not counts:
             return [()]
         found = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
-        if len(counts) > 1:
-            for k in range(min(len(counts), 3)):
-                sides = range(1, counts[k])
-                found += [tuple(side if k == j else 0 for j in range(len(counts))) for side in sides]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, (ASIDE,) * len(counts)]))
+
+    def _side_counts(self, group: int) -> list[int]:
+        """[resolution groups of the group] sides of each."""
+        return [self.dimensions.resolutions[r].sides for r in self.dimensions.groups[group].resolutions]
+
+    def variants(self, decision: Decision) -> list[Decision]:
+        """Decisions that differ in one thing only: the side of one conflict, or where the decision holds."""
+        if isinstance(decision, Replicate):
+            return []
+        found: list[Decision] = []
+        for place, count in enumerate(self._side_counts(decision.group)):
+            for side in range(ASIDE, count):
+                found.append(decision._replace(sides=(*decision.sides[:place], side, *decision.sides[place + 1 :])))
+        found += [decision._replace(unless=scope) for scope in self._scopes(decision.group)]
+        return [d for d in found if d != decision]
+
+    def offers(self, decision: Decision) -> bool:
+        """Whether a search may decide so: `choices`, and all that a chain of `variants` leads to from them."""
+        if isinstance(decision, Replicate) or decision in self._offered:
+            return decision in self._offered
+        counts = self._side_counts(decision.group)
+        return (
+            decision._replace(sides=(0,) * len(counts), unless=NOWHERE) in self._offered
+            and len(decision.sides) == len(counts)
+            and all(ASIDE <= side < count for side, count in zip(decision.sides, counts, strict=True))
+            and decision.unless in self._scopes(decision.group)
+        )
+
+    @cached_property
+    def _offered(self) -> frozenset[Decision]:
+        return frozenset(self.choices)
+
+    def _scopes(self, group: int) -> tuple[int, ...]:
+        """What `Shard.unless` can be for a group."""
+        return (NOWHERE, *self.met_elsewhere.get(group, ()))
+
+    @cached_property
+    def space(self) -> tuple[Decision, ...]:
+        """All that `offers` says yes to; `Replicate`s where they are in `choices`. Raises `TooLarge` where that is very much."""
+        found: dict[Decision, None] = {}
+        for decision in self.choices:
+            if isinstance(decision, Replicate):
+                found[decision] = None
+                continue
+            counts = self._side_counts(decision.group)
+            if prod(count + 1 for count in counts) > MOST_SIDES:
+                raise TooLarge(self.dimensions.groups[decision.group].name)
+            for sides in product(*(range(ASIDE, count) for count in counts)):
+                for scope in self._scopes(decision.group):
+                    found[decision._replace(sides=sides, unless=scope)] = None
+        return tuple(found)
 
 
 def make_problem(

@@ -56,7 +56,7 @@ class Cluster:
         self._of_touch = {
             what: [k for k, view in enumerate(self._views) if what in states.touches[view]] for what in touches
         }
-        self._decisions = [d for d in self._problem.choices if self._of_touch.get(touch(d))]
+        self._decisions = [d for d in self._problem.space if self._of_touch.get(touch(d))]
         self._memo: dict[tuple[tuple[int, ...], frozenset[object]], Least] = {}
         self._of_plan: dict[Plan, Least] = {}
         self._shares: list[dict[tuple[int, ...], Least]] = [{} for _ in buckets]

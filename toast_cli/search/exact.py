@@ -124,7 +124,7 @@ class Proof:
 
     def _children(self, node: _Node, bound: LowerBound) -> Iterator[_Node]:
         """One decision further; only what has not been reached otherwise."""
-        for decision in following(self._problem.choices, node.plan, self._problem.fixed):
+        for decision in following(self._problem.space, node.plan, self._problem.fixed):
             plan = (*node.plan, decision)
             states = list(node.states)
             for view in bound.states.touched(decision):

@@ -6,7 +6,7 @@ A mesh of many axes is searched in coarse grains first: several axes are decided
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import NamedTuple
 
@@ -36,11 +36,8 @@ class Moves:
         self.problem = problem
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
-        units: dict[tuple[object, ...], list[Decision]] = defaultdict(list)
-        for decision in problem.choices:
-            units[(*decision._replace(axis=part_of[decision.axis]), type(decision))].append(decision)
-        self.units: list[Move] = [tuple(unit) for unit in units.values()]
-        self._choices = frozenset(problem.choices)
+        self._part_of = part_of
+        self.units: list[Move] = self._together(problem.choices)
         self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
@@ -65,14 +62,24 @@ class Moves:
         ]
 
     def exchanges(self, plan: Plan) -> list[Edit]:
-        """Everything that lets two axes change places, moves all that is decided about one axis, or puts one unit in place of another of its
-        kind: on the same axes, or of the same group or role."""
+        """Everything that lets two axes change places, moves all that is decided about one axis, changes one side or the scope of a decision,
+        or puts one unit in place of another of its kind: on the same axes, or of the same group or role."""
         present = set(plan)
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
         return [
             *self._about_axes(plan[len(self.problem.fixed) :]),
+            *self.variations(plan),
             *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
         ]
+
+    def variations(self, plan: Plan) -> list[Edit]:
+        """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a part in all of them."""
+        found: list[Edit] = []
+        for unit in self.held(plan):
+            for to in self.problem.variants(unit[0]):
+                if isinstance(to, Shard):
+                    found.append(Edit(unit, tuple(to._replace(axis=d.axis) for d in unit)))
+        return found
 
     def _about_axes(self, decisions: Plan) -> list[Edit]:
         """Edits of all decisions about an axis together, and of all about two, or of those of what is split over both."""
@@ -87,16 +94,20 @@ class Moves:
             both = tuple(d for d in either if of_groups[d[0]] > 1)
             for moved in dict.fromkeys((either, both)):
                 into = tuple(d._replace(axis=place[d.axis]) for d in moved)
-                if into and self._choices.issuperset(into):
+                if into and all(map(self.problem.offers, into)):
                     found.append(Edit(moved, into))
         return found
 
     def held(self, plan: Plan) -> list[Move]:
         """What a plan has of each unit, in the order of the plan."""
-        free = plan[len(self.problem.fixed) :]
-        place = {decision: k for k, decision in enumerate(free)}
-        found = [tuple(d for d in unit if d in place) for unit in self.units]
-        return sorted((unit for unit in found if unit), key=lambda unit: place[unit[0]])
+        return self._together(plan[len(self.problem.fixed) :])
+
+    def _together(self, decisions: Iterable[Decision]) -> list[Move]:
+        """Decisions that differ in the axis only, within one part of the grain, together; in the order of the first of each."""
+        found: dict[tuple[object, ...], list[Decision]] = defaultdict(list)
+        for decision in decisions:
+            found[(*decision._replace(axis=self._part_of[decision.axis]), type(decision))].append(decision)
+        return [tuple(unit) for unit in found.values()]
 
     def _make_macros(self, part_of: dict[int, int]) -> list[Move]:
         weights, groups = self.problem.weight_bytes, self.problem.dimensions.groups
@@ -133,10 +144,10 @@ def grains(problem: Problem) -> list[Grain]:
 
 def suited(problem: Problem, plan: Plan) -> Plan:
     """What every plan starts with, then of `plan` all that may follow it; in canonical order."""
-    allowed, found = set(problem.choices), list(problem.fixed)
+    found = list(problem.fixed)
     taken = {d[:2] for d in found if isinstance(d, Shard)}
     for decision in plan:
-        if decision in allowed and (
+        if problem.offers(decision) and (
             decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
         ):
             found.append(decision)
@@ -157,6 +168,10 @@ def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
         return
     if not edit.into:
         yield problem.canonical((*problem.fixed, *free))
+        return
+    if edit.out != edit.into and [d[:2] for d in edit.out] == [d[:2] for d in edit.into]:  # one becomes another: it stays where it is
+        instead = dict(zip(edit.out, edit.into, strict=True))
+        yield problem.canonical(tuple(instead.get(d, d) for d in plan))
         return
     seen = {plan}
     for place in _places(problem, free, edit.into):
