@@ -7,13 +7,14 @@ from brute_force import best_of_all
 from programs import case_of, round_mesh
 from small_programs import PROGRAMS, random_program
 
+from toast_cli.plan.decisions import ASIDE, Shard
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans
 
 BEHIND = 1.01
 MESHES = {"one axis": {"data": 4}, "two axes": {"data": 4, "model": 2}}
 REACHED = (
-    "attention, batch", "perceptron", "perceptron, wide", "convolution", "scatter", "fourier", "encoder and decoder",
+    "three sorts", "four sorts", "attention, batch", "perceptron", "perceptron, wide", "convolution", "scatter", "fourier", "encoder and decoder",
 )  # fmt: skip
 
 
@@ -37,3 +38,28 @@ def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     best = best_of_all(case.problem)
     found = run_search(case.evaluator, "mcts", 0, 300)
     assert best.least * (1.0 - 1e-6) <= min(best.seconds, found.cost.step_seconds)
+
+
+@pytest.mark.parametrize("name", ["three sorts", "four sorts"])
+def test_every_combination_of_sides_is_proven(name: str) -> None:
+    """Each array is sorted along an axis of its own, so that each takes a side of its own."""
+    small = PROGRAMS[name]
+    case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
+    proven = run_search(case.evaluator, "exact", 0, None, 60.0)
+    assert proven.proven
+    assert len({side for d in proven.plan if isinstance(d, Shard) for side in d.sides}) > 1
+    assert proven.cost.step_seconds <= best_of_all(case.problem).seconds * 1.0001
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_conflict_left_alone_is_left_to_other_decisions(first: int) -> None:
+    """Rows have the axis, but not where they attend to each other, sums of the softmax included: there columns have it."""
+    small = PROGRAMS["axial attention"]
+    case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
+    rows, columns = (case.group(f"x.{dim}") for dim in (1, 2)[:: 1 - 2 * first])
+    sides = (ASIDE,) * len(case.problem.dimensions.groups[rows].resolutions)
+    plan = (Shard(rows, 0, sides), Shard(columns, 0, sides))
+    assert {kind for kind, *_ in case.collectives(plan)} == {"all-to-all"}
+    shardings = case.lowered(plan).shardings
+    scores = [case.text(shardings[case.program.ops[op].results[0]]) for op in case.ops("exponential")]
+    assert scores == ["-|data|-|-", "-|-|-|data"]  # rows by rows, then columns by columns

@@ -13,7 +13,7 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.frontend.source import Source
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -94,7 +94,9 @@ class Study:
         if isinstance(decision, Replicate):
             return f"{problem.roles[decision.role]} whole at rest over {axis}"
         groups = problem.dimensions.groups
-        side = f", side {'/'.join(map(str, decision.sides))}," if any(decision.sides) else ""
+        side = (
+            f", side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)}," if any(decision.sides) else ""
+        )
         apart = f" except beside {groups[decision.unless].name}" if decision.unless != NOWHERE else ""
         return f"{groups[decision.group].name}{side} over {axis}{apart}"
 

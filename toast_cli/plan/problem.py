@@ -282,8 +282,8 @@ class Problem:
             return []
         found: list[Decision] = []
         for place, count in enumerate(self._side_counts(decision.group)):
-            for side in range(ASIDE, count):
-                found.append(decision._replace(sides=(*decision.sides[:place], side, *decision.sides[place + 1 :])))
+            before, after = decision.sides[:place], decision.sides[place + 1 :]
+            found += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
         found += [decision._replace(unless=scope) for scope in self._scopes(decision.group)]
         return [d for d in found if d != decision]
 

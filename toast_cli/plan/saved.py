@@ -17,7 +17,7 @@ from typing import Any
 
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 
 SCHEMA = "toast.plan/1"
@@ -236,7 +236,7 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
     return SavedDecision(
-        _text(facts["axis"]), group, tuple(map(_number, facts["sides"])), unless, _text(facts["arguments"])
+        _text(facts["axis"]), group, tuple(map(_side, facts["sides"])), unless, _text(facts["arguments"])
     )
 
 
@@ -249,6 +249,10 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")
     return value
+
+
+def _side(value: Any) -> int:
+    return ASIDE if value == ASIDE else _number(value)
 
 
 def _number(value: Any) -> int:

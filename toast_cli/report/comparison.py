@@ -10,7 +10,7 @@ from typing import Any
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate
 from toast_cli.report.model import MeshFacts, ProgramFacts, Report
 from toast_cli.report.words import summary
 from toast_cli.search.objective import Objective
@@ -116,7 +116,7 @@ def _short(evaluator: Evaluator, decision: Decision) -> str:
     if isinstance(decision, Replicate):
         return f"{problem.roles[decision.role]} whole over {axis}"
     groups = problem.dimensions.groups
-    side = f" (side {'/'.join(map(str, decision.sides))})" if any(decision.sides) else ""
+    side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
     apart = f" (not beside {groups[decision.unless].name})" if decision.unless != NOWHERE else ""
     return f"{groups[decision.group].name}{side}{apart} over {axis}"
 

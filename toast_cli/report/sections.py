@@ -313,7 +313,10 @@ def _whereabouts(report: Report, room: int) -> list[str]:
     seen: set[str] = set()
     found = []
     for decision in report.plan.decisions:
-        words = [f"{conflict}: side {side}" for conflict, side in decision.sides.items()]
+        words = [
+            f"{conflict}: side {side}" if side >= 0 else f"{conflict}: left alone"
+            for conflict, side in decision.sides.items()
+        ]
         if decision.target not in seen and decision.kind == "shard":
             patterns = _patterns(members.get(decision.target, []))
             words += [_as_many(patterns, room)] if patterns else []

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.tactics.model import weight_groups
@@ -92,7 +92,15 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         if decision.unless != NOWHERE
         else ""
     )
-    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}"
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
+
+
+def aside_text(problem: Problem, decision: Shard) -> str:
+    """`, not where it meets itself` where a decision leaves ops of conflicts to others; which, where it does so in some only."""
+    resolutions = problem.dimensions.groups[decision.group].resolutions
+    left = [r for r, side in zip(resolutions, decision.sides, strict=False) if side == ASIDE]
+    which = f" (conflict {', '.join(map(str, left))})" if len(left) < len(resolutions) else ""
+    return f", except where it meets itself{which}" if left else ""
 
 
 def name_list(names: Sequence[str]) -> list[str]:

@@ -74,12 +74,11 @@ class Moves:
 
     def variations(self, plan: Plan) -> list[Edit]:
         """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a part in all of them."""
-        found: list[Edit] = []
-        for unit in self.held(plan):
-            for to in self.problem.variants(unit[0]):
-                if isinstance(to, Shard):
-                    found.append(Edit(unit, tuple(to._replace(axis=d.axis) for d in unit)))
-        return found
+        return [
+            Edit(unit, tuple(to._replace(axis=d.axis) for d in unit))
+            for unit in self.held(plan)
+            for to in self.problem.variants(unit[0])
+        ]
 
     def _about_axes(self, decisions: Plan) -> list[Edit]:
         """Edits of all decisions about an axis together, and of all about two, or of those of what is split over both."""
@@ -169,7 +168,9 @@ def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
     if not edit.into:
         yield problem.canonical((*problem.fixed, *free))
         return
-    if edit.out != edit.into and [d[:2] for d in edit.out] == [d[:2] for d in edit.into]:  # one becomes another: it stays where it is
+    if edit.out != edit.into and [d[:2] for d in edit.out] == [
+        d[:2] for d in edit.into
+    ]:  # one becomes another: it stays where it is
         instead = dict(zip(edit.out, edit.into, strict=True))
         yield problem.canonical(tuple(instead.get(d, d) for d in plan))
         return
