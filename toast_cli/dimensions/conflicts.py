@@ -15,12 +15,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from toast_cli.dimensions.classes import Classes
-from toast_cli.dimensions.groups import HEAVY
 from toast_cli.dimensions.model import Resolution, SlotKind, Strand
-from toast_cli.program.model import ARGUMENT, CARRY, RESULT, Program
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
-# Ops that end the neighbourhood of a conflict.
-_APART = HEAVY | {ARGUMENT, CARRY, RESULT}
 _MOST_NEAR = 8  # components whose neighbourhoods an op can be in; with more it is in none
 
 # One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the op). Places
@@ -247,7 +245,7 @@ def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]
     """Light ops -> the components that they lie between two ops of, with nothing but light ops on the way."""
     behind: dict[int, set[End]] = {}
     ahead: dict[int, set[End]] = {}
-    light = [n not in of_op and op.name not in _APART for n, op in enumerate(program.ops)]
+    light = [n not in of_op and _is_light(op) for n, op in enumerate(program.ops)]
     for number, op in enumerate(program.ops):
         if light[number]:
             found: set[End] = set()
@@ -262,6 +260,10 @@ def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]
                 found |= of_op.get(user, set()) | ahead.get(user, set())
             ahead[number] = found & behind[number]
     return {number: found for number, found in sorted(ahead.items()) if found}
+
+
+def _is_light(op: Op) -> bool:
+    return not op.kind.heavy and op.name not in (ARGUMENT, CARRY, RESULT)
 
 
 def _gather_alike(
