@@ -1,15 +1,19 @@
-"""Compiles the corpus of `corpus.py` ahead of time with XLA:TPU and stores what buffer assignment and the compiler's cycle estimates say.
+"""Compiles the corpus of `corpus.py` ahead of time with XLA:TPU and stores what buffer assignment and the compiler's
+cycle estimates say.
 
-Needs libtpu and no TPU. `python benchmarks/calibrate.py` adds the points that `data/programs.jsonl` lacks (a point is one program, slice and
-plan; `--most` and `--seconds` bound one run), one JSON line each; `calibration.py` compares the table with the model. The table holds
-figures and no programs:
+Needs libtpu and no TPU. `python benchmarks/calibrate.py` adds the points that `data/programs.jsonl` lacks (a point is
+one program, slice and plan; `--most` and `--seconds` bound one run), one JSON line each; `calibration.py` compares the
+table with the model. The table holds figures and no programs:
 
-* `program`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts it meant.
-* `argument_bytes`, `output_bytes`, `alias_bytes`, `temp_bytes`: of one device, from XLA's memory statistics. Peak is arguments + outputs -
-  aliases + temporaries.
-* `cycles`: sum of `estimated_cycles` over everything that runs, loops counted. `collectives`: kind -> [runs, bytes of results per device].
+* `program`, `slice`, `plan`: what was compiled, see `corpus.py`; `decisions`: the plan; `fingerprint`: of the layouts
+  it meant.
+* `argument_bytes`, `output_bytes`, `alias_bytes`, `temp_bytes`: of one device, from XLA's memory statistics. Peak is
+  arguments + outputs - aliases + temporaries.
+* `cycles`: sum of `estimated_cycles` over everything that runs, loops counted. `collectives`: kind -> [runs, bytes of
+  results per device].
 * `astray`: values that Shardy takes elsewhere than planned, as the emitter found. `seconds`: of compiling.
-* `exhausted`: when it does not fit, what the compiler says it needs and has, in bytes; the figures above are then absent.
+* `exhausted`: when it does not fit, what the compiler says it needs and has, in bytes; the figures above are then
+  absent.
 """
 
 from __future__ import annotations
@@ -134,7 +138,8 @@ def figures(facts: AheadFacts, loaded: Loaded) -> Point:
             entry[1] += collective.count * collective.bytes
     return {
         "argument_bytes": facts.argument_bytes, "output_bytes": facts.output_bytes, "alias_bytes": facts.alias_bytes,
-        "temp_bytes": facts.temp_bytes, "peak_bytes": facts.peak_bytes, "cycles": facts.cycles, "collectives": traffic, "seconds": round(facts.seconds, 1),
+        "temp_bytes": facts.temp_bytes, "peak_bytes": facts.peak_bytes, "cycles": facts.cycles, "collectives": traffic,
+        "seconds": round(facts.seconds, 1),
     }  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Asks XLA:TPU how much memory each point of the corpus of `corpus.py` needs, and stores it in `data/memory.jsonl`.
 
-Needs libtpu and no TPU. A full compile (`calibrate.py`) takes minutes and hands out memory freely where there is plenty: it fills gaps badly,
-so what it assigns can be twice what is alive at once. Given next to no memory instead, the compiler goes as far as its schedule, adds up what
-that needs, says so ("the total memory required for HLO temporaries (1.76G) exceeds available HBM") and stops: a second or two. It is told to
-start saving memory (rematerialisation, a thriftier schedule) only where it would on the real chip. `python benchmarks/calibrate_memory.py`
-adds the points that the table lacks, one JSON line each: `program`, `slice`, `plan`, `decisions` and `fingerprint` as in `programs.jsonl`, and
+Needs libtpu and no TPU. A full compile (`calibrate.py`) takes minutes and hands out memory freely where there is
+plenty: it fills gaps badly, so what it assigns can be twice what is alive at once. Given next to no memory instead, the
+compiler goes as far as its schedule, adds up what that needs, says so ("the total memory required for HLO temporaries
+(1.76G) exceeds available HBM") and stops: a second or two. It is told to start saving memory (rematerialisation, a
+thriftier schedule) only where it would on the real chip. `python benchmarks/calibrate_memory.py` adds the points that
+the table lacks, one JSON line each: `program`, `slice`, `plan`, `decisions` and `fingerprint` as in `programs.jsonl`,
+and
 
 * `needed_bytes`: what one device needs, arguments and results included, as the compiler says; to three or four digits.
 * `astray`: values that Shardy takes elsewhere than planned. `seconds`: of asking. `failed`: why there is no figure.

@@ -1,11 +1,13 @@
 """Cycles that XLA:TPU estimates for small programs, beside what the cost model predicts.
 
-`--compile` compiles the cases of `op_cases.py` ahead of time (needs libtpu and no TPU; a second or less each) and adds rows to
-`benchmarks/data/ops.csv`: case, chip, kernels (instructions with an estimate) and cycles, loops counted. What is there already is
-kept. Arguments are left in main memory (`xla_msa_max_cross_program_prefetches=0`): by default the compiler loads them into on-chip
-memory before the program starts, at no estimated cost, which a program larger than that memory cannot do.
+`--compile` compiles the cases of `op_cases.py` ahead of time (needs libtpu and no TPU; a second or less each) and adds
+rows to `benchmarks/data/ops.csv`: case, chip, kernels (instructions with an estimate) and cycles, loops counted. What
+is there already is kept. Arguments are left in main memory (`xla_msa_max_cross_program_prefetches=0`): by default the
+compiler loads them into on-chip memory before the program starts, at no estimated cost, which a program larger than
+that memory cannot do.
 
-Without it: predicts every stored case and prints, for each family and chip, how far predicted compute is from the cycles.
+Without it: predicts every stored case and prints, for each family and chip, how far predicted compute is from the
+cycles.
 """
 
 from __future__ import annotations

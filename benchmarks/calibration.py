@@ -1,7 +1,8 @@
 """The memory model beside what XLA:TPU needs: predicts every point of `data/memory.jsonl` and tabulates the errors.
 
-Needs neither libtpu nor the compiled programs: they are lowered again from the generators of the sample models (seconds each). Points whose
-stored plan no longer means what was compiled (`fingerprint`) are left out and counted. The figures that judge are those of the test programs.
+Needs neither libtpu nor the compiled programs: they are lowered again from the generators of the sample models (seconds
+each). Points whose stored plan no longer means what was compiled (`fingerprint`) are left out and counted. The figures
+that judge are those of the test programs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ GIB = 2.0**30
 START, END = "<!-- memory: written by benchmarks/calibration.py -->", "<!-- memory: end -->"
 POINTS = {
     "program": "{program}", "split": "{split}", "slice": "{slice}", "plan": "{plan}", "arguments": "{argument_gib:.3f}",
-    "predicted GiB": "{predicted_gib:.3f}", "needed GiB": "{needed_gib:.3f}", "error": "{error:+.1%}", "astray": "{astray}",
+    "predicted GiB": "{predicted_gib:.3f}", "needed GiB": "{needed_gib:.3f}", "error": "{error:+.1%}",
+    "astray": "{astray}",
 }  # fmt: skip
 ERRORS = {
-    "": "{name}", "points": "{points}", "median": "{median:.1%}", "90th percentile": "{p90:.1%}", "worst": "{worst:+.1%}",
+    "": "{name}", "points": "{points}", "median": "{median:.1%}", "90th percentile": "{p90:.1%}",
+    "worst": "{worst:+.1%}",
     "bias": "{bias:+.1%}",
 }  # fmt: skip
 
@@ -76,15 +79,17 @@ def predict(points: list[Point], folder: Path = FOLDER) -> tuple[list[Row], int]
 def row_of(point: Point, predicted: float, arguments: float, mesh: Mesh) -> Row:
     needed, usable = point["needed_bytes"], mesh.chip.memory_bytes - mesh.chip.reserved_bytes
     return {
-        "program": point["program"], "split": PROGRAMS[point["program"]].split, "slice": point["slice"], "plan": point["plan"],
-        "argument_gib": arguments / GIB, "predicted_gib": predicted / GIB, "needed_gib": needed / GIB,
-        "error": predicted / needed - 1, "astray": point["astray"], "usable_gib": usable / GIB,
+        "program": point["program"], "split": PROGRAMS[point["program"]].split, "slice": point["slice"],
+        "plan": point["plan"], "argument_gib": arguments / GIB, "predicted_gib": predicted / GIB,
+        "needed_gib": needed / GIB, "error": predicted / needed - 1, "astray": point["astray"],
+        "usable_gib": usable / GIB,
     }  # fmt: skip
 
 
 def verdicts(rows: list[Row]) -> tuple[int, int, int]:
-    """(agreed, warned, wrong): on how many rows the prediction and the compiler agree on whether it fits; of the others, how many are
-    remarked on because the prediction is near the limit; and how many are called fitting without a remark though they are over 5 % too large.
+    """(agreed, warned, wrong): on how many rows the prediction and the compiler agree on whether it fits; of the
+    others, how many are remarked on because the prediction is near the limit; and how many are called fitting without a
+    remark though they are over 5 % too large.
     """
     agreed = warned = wrong = 0
     for row in rows:
@@ -98,7 +103,9 @@ def verdicts(rows: list[Row]) -> tuple[int, int, int]:
 
 
 def tightened(rows: list[Row]) -> list[Row]:
-    """Rows as if the chip had what the program's plans on that slice need on average, of programs with several: verdicts that are not easy."""
+    """Rows as if the chip had what the program's plans on that slice need on average, of programs with several:
+    verdicts that are not easy.
+    """
     needs: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         needs[row["program"], row["slice"]].append(row["needed_gib"])
@@ -107,7 +114,9 @@ def tightened(rows: list[Row]) -> list[Row]:
 
 
 def yardstick(points: list[Point], compiled: list[Point]) -> list[tuple[float, float]]:
-    """For each point that was also compiled in full: what is needed over the peak that is then reported, and over what is assigned."""
+    """For each point that was also compiled in full: what is needed over the peak that is then reported, and over what
+    is assigned.
+    """
     needed = {key(point): point["needed_bytes"] for point in points if "failed" not in point}
     found = []
     for point in compiled:
@@ -125,12 +134,14 @@ def told(rows: list[Row], stale: int, yard: list[tuple[float, float]]) -> list[s
         agreed, warned, wrong = verdicts(chosen)
         said.append(
             f"Verdict on {len(chosen)} test points with {what} as the limit: {agreed} are the compiler's "
-            f"({agreed / max(1, len(chosen)):.0%}), {warned} of the others come with a remark; {wrong} are called fitting without one though over 5 % too large."
+            f"({agreed / max(1, len(chosen)):.0%}), {warned} of the others come with a remark; "
+            f"{wrong} are called fitting without one though over 5 % too large."
         )
     if yard:
         peaks, assigned = (np.array(ratios) for ratios in zip(*yard, strict=True))
         said.append(
-            f"The yardstick beside {len(yard)} full compiles: needed over peak {np.median(peaks):.2f} ({peaks.min():.2f} to {peaks.max():.2f}), "
+            f"The yardstick beside {len(yard)} full compiles: "
+            f"needed over peak {np.median(peaks):.2f} ({peaks.min():.2f} to {peaks.max():.2f}), "
             f"over what is assigned {np.median(assigned):.2f} ({assigned.min():.2f} to {assigned.max():.2f})."
         )
     return said

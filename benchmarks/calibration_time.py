@@ -1,8 +1,10 @@
-"""The time model beside XLA:TPU's cycles: single ops (`data/ops.csv`) and whole programs under plans (`data/programs.jsonl`).
+"""The time model beside XLA:TPU's cycles: single ops (`data/ops.csv`) and whole programs under plans
+(`data/programs.jsonl`).
 
-Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the chip's clock, loops
-counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute. Ranks are compared among the plans
-of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md` and draws `docs/time.svg`.
+Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the
+chip's clock, loops counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute.
+Ranks are compared among the plans of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md`
+and draws `docs/time.svg`.
 """
 
 from __future__ import annotations
@@ -66,9 +68,16 @@ def predict(points: list[Point], folder: Path = FOLDER) -> list[Row]:
             compiled = 1e3 * point["cycles"] / problem.mesh.chip.clock_hertz
             predicted = 1e3 * evaluator.cost(plan).compute_seconds
             rows.append(
-                {"program": program, "slice": slice_name, "plan": point["plan"], "set": PROGRAMS[program].split, "compiled": compiled,
-                 "predicted": predicted, "error": 100 * (predicted / compiled - 1)}
-            )  # fmt: skip
+                {
+                    "program": program,
+                    "slice": slice_name,
+                    "plan": point["plan"],
+                    "set": PROGRAMS[program].split,
+                    "compiled": compiled,
+                    "predicted": predicted,
+                    "error": 100 * (predicted / compiled - 1),
+                }
+            )
     return rows
 
 

@@ -1,8 +1,9 @@
-"""How often MCTS finds the proven optimum: `--search exact` as the ground truth, then MCTS with its default budget for many seeds.
+"""How often MCTS finds the proven optimum: `--search exact` as the ground truth, then MCTS with its default budget for
+many seeds.
 
-One row for each program and two-axis mesh: the gap that branch and bound leaves (0: it finished), and where it finished how many
-seeds reached the optimum and how far off the worst was. Exits with 1 when fewer than 95 % of the seeds reach one, or one
-seed is more than 2 % off.
+One row for each program and two-axis mesh: the gap that branch and bound leaves (0: it finished), and where it finished
+how many seeds reached the optimum and how far off the worst was. Exits with 1 when fewer than 95 % of the seeds reach
+one, or one seed is more than 2 % off.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ MESHES = ("v4-32:data=8,model=2", "h100-8:data=4,model=2", "p100-8:data=4,model=
 REACHED = 1.0 + 1e-6  # of the optimum's time with the price of its decisions
 
 COLUMNS = {
-    "program": "{program}", "mesh": "{mesh}", "optimum ms": "{best_ms:.4f}", "gap %": "{gap:.2f}", "proof s": "{proof_seconds:.1f}",
-    "reached": "{reached}", "worst %": "{worst:.3f}", "evaluations": "{evaluations}", "": "{verdict}",
+    "program": "{program}", "mesh": "{mesh}", "optimum ms": "{best_ms:.4f}", "gap %": "{gap:.2f}",
+    "proof s": "{proof_seconds:.1f}", "reached": "{reached}", "worst %": "{worst:.3f}", "evaluations": "{evaluations}",
+    "": "{verdict}",
 }  # fmt: skip
 
 
@@ -67,8 +69,10 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     exact = run_search(Evaluator(problem), "exact", 0, None, seconds)
     best = exact.cost.step_seconds
     row: Row = {
-        "program": name, "mesh": mesh, "best_ms": 1e3 * best, "gap": 100.0 * (best / exact.lower_bound - 1.0) if exact.lower_bound else float("inf"),
-        "proof_seconds": exact.seconds, "reached": "", "worst": float("nan"), "evaluations": exact.evaluations, "verdict": "open",
+        "program": name, "mesh": mesh, "best_ms": 1e3 * best,
+        "gap": 100.0 * (best / exact.lower_bound - 1.0) if exact.lower_bound else float("inf"),
+        "proof_seconds": exact.seconds, "reached": "", "worst": float("nan"), "evaluations": exact.evaluations,
+        "verdict": "open",
     }  # fmt: skip
     if not exact.proven:
         return row

@@ -1,8 +1,8 @@
 """The programs, slices and plans that the cost model is compared with XLA:TPU on.
 
-Programs are the sample models in middling sizes: few layers, arrays large enough that device memory decides. Every program belongs to one
-`split`: the model's rules were made looking at compiled programs of `fit`; nobody has looked into what became of those of `test`, and
-they are what judges.
+Programs are the sample models in middling sizes: few layers, arrays large enough that device memory decides. Every
+program belongs to one `split`: the model's rules were made looking at compiled programs of `fit`; nobody has looked
+into what became of those of `test`, and they are what judges.
 """
 
 from __future__ import annotations
@@ -58,23 +58,31 @@ PROGRAMS: dict[str, Case] = {
     "resnet": Case("fit", lambda: resnet50.training(
         "resnet", "", resnet50.Config(batch=256, image=224, stem=64, stages=(1, 1, 1, 1), classes=1000))),
     "itx_decode": Case("fit", lambda: itx.decode_sample("itx_decode", "", itx.Config(
-        layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=64, cache=2048, prompt=1024, new_tokens=64))),
+        layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=64, cache=2048,
+        prompt=1024, new_tokens=64))),
     "t7b": Case("fit", _decoder(
         "t7b", layers=1, model=4096, heads=32, kv_heads=32, head=128, ff=11008, vocab=32000, batch=8, seq=1024)),
     "vit": Case("test", lambda: vit.training("vit", "", vit.Config(2, 1024, 16, 64, 4096, 1000, 256, 224, 16))),
-    "scan_small": Case("fit", lambda: scan.training("scan_small", "", scan.Config(6, 1024, 8, 128, 2816, 16000, 16, 1024))),
-    "vit_small": Case("fit", lambda: vit.training("vit_small", "", vit.Config(2, 512, 8, 64, 2048, 1000, 256, 176, 16))),
+    "scan_small": Case("fit", lambda: scan.training(
+        "scan_small", "", scan.Config(6, 1024, 8, 128, 2816, 16000, 16, 1024))),
+    "vit_small": Case("fit", lambda: vit.training(
+        "vit_small", "", vit.Config(2, 512, 8, 64, 2048, 1000, 256, 176, 16))),
     "moe": Case("test", lambda: moe.training("moe", "", moe.Config(
-        layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=32, capacity=96, vocab=32000, batch=32, seq=1024))),
+        layers=2, model=1024, heads=16, head=64, ff=4096, experts=16, groups=32, capacity=96, vocab=32000,
+        batch=32, seq=1024))),
     "long": Case("fit", _decoder(
-        "long", layers=2, model=1024, heads=4, kv_heads=4, head=256, ff=4096, vocab=32000, batch=1, seq=8192, remat=True)),
+        "long", layers=2, model=1024, heads=4, kv_heads=4, head=256, ff=4096, vocab=32000, batch=1, seq=8192,
+        remat=True)),
     "rnn": Case("fit", lambda: rnn.training("rnn", "", rnn.Config(2, 1024, 2048, 16000, 256, 64))),
     "unet": Case("test", lambda: unet.training("unet", "", unet.Config(
-        batch=32, image=64, colours=3, base=128, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=4, groups=32, time=512))),
+        batch=32, image=64, colours=3, base=128, multiples=(1, 2), blocks=1, attention_levels=(1,),
+        heads=4, groups=32, time=512))),
     "unet_small": Case("fit", lambda: unet.training("unet_small", "", unet.Config(
-        batch=32, image=32, colours=3, base=64, multiples=(1, 2), blocks=1, attention_levels=(1,), heads=2, groups=16, time=256))),
+        batch=32, image=32, colours=3, base=64, multiples=(1, 2), blocks=1, attention_levels=(1,),
+        heads=2, groups=16, time=256))),
     "itx_prefill": Case("fit", lambda: itx.prefill_sample("itx_prefill", "", itx.Config(
-        layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=16, cache=2048, prompt=1024, new_tokens=64))),
+        layers=2, model=4096, heads=32, kv_heads=8, head=128, ff=14336, vocab=32000, batch=16, cache=2048,
+        prompt=1024, new_tokens=64))),
 }  # fmt: skip
 
 # Slice -> (chip, torus, mesh axes); libtpu's name of the slice is `chip:torus`.
@@ -88,10 +96,12 @@ SLICES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "v6e-4": ("v6e", (2, 2), {"data": 4}),
 }
 
-# From bad to good: nothing split, the experts', those with the sequence split over the last axis as well, random ones, the search's.
+# From bad to good: nothing split, the experts', those with the sequence split over the last axis as well, random ones,
+# the search's.
 PLANS = (
-    "replicated", "data-parallel", "fsdp", "megatron", "data-parallel x megatron", "fsdp x megatron", "megatron + sequence",
-    "data-parallel x megatron + sequence", "fsdp x megatron + sequence", "random 0", "random 1", "search",
+    "replicated", "data-parallel", "fsdp", "megatron", "data-parallel x megatron", "fsdp x megatron",
+    "megatron + sequence", "data-parallel x megatron + sequence", "fsdp x megatron + sequence", "random 0", "random 1",
+    "search",
 )  # fmt: skip
 
 # A decision as the tables hold it: group, axis, sides, `unless`; for a Replicate the role and the axis alone.

@@ -1,10 +1,10 @@
 """What XLA makes of the written programs beside what was predicted, under expert plans and the search's.
 
-One row for each tiny twin and plan: constraints written, values that Shardy's propagation takes elsewhere all the same, collectives and
-their bytes (of results, on each device, loops counted) predicted and compiled by XLA:CPU, the share of bytes that agree in kind and
-axes, and whether the numbers are those of the unpartitioned program. `--tpu` and `--gpu` add rows for the given programs, compiled ahead
-of time for real chips that need not be there (numbers are not run). A program is a sample model, or one of `corpus.PROGRAMS` as
-`corpus:NAME`.
+One row for each tiny twin and plan: constraints written, values that Shardy's propagation takes elsewhere all the same,
+collectives and their bytes (of results, on each device, loops counted) predicted and compiled by XLA:CPU, the share of
+bytes that agree in kind and axes, and whether the numbers are those of the unpartitioned program. `--tpu` and `--gpu`
+add rows for the given programs, compiled ahead of time for real chips that need not be there (numbers are not run). A
+program is a sample model, or one of `corpus.PROGRAMS` as `corpus:NAME`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
 
 COLUMNS = {
-    "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "ops": "{ops}", "constraints": "{constraints}",
-    "astray": "{astray}", "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
-    "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "numbers": "{numbers}",
+    "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "ops": "{ops}",
+    "constraints": "{constraints}", "astray": "{astray}",
+    "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
+    "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}",
+    "agreeing": "{agreeing}", "numbers": "{numbers}",
 }  # fmt: skip
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM = 0.95
@@ -55,10 +57,10 @@ Compiler = Literal["cpu", "tpu", "gpu"]
 
 # Why rows miss the aim, as found by reading the compiled modules.
 REASONS = """
-- XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a neighbour: permutes
-  without a source line. The padding itself is not counted.
-- The order of dimensions in which a product lies, which decides whether XLA:TPU takes it apart, depends on its surroundings; where several orders
-  take as many tiles it is guessed wrong now and then.
+- XLA:TPU pads large reduce-scatters to whole pieces of what fits into vector memory, and passes on what then lies on a
+  neighbour: permutes without a source line. The padding itself is not counted.
+- The order of dimensions in which a product lies, which decides whether XLA:TPU takes it apart, depends on its
+  surroundings; where several orders take as many tiles it is guessed wrong now and then.
 - XLA:TPU gathers several short vectors by one all-reduce: it has no source line.
 """.strip()
 
@@ -153,7 +155,9 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
 
 
 def compiled_collectives(written: bytes, problem: Problem, job: Job, folder: Path) -> list[Collective] | Failure:
-    """Those of the partitioned program, or of the final one where real chips are compiled for; these programs are kept in `folder`."""
+    """Those of the partitioned program, or of the final one where real chips are compiled for; these programs are kept
+    in `folder`.
+    """
     names, sizes = problem.mesh.names, problem.mesh.sizes
     if job.compiler == "cpu":
         axes = dict(zip(names, sizes, strict=True))
@@ -186,13 +190,14 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# Fidelity: what XLA makes of the written programs", "",
         f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`. {reached(judged)}", "",
-        "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives and KiB are those of",
-        "one step on each device, loops counted; bytes are of results. *Agreeing* is the share of what each device sends that is the same in",
-        "kind and axes. Rows of XLA:CPU are read right after partitioning, where types are still the program's and every backend is alike;",
-        "rows of XLA:TPU and XLA:GPU are read from the final program, compiled ahead of time. *Numbers* are those of the unpartitioned",
-        "program, looked at as `toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
-        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that were stored (`--stored`)",
-        "are as they were measured then.", "",
+        "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives",
+        "and KiB are those of one step on each device, loops counted; bytes are of results. *Agreeing* is the share of",
+        "what each device sends that is the same in kind and axes. Rows of XLA:CPU are read right after partitioning,",
+        "where types are still the program's and every backend is alike; rows of XLA:TPU and XLA:GPU are read from the",
+        "final program, compiled ahead of time. *Numbers* are those of the unpartitioned program, looked at as",
+        "`toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
+        "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that",
+        "were stored (`--stored`) are as they were measured then.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
@@ -220,8 +225,8 @@ def reached(rows: list[Row]) -> str:
 
 def difference_line(one: Row) -> str:
     """One difference in words."""
-    axes = "+".join(one["axes"])
-    return f"- {one['side']}: {one['kind']} over {axes}, {one['bytes'] / 1024:.1f} KiB ×{one['count']:.3g}, at `{one['place']}`"
+    axes, size = "+".join(one["axes"]), f"{one['bytes'] / 1024:.1f} KiB ×{one['count']:.3g}"
+    return f"- {one['side']}: {one['kind']} over {axes}, {size}, at `{one['place']}`"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,7 +1,8 @@
 """Writes programs whose size is an argument: `python benchmarks/generate.py t2b 54 OUT` or `unrolled 2500 OUT`.
 
-`t2b`: the T2B training step with so many layers (about 560 ops each). `unrolled`: the training step of a recurrence that runs so
-many steps without a loop (about 48 ops each, forward and backward), the shape in which programs grow to hundreds of thousands of ops.
+`t2b`: the T2B training step with so many layers (about 560 ops each). `unrolled`: the training step of a recurrence
+that runs so many steps without a loop (about 48 ops each, forward and backward), the shape in which programs grow to
+hundreds of thousands of ops.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Plans for GPUs, predicted and compiled: XLA:GPU ahead of time over the corpus of `corpus.py`, beside the cost model.
 
-`--compile` adds the points (a program, a specification, a plan) that `data/gpu.jsonl` lacks; it needs the extra `gpu` and no GPU. Without it
-the stored points are predicted anew and tabulated, which needs neither. One JSON line each, figures and no programs:
+`--compile` adds the points (a program, a specification, a plan) that `data/gpu.jsonl` lacks; it needs the extra `gpu`
+and no GPU. Without it the stored points are predicted anew and tabulated, which needs neither. One JSON line each,
+figures and no programs:
 
 * `program`, `spec`, `plan`, `decisions`, `fingerprint`: what was compiled, see `corpus.py`.
 * `argument_bytes`, `output_bytes`, `alias_bytes`, `temp_bytes`: of one device, as XLA assigned buffers.
-* `collectives`: rows of kind, mesh axes, bytes of results on each device, arrays; loops counted. `seconds`: of compiling.
+* `collectives`: rows of kind, mesh axes, bytes of results on each device, arrays; loops counted. `seconds`: of
+  compiling.
 """
 
 from __future__ import annotations
@@ -42,13 +44,15 @@ from toast_cli.verify.collectives import collectives_in
 TABLE = Path(__file__).resolve().parent / "data" / "gpu.jsonl"
 SPECS = ("h100-8", "a100-16")
 PLANS = (
-    "replicated", "data-parallel", "fsdp", "megatron", "data-parallel x megatron", "fsdp x megatron", "fsdp x megatron + sequence", "search",
+    "replicated", "data-parallel", "fsdp", "megatron", "data-parallel x megatron", "fsdp x megatron",
+    "fsdp x megatron + sequence", "search",
 )  # fmt: skip
 MIB = 2.0**20
 COLUMNS = {
-    "program": "{program}", "machine": "{spec}", "plan": "{plan}", "arguments": "{argument_mib:.0f}", "compiled": "{compiled_argument_mib:.0f}",
-    "peak": "{peak_mib:.0f}", "compiled peak": "{compiled_peak_mib:.0f}", "error": "{error:+.0%}", "collectives": "{traffic_mib:.0f}",
-    "compiled collectives": "{compiled_traffic_mib:.0f}", "agreeing": "{agreeing:.0%}", "compile": "{seconds:.0f} s",
+    "program": "{program}", "machine": "{spec}", "plan": "{plan}", "arguments": "{argument_mib:.0f}",
+    "compiled": "{compiled_argument_mib:.0f}", "peak": "{peak_mib:.0f}", "compiled peak": "{compiled_peak_mib:.0f}",
+    "error": "{error:+.0%}", "collectives": "{traffic_mib:.0f}", "compiled collectives": "{compiled_traffic_mib:.0f}",
+    "agreeing": "{agreeing:.0%}", "compile": "{seconds:.0f} s",
 }  # fmt: skip
 ERRORS = {
     "": "{name}", "points": "{points}", "median": "{median:.1%}", "90th percentile": "{p90:.1%}", "bias": "{bias:+.1%}",
@@ -128,7 +132,7 @@ def measure(loaded: Loaded, plan: Plan) -> Point:
 
 
 def predict(points: list[Point], folder: Path = FOLDER) -> tuple[list[Row], int]:
-    """One row for each point that compiled, in the order of programs and specifications; and how many points are stale."""
+    """One row for each point that compiled, in the order of programs and specifications; and how many are stale."""
     rows: list[Row] = []
     stale = 0
     for (program, spec), members in grouped(points):
@@ -175,7 +179,9 @@ def agreeing(promised: dict[Any, float], compiled: dict[Any, float]) -> float:
 
 
 def errors(rows: list[Row]) -> list[Row]:
-    """Over all rows, by machine, and by what the programs are for: `fit` those that constants come from, `test` the others."""
+    """Over all rows, by machine, and by what the programs are for: `fit` those that constants come from, `test` the
+    others.
+    """
     names = ["all", *dict.fromkeys(row["spec"] for row in rows), *dict.fromkeys(row["split"] for row in rows)]
     return [error_row(name, [row for row in rows if name in ("all", row["spec"], row["split"])]) for name in names]
 
@@ -183,8 +189,9 @@ def errors(rows: list[Row]) -> list[Row]:
 def error_row(name: str, rows: list[Row]) -> Row:
     signed = np.array([row["error"] for row in rows] or [0.0])
     return {
-        "name": name, "points": len(rows), "median": float(np.median(abs(signed))), "p90": float(np.percentile(abs(signed), 90)),
-        "bias": float(np.median(signed)), "agreeing": float(np.median([row["agreeing"] for row in rows] or [1.0])),
+        "name": name, "points": len(rows), "median": float(np.median(abs(signed))),
+        "p90": float(np.percentile(abs(signed), 90)), "bias": float(np.median(signed)),
+        "agreeing": float(np.median([row["agreeing"] for row in rows] or [1.0])),
     }  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """The law of one meaning: the evaluator, the lowered program, the report and XLA:CPU name the same collectives.
 
-One row for each tiny twin, mesh and plan: every expert strategy that applies, products of two tactics (of three on a mesh of three axes), and
-the plan that a search finds. Compared are kind, axes and bytes, loops counted, as the partitioner writes them. The first three must agree
-exactly. XLA's module is read right after partitioning, from a child process with as many virtual devices as the mesh has, and agrees
-where no kind and axes differ by more than 1 % of what is sent. Prints the rows that fail, and how many do not.
+One row for each tiny twin, mesh and plan: every expert strategy that applies, products of two tactics (of three on a
+mesh of three axes), and the plan that a search finds. Compared are kind, axes and bytes, loops counted, as the
+partitioner writes them. The first three must agree exactly. XLA's module is read right after partitioning, from a child
+process with as many virtual devices as the mesh has, and agrees where no kind and axes differ by more than 1 % of what
+is sent. Prints the rows that fail, and how many do not.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")
 LAST = ("megatron", "megatron+sequence", "context", "expert")
 COLUMNS = {
-    "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "promised KiB": "{promised_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}",
-    "agreeing": "{agreeing}", "what differs": "{differs}",
+    "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "promised KiB": "{promised_kib:.1f}",
+    "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "what differs": "{differs}",
 }  # fmt: skip
 Totals = dict[tuple[str, tuple[str, ...]], tuple[int, int]]  # kind, axes -> bytes, count
 

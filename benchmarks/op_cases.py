@@ -1,7 +1,7 @@
 """Small programs of one op or a few, at many shapes: what `calibrate_ops.py` compiles and `toast` predicts.
 
-Leaves: `CASES`, name -> `Case`. A case belongs to the fit set or to the test set: families of several ops (softmax, layer norm,
-attention, ...) are test only; of the single ops every third shape is.
+Leaves: `CASES`, name -> `Case`. A case belongs to the fit set or to the test set: families of several ops (softmax,
+layer norm, attention, ...) are test only; of the single ops every third shape is.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Made = Iterator[tuple[str, Callable[..., Any], list[tuple[Shape, str]]]]
 
 def _matmul() -> Made:
     sizes = [
-        (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 1024), (512, 512, 512), (256, 256, 256),
-        (128, 128, 128), (8, 128, 128), (8192, 64, 8192), (8192, 8192, 64), (64, 8192, 8192), (8192, 128, 8192), (8192, 8192, 128),
-        (128, 8192, 8192), (4096, 192, 4096), (4096, 4096, 192), (4096, 320, 4096), (4096, 4096, 320), (16384, 2048, 512),
-        (16384, 512, 2048), (2048, 16384, 256), (1, 4096, 4096), (8, 4096, 16384), (16, 8192, 8192), (32, 4096, 4096),
-        (256, 4096, 16384), (65536, 256, 256), (65536, 64, 64), (2048, 2048, 32768), (8192, 1000, 1000), (4096, 2048, 50304),
-        (100, 3000, 700), (32768, 32, 128), (1024, 65536, 128),
+        (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 1024), (512, 512, 512),
+        (256, 256, 256), (128, 128, 128), (8, 128, 128), (8192, 64, 8192), (8192, 8192, 64), (64, 8192, 8192),
+        (8192, 128, 8192), (8192, 8192, 128), (128, 8192, 8192), (4096, 192, 4096), (4096, 4096, 192),
+        (4096, 320, 4096), (4096, 4096, 320), (16384, 2048, 512), (16384, 512, 2048), (2048, 16384, 256),
+        (1, 4096, 4096), (8, 4096, 16384), (16, 8192, 8192), (32, 4096, 4096), (256, 4096, 16384), (65536, 256, 256),
+        (65536, 64, 64), (2048, 2048, 32768), (8192, 1000, 1000), (4096, 2048, 50304), (100, 3000, 700),
+        (32768, 32, 128), (1024, 65536, 128),
     ]  # fmt: skip
     for dtype in (BF16, F32):
         for m, k, n in sizes:
@@ -60,9 +61,9 @@ def _products() -> Made:
     import jax.numpy as jnp
 
     for b, s, t, d in [
-        (128, 1024, 1024, 64), (64, 1024, 1024, 128), (32, 1024, 1024, 256), (16, 2048, 2048, 64), (16, 2048, 2048, 128),
-        (256, 128, 128, 64), (256, 128, 128, 128), (512, 64, 64, 64), (8, 4096, 4096, 128), (32, 512, 512, 32), (64, 1, 2048, 128),
-        (256, 8, 1024, 128), (2048, 16, 16, 64),
+        (128, 1024, 1024, 64), (64, 1024, 1024, 128), (32, 1024, 1024, 256), (16, 2048, 2048, 64),
+        (16, 2048, 2048, 128), (256, 128, 128, 64), (256, 128, 128, 128), (512, 64, 64, 64), (8, 4096, 4096, 128),
+        (32, 512, 512, 32), (64, 1, 2048, 128), (256, 8, 1024, 128), (2048, 16, 16, 64),
     ]:  # fmt: skip
         for dtype in (BF16, F32) if s > 8 else (BF16,):
             label = f"{b}x{s}x{t}x{d} {dtype}"
@@ -107,9 +108,10 @@ def _convolution() -> Made:
 
     for b, s, c, k, o, stride, groups in [
         (32, 224, 3, 7, 64, 2, 1), (32, 56, 64, 3, 64, 1, 1), (32, 56, 64, 1, 256, 1, 1), (32, 28, 128, 3, 128, 1, 1),
-        (32, 28, 512, 1, 128, 1, 1), (32, 14, 256, 3, 256, 1, 1), (32, 14, 256, 1, 1024, 1, 1), (32, 7, 512, 3, 512, 1, 1),
-        (32, 56, 256, 1, 512, 2, 1), (8, 64, 128, 3, 128, 1, 1), (8, 64, 320, 3, 320, 1, 1), (16, 56, 96, 7, 96, 1, 96),
-        (16, 28, 192, 3, 192, 1, 192), (4, 112, 32, 3, 32, 1, 32), (128, 56, 64, 3, 64, 1, 1), (2, 64, 1280, 3, 1280, 1, 1),
+        (32, 28, 512, 1, 128, 1, 1), (32, 14, 256, 3, 256, 1, 1), (32, 14, 256, 1, 1024, 1, 1),
+        (32, 7, 512, 3, 512, 1, 1), (32, 56, 256, 1, 512, 2, 1), (8, 64, 128, 3, 128, 1, 1), (8, 64, 320, 3, 320, 1, 1),
+        (16, 56, 96, 7, 96, 1, 96), (16, 28, 192, 3, 192, 1, 192), (4, 112, 32, 3, 32, 1, 32),
+        (128, 56, 64, 3, 64, 1, 1), (2, 64, 1280, 3, 1280, 1, 1),
         (16, 128, 3, 3, 128, 1, 1),
     ]:  # fmt: skip
         for dtype in (BF16, F32):
@@ -199,11 +201,13 @@ def _movement() -> Made:
     ]:
         yield (
             f"update {_x(part)} in {_x(shape)}",
-            lambda x, y, i: lax.dynamic_update_slice(x * 2, y, (i,) + (0,) * (x.ndim - 1)), [(shape, BF16), (part, BF16), ((), S32)],
+            lambda x, y, i: lax.dynamic_update_slice(x * 2, y, (i,) + (0,) * (x.ndim - 1)),
+            [(shape, BF16), (part, BF16), ((), S32)],
         )  # fmt: skip
         yield (
             f"take {_x(part)} of {_x(shape)}",
-            lambda x, y, i: lax.dynamic_slice(x, (i,) + (0,) * (x.ndim - 1), y.shape) + y, [(shape, BF16), (part, BF16), ((), S32)],
+            lambda x, y, i: lax.dynamic_slice(x, (i,) + (0,) * (x.ndim - 1), y.shape) + y,
+            [(shape, BF16), (part, BF16), ((), S32)],
         )  # fmt: skip
 
 
@@ -211,7 +215,8 @@ def _lookup() -> Made:
     import jax.numpy as jnp
 
     for rows, width, count in [
-        (50304, 1024, 8192), (256000, 2048, 4096), (32000, 4096, 512), (1000, 128, 65536), (8192, 64, 8192), (100000, 16, 100000),
+        (50304, 1024, 8192), (256000, 2048, 4096), (32000, 4096, 512), (1000, 128, 65536), (8192, 64, 8192),
+        (100000, 16, 100000),
     ]:  # fmt: skip
         for dtype in (F32, BF16):
             label = f"{count} of {rows}x{width} {dtype}"
@@ -226,7 +231,8 @@ def _lookup() -> Made:
             )  # fmt: skip
     for rows, width, edges in [(20000, 128, 80000), (2048, 512, 16384)]:
         yield (
-            f"segment sum {edges}x{width} to {rows}", lambda u, i, n=rows: jnp.zeros((n, u.shape[1]), u.dtype).at[i].add(u),
+            f"segment sum {edges}x{width} to {rows}",
+            lambda u, i, n=rows: jnp.zeros((n, u.shape[1]), u.dtype).at[i].add(u),
             [((edges, width), F32), ((edges,), S32)],
         )  # fmt: skip
 
@@ -338,8 +344,9 @@ def _x(shape: Shape) -> str:
 
 
 FAMILIES: dict[str, Callable[[], Made]] = {
-    "matmul": _matmul, "products": _products, "convolution": _convolution, "elementwise": _elementwise, "reduction": _reduction,
-    "movement": _movement, "lookup": _lookup, "softmax": _softmax, "norm": _norm, "attention": _attention, "block": _block,
+    "matmul": _matmul, "products": _products, "convolution": _convolution, "elementwise": _elementwise,
+    "reduction": _reduction, "movement": _movement, "lookup": _lookup, "softmax": _softmax, "norm": _norm,
+    "attention": _attention, "block": _block,
     "convolution gradient": _convolution_gradient,
 }  # fmt: skip
 TEST_FAMILIES = frozenset({"softmax", "norm", "attention", "block", "convolution gradient"})

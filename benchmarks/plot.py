@@ -1,4 +1,6 @@
-"""Predicted against compiled, as an SVG drawn without any library: logarithmic axes, the diagonal, and a band of ± 20 %."""
+"""Predicted against compiled, as an SVG drawn without any library: logarithmic axes, the diagonal, and a band of ± 20
+%.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,13 @@ def scatter(title: str, unit: str, points: Iterable[Point]) -> str:
         return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
     size, first, last = SIDE + 2 * MARGIN, 10.0**low, 10.0**high
+    middle = f'text-anchor="middle" transform="rotate(-90 16 {size / 2})"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" font-family="sans-serif" font-size="12">',
         f'<rect width="{size}" height="{size}" fill="#fff"/>',
         f'<text x="{size / 2}" y="24" text-anchor="middle" font-size="14">{escape(title)}</text>',
         f'<text x="{size / 2}" y="{size - 14}" text-anchor="middle">compiled, {escape(unit)}</text>',
-        f'<text x="16" y="{size / 2}" text-anchor="middle" transform="rotate(-90 16 {size / 2})">predicted, {escape(unit)}</text>',
+        f'<text x="16" y="{size / 2}" {middle}>predicted, {escape(unit)}</text>',
         f'<rect x="{MARGIN}" y="{MARGIN}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#888"/>',
         line((first, first), (last, last), 'stroke="#444"'),
         line((first, first * BAND), (last / BAND, last), 'stroke="#aaa" stroke-dasharray="4 3"'),
@@ -49,10 +52,9 @@ def scatter(title: str, unit: str, points: Iterable[Point]) -> str:
         style = 'fill="#c2410c"' if test else 'fill="none" stroke="#1d4ed8"'
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}><title>{escape(name)}</title></circle>')
     legend = MARGIN + 16
-    parts.append(
-        f'<circle cx="{legend}" cy="{legend}" r="4" fill="#c2410c"/><text x="{legend + 10}" y="{legend + 4}">test</text>'
-    )
-    parts.append(
-        f'<circle cx="{legend}" cy="{legend + 18}" r="4" fill="none" stroke="#1d4ed8"/><text x="{legend + 10}" y="{legend + 22}">fit</text>'
-    )
+    for row, style, word in ((0, 'fill="#c2410c"', "test"), (18, 'fill="none" stroke="#1d4ed8"', "fit")):
+        parts.append(
+            f'<circle cx="{legend}" cy="{legend + row}" r="4" {style}/>'
+            f'<text x="{legend + 10}" y="{legend + row + 4}">{word}</text>'
+        )
     return "\n".join([*parts, "</svg>"]) + "\n"

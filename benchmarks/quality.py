@@ -1,8 +1,9 @@
 """How good the plans are that the search finds: against the best expert strategy, over several seeds.
 
-One row for each program and mesh: the fastest expert strategy that fits (`toast_cli.tactics`) and the search with its default
-budget for each seed. `speed-up` is the expert's step time over the worst seed's, `spread` how much slower the worst seed's plan is
-than the best's. Exits with 1 when a seed found worse than the expert, or nothing that fits where an expert fits.
+One row for each program and mesh: the fastest expert strategy that fits (`toast_cli.tactics`) and the search with its
+default budget for each seed. `speed-up` is the expert's step time over the worst seed's, `spread` how much slower the
+worst seed's plan is than the best's. Exits with 1 when a seed found worse than the expert, or nothing that fits where
+an expert fits.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ SLACK = 1.0000001  # figures that differ by rounding are equal
 
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "best expert": "{expert}", "its step ms": "{expert_ms:.2f}",
-    "search ms": "{best_ms:.2f}", "worst seed": "{worst_ms:.2f}", "speed-up": "{speed_up:.3f}", "spread %": "{spread:.2f}",
-    "peak %": "{peak:.0f}", "evaluations": "{evaluations}", "seconds": "{seconds:.1f}", "": "{verdict}",
+    "search ms": "{best_ms:.2f}", "worst seed": "{worst_ms:.2f}", "speed-up": "{speed_up:.3f}",
+    "spread %": "{spread:.2f}", "peak %": "{peak:.0f}", "evaluations": "{evaluations}", "seconds": "{seconds:.1f}",
+    "": "{verdict}",
 }  # fmt: skip
+NOTE = "{program} {mesh}: {expert_ms:.2f} -> {times} ms, {evaluations} evaluations, {seconds:.1f} s {verdict}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,11 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         dimensions = analyse(program)
         for mesh in options.mesh:
             rows.append(measure(name, program, dimensions, mesh, options))
-            note(
-                "{program} {mesh}: {expert_ms:.2f} -> {times} ms, {evaluations} evaluations, {seconds:.1f} s {verdict}".format_map(
-                    rows[-1]
-                )
-            )
+            note(NOTE.format_map(rows[-1]))
     show("search against the best expert strategy that fits", COLUMNS, rows, {"worse": "red", "does not fit": "red"})
     write_json(options.json, rows)
     return 1 if any(row["verdict"] in ("worse", "does not fit") for row in rows) else 0
@@ -73,7 +72,8 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     verdict = "" if worst <= expert_ms * SLACK else "worse" if worst < float("inf") else "does not fit"
     return {
         "program": name, "mesh": mesh, "expert": expert, "expert_ms": expert_ms, "best_ms": best, "worst_ms": worst,
-        "speed_up": expert_ms / worst if worst < float("inf") else float("nan"), "spread": 100 * (worst / best - 1) if best < float("inf") else 0.0,
+        "speed_up": expert_ms / worst if worst < float("inf") else float("nan"),
+        "spread": 100 * (worst / best - 1) if best < float("inf") else 0.0,
         "peak": max(100 * r.cost.peak_bytes / problem.mesh.limit_bytes for r in results),
         "evaluations": sum(r.evaluations for r in results) // len(results), "seconds": seconds / len(results),
         "verdict": verdict, "times": [round(t, 3) for t in times], "plans": [words(problem, r.plan) for r in results],

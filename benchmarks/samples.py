@@ -1,9 +1,9 @@
 """Every sample model on every mesh: does `toast partition` end well, and does XLA take what it wrote?
 
-One row for each program and mesh: the exit code (0, or 3 where nothing fits), then for the StableHLO and the HLO form whether the file reads
-again and compiles for the mesh's virtual CPU devices, and for tiny twins whether it gives the unpartitioned program's numbers. Tiny twins
-are so small that replicating them is best; so they are also written under the fastest expert strategy that splits something. Exits with
-1 when anything is wrong.
+One row for each program and mesh: the exit code (0, or 3 where nothing fits), then for the StableHLO and the HLO form
+whether the file reads again and compiles for the mesh's virtual CPU devices, and for tiny twins whether it gives the
+unpartitioned program's numbers. Tiny twins are so small that replicating them is best; so they are also written under
+the fastest expert strategy that splits something. Exits with 1 when anything is wrong.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MESHES = ("v4-32", "a100-16", "p100-8")
 FORMS: tuple[Form, ...] = ("stablehlo", "hlo")
 
 COLUMNS = {
-    "program": "{program}", "mesh": "{mesh}", "exit": "{exit}", "plan": "{plan}", "stablehlo": "{stablehlo}", "hlo": "{hlo}",
-    "seconds": "{seconds:.1f}", "": "{verdict}",
+    "program": "{program}", "mesh": "{mesh}", "exit": "{exit}", "plan": "{plan}", "stablehlo": "{stablehlo}",
+    "hlo": "{hlo}", "seconds": "{seconds:.1f}", "": "{verdict}",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """How long `toast partition` takes and how much host memory, for the sample models and for T2B with 6 to 162 layers.
 
-Every figure is the median of `--runs` runs of the whole command in a process of its own, output written: seconds of each stage
-(from the JSON report), of the process, and its peak resident memory. The exponent of growth is the slope of log seconds over log
-ops (least squares). Exits with 1 when a target of `TARGETS` is missed.
+Every figure is the median of `--runs` runs of the whole command in a process of its own, output written: seconds of
+each stage (from the JSON report), of the process, and its peak resident memory. The exponent of growth is the slope of
+log seconds over log ops (least squares). Exits with 1 when a target of `TARGETS` is missed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     slopes = {part: exponent(grown, part) for part in (*STAGES, "seconds")} if len(grown) > 1 else {}
     if slopes:
-        print(
-            f"\nexponent of growth, T2B of {grown[0]['ops']:,} to {grown[-1]['ops']:,} ops (aim: at most {TARGET_EXPONENT}):"
-        )
+        sizes = f"{grown[0]['ops']:,} to {grown[-1]['ops']:,} ops"
+        print(f"\nexponent of growth, T2B of {sizes} (aim: at most {TARGET_EXPONENT}):")
         print(
             "  "
             + ", ".join(
@@ -77,7 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(
     name: str, path: Path, options: argparse.Namespace, mesh: str | None = None, runs: int | None = None
 ) -> Row:
-    """One row: medians over the runs; `rest` is what no stage claims, mostly starting Python and importing the compiler."""
+    """One row: medians over the runs; `rest` is what no stage claims, mostly starting Python and importing the
+    compiler.
+    """
     timed = [run_once(path, mesh or options.mesh, options.jobs) for _ in range(runs or options.runs)]
     row: Row = {"program": name, "ops": timed[0]["ops"], "evaluations": timed[0]["evaluations"]}
     row.update({key: median(t[key] for t in timed) for key in (*STAGES, "seconds", "rate", "peak_mib")})
@@ -105,8 +106,8 @@ def run_once(path: Path, mesh: str, jobs: int) -> Row:
         facts = json.loads(report.read_text())
     search = facts["search"]
     return {
-        **{stage: facts["timings"].get(stage, 0.0) for stage in STAGES}, "seconds": seconds, "peak_mib": usage.ru_maxrss / 1024,
-        "ops": facts["program"]["ops"], "evaluations": search["evaluations"],
+        **{stage: facts["timings"].get(stage, 0.0) for stage in STAGES}, "seconds": seconds,
+        "peak_mib": usage.ru_maxrss / 1024, "ops": facts["program"]["ops"], "evaluations": search["evaluations"],
         "rate": search["evaluations"] / max(search["seconds"], 1e-9),
     }  # fmt: skip
 
@@ -128,8 +129,10 @@ def exponent(rows: list[Row], part: str) -> float:
 
 
 def evaluation_rates(mesh: str) -> dict[str, float]:
-    """Plan evaluations a second on T2B, on one core: during a search from scratch, and of the same plans when all is memoised. As in `toast
-    partition`, cycles are not looked for; time is that of the processor, which other work on the machine changes less."""
+    """Plan evaluations a second on T2B, on one core: during a search from scratch, and of the same plans when all is
+    memoised. As in `toast partition`, cycles are not looked for; time is that of the processor, which other work on the
+    machine changes less.
+    """
     import numpy as np
 
     from toast_cli.cost.model import Cost

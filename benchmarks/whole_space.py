@@ -1,7 +1,8 @@
-"""How far plans are from the best of all shardings, which is found without plans (tests/brute_force.py): small programs of each kind, and random ones.
+"""How far plans are from the best of all shardings, which is found without plans (tests/brute_force.py): small programs
+of each kind, and random ones.
 
-One row for each program and mesh: milliseconds of the searched plan, of the best assignment of shardings to all ops, and what lies between. Exits
-with 1 where a plan is more than 1 % behind.
+One row for each program and mesh: milliseconds of the searched plan, of the best assignment of shardings to all ops,
+and what lies between. Exits with 1 where a plan is more than 1 % behind.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from toast_cli.tactics import starting_plans
 BEHIND = 1.01
 EVALUATIONS = 2000
 COLUMNS = {
-    "program": "{program}", "mesh": "{mesh}", "plan ms": "{plan_ms:.5f}", "best ms": "{best_ms:.5f}", "behind %": "{behind:.2f}",
-    "decisions": "{decisions}", "": "{verdict}",
+    "program": "{program}", "mesh": "{mesh}", "plan ms": "{plan_ms:.5f}", "best ms": "{best_ms:.5f}",
+    "behind %": "{behind:.2f}", "decisions": "{decisions}", "": "{verdict}",
 }  # fmt: skip
 
 
@@ -60,8 +61,9 @@ def measure(name: str, small: Small, mesh: str, evaluations: int) -> Row:
     best = best_of_all(case.problem)
     ratio = found.cost.step_seconds / best.seconds if best.seconds else 1.0
     return {
-        "program": name, "mesh": mesh, "plan_ms": 1e3 * found.cost.step_seconds, "best_ms": 1e3 * best.seconds, "least_ms": 1e3 * best.least,
-        "behind": 100.0 * (ratio - 1.0), "decisions": len(found.plan), "verdict": "behind" if ratio > BEHIND else "",
+        "program": name, "mesh": mesh, "plan_ms": 1e3 * found.cost.step_seconds, "best_ms": 1e3 * best.seconds,
+        "least_ms": 1e3 * best.least, "behind": 100.0 * (ratio - 1.0), "decisions": len(found.plan),
+        "verdict": "behind" if ratio > BEHIND else "",
     }  # fmt: skip
 
 

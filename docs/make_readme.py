@@ -1,6 +1,7 @@
 """Brings README.md up to date: help texts and the output of the first run go in, between their markers.
 
-`make readme` runs it. A test compares the help texts; the first run is not compared, as its times differ from machine to machine.
+`make readme` runs it. A test compares the help texts; the first run is not compared, as its times differ from machine
+to machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _pattern(marker: str) -> re.Pattern[str]:
 
 
 def _output(*arguments: str) -> str:
-    """Runs toast in a directory of its own that sees the sample models. 102 columns: the parser leaves two of them free."""
+    """Runs toast in a directory of its own that sees the sample models. 102 columns: the parser leaves two of them
+    free.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sample_models").symlink_to(ROOT / "sample_models")
         columns = "102" if "--help" in arguments else "100"

@@ -1,4 +1,5 @@
-"""Writes the JSON Schemas in docs/schema: of "toast.report/1", from the dataclasses that reports are made of, and of mesh specifications.
+"""Writes the JSON Schemas in docs/schema: of "toast.report/1", from the dataclasses that reports are made of, and of
+mesh specifications.
 
 python docs/make_schema.py
 """
@@ -22,7 +23,9 @@ PLAIN = {str: "string", bool: "boolean", int: "integer", float: "number", NoneTy
 
 
 def report() -> dict[str, Any]:
-    """JSON Schema of a report (draft 2020-12). Fields may be added within one version of the layout, so unknown ones are allowed."""
+    """JSON Schema of a report (draft 2020-12). Fields may be added within one version of the layout, so unknown ones
+    are allowed.
+    """
     kinds: dict[str, Any] = {}
     whole = _of_class(Report, kinds)
     whole["properties"]["schema"] = {"const": SCHEMA}
@@ -38,7 +41,8 @@ def report() -> dict[str, Any]:
 
 
 def mesh_spec() -> dict[str, Any]:
-    """JSON Schema of a mesh specification: which keys there are and of what kind; for editors. docs/mesh-spec.md describes them.
+    """JSON Schema of a mesh specification: which keys there are and of what kind; for editors. docs/mesh-spec.md
+    describes them.
 
     Whether figures fit together (axes and devices, a torus for this chip) is for `toast mesh validate`.
     """

@@ -1,6 +1,6 @@
 """Block: a training step of two Megatron-shaped transformer blocks: one short sequence, very large weights.
 
-Weights and moments are float32, the arithmetic is bfloat16 with float32 norms and softmax. Heads are split off by reshapes.
+Weights and moments are float32, the arithmetic is bfloat16 with float32 norms and softmax. Reshapes split off heads.
 """
 
 from __future__ import annotations

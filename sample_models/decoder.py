@@ -1,4 +1,4 @@
-"""A Gemma-like decoder: RMS norms, rotary embeddings, grouped-query attention, gated GeLU, tied embedding, layers unrolled.
+"""A Gemma-like decoder: RMS norms, rotary embeddings, grouped-query attention, gated GeLU, tied embedding, unrolled.
 
 Weights and Adam's moments are float32, the arithmetic is bfloat16 with float32 norms, softmax and logits.
 """

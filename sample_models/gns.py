@@ -1,4 +1,4 @@
-"""GNS: a graph network simulator (Sanchez-Gonzalez et al. 2020): encode, pass messages along edges, decode; in float32."""
+"""GNS: a graph network simulator (Sanchez-Gonzalez et al. 2020): encode, pass messages along edges, decode; float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ITX: an inference transformer, Llama-like with grouped-query attention; prefill, and a greedy decode loop with a KV cache.
+"""ITX: an inference transformer, Llama-like with grouped-query attention; prefill, and a greedy loop with a KV cache.
 
 Weights, cache and activations are bfloat16; norms, softmax and logits float32. The cache is donated.
 """

@@ -1,4 +1,4 @@
-"""Layers that several samples share; arrays are [batch, sequence, …] and activations bfloat16 unless a line says otherwise."""
+"""Layers that several samples share; arrays are [batch, sequence, …] activations bfloat16 unless a line says so."""
 
 from __future__ import annotations
 

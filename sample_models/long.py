@@ -1,4 +1,4 @@
-"""Long: a training step on one very long sequence, with fewer heads than devices, so that the sequence itself wants splitting."""
+"""Long: a training step on one very long sequence, with fewer heads than devices: the sequence wants splitting."""
 
 from __future__ import annotations
 

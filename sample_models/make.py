@@ -1,4 +1,4 @@
-"""Writes the sample programs: `python sample_models/make.py [NAME...]`, all of them without a name; `--table` lists them."""
+"""Writes the sample programs: `python sample_models/make.py [NAME...]`, all without a name; `--table` lists them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A transformer whose every second feed-forward part is a mixture of experts, dispatched as in GShard (Lepikhin et al. 2020).
+"""A transformer whose every second feed-forward part is a mixture of experts, dispatched as in GShard (Lepikhin 2020).
 
-Tokens are cut into groups; in each group an expert takes at most `capacity` tokens, its two best-scoring experts per token.
+Tokens are cut into groups; in each group an expert takes at most `capacity` tokens, its two best experts per token.
 Weights and moments are float32, the arithmetic is bfloat16 with float32 gates.
 """
 

@@ -1,4 +1,4 @@
-"""ResNet-50 (v1.5: the stride sits on the 3 x 3 convolution) with batch norm whose running statistics are part of the state.
+"""ResNet-50 (v1.5: the stride sits on the 3 x 3 convolution) with batch norm; its running statistics are state.
 
 Weights, statistics and moments are float32, convolutions bfloat16; NHWC.
 """

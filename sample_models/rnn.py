@@ -23,11 +23,11 @@ class Config:
 
 
 def weights(config: Config) -> Tree:
-    inputs = [config.model, *[config.hidden] * (config.layers - 1)]
+    inputs, gates = [config.model, *[config.hidden] * (config.layers - 1)], 4 * config.hidden
     return {
         "embed": Weight((config.vocab, config.model), fan_in=1),
         "layers": [
-            {"wx": dense(n, 4 * config.hidden), "wh": dense(config.hidden, 4 * config.hidden), "b": zeros(4 * config.hidden)}
+            {"wx": dense(n, gates), "wh": dense(config.hidden, gates), "b": zeros(gates)}
             for n in inputs
         ],
         "head": dense(config.hidden, config.vocab),

@@ -1,4 +1,4 @@
-"""A state-space language model: gated diagonal recurrences (after Griffin's RG-LRU, De et al. 2024) by associative scan over time.
+"""A state-space language model: gated diagonal recurrences (Griffin's RG-LRU, De et al. 2024), an associative scan.
 
 Weights and moments are float32, products bfloat16, the recurrence float32.
 """

@@ -1,4 +1,5 @@
-"""Trains the tiny twin of T2B (sample_models/t2b.py) on 8 virtual devices with the plan that toast finds, beside one device without it.
+"""Trains the tiny twin of T2B (sample_models/t2b.py) on 8 virtual devices with the plan that toast finds, beside one
+device without it.
 
 python docs/examples/train.py
 """
