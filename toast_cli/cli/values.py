@@ -27,6 +27,7 @@ class Format(StrEnum):
     stablehlo = "stablehlo"
     bytecode = "bytecode"
     hlo = "hlo"
+    spmd = "spmd"
     specs = "specs"
     python = "python"
 

@@ -3,7 +3,7 @@
 `stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
 Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into the module (in the notation
 of `shardy` or `hlo`) and takes them off again. `settle` and `transposed` say beforehand how values lie that a plan leaves open, and `reductions` which
-reductions XLA finds by itself. `constraints` lists them for people, and `recheck` reads the written file again.
+reductions XLA finds by itself. `spmd` writes the program of one device instead, which leaves nothing to a partitioner and needs no marks. `constraints` lists them for people, and `recheck` reads the written file again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from functools import partial
 from toast_cli.emit.hlo import emit_hlo
 from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
+from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 
-__all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "write"]
+__all__ = ["FORMATS", "Written", "emit", "emit_hlo", "emit_python", "emit_shardy", "emit_specs", "emit_spmd", "write"]
 
 FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "stablehlo": emit_shardy,
     "bytecode": partial(emit_shardy, binary=True),
     "hlo": emit_hlo,
+    "spmd": emit_spmd,
     "specs": emit_specs,
     "python": emit_python,
 }

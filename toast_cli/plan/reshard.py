@@ -42,7 +42,7 @@ def reshard_steps(
 
     Given the `shape` of the array, no dimension is cut unevenly on the way, which would pad it.
     """
-    return tuple(step for step, _ in _even_route(source, target, sizes, shape) if step.kind != SLICE)
+    return tuple(step for step, _ in route(source, target, sizes, shape) if step.kind != SLICE)
 
 
 @lru_cache(maxsize=200_000)
@@ -50,7 +50,7 @@ def waypoints(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Sharding, ...]:
     """Shardings between the two without which XLA would not find its way; none where it takes one step."""
-    hops = _even_route(source, target, sizes, shape)
+    hops = route(source, target, sizes, shape)
     kinds = [step.kind for step, _ in hops]
     if (
         len(set(kinds) - {SLICE}) < 2
@@ -66,10 +66,13 @@ def _finer(source: Sharding, target: Sharding, kinds: list[str]) -> bool:
     return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
 
 
-def _even_route(
+def route(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None
 ) -> tuple[Hop, ...]:
-    """The route for any array, unless it cuts this one unevenly; then the best of those that do not."""
+    """Steps from one sharding to the other, each with the sharding it leads to; slices too.
+
+    That is the way for any array, unless it cuts this one unevenly; then the best of those that do not.
+    """
     hops = _route(source, target, sizes)
     if shape is None or all(is_even(at, shape, sizes) for _, at in hops[:-1]):
         return hops

@@ -154,10 +154,12 @@ def largest(array: Array) -> float:
 
 
 def wide(array: Array) -> Array:
-    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are."""
+    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are, truth values as 0 and 1."""
     if np.iscomplexobj(array):
         return array.astype(np.complex128)
-    return array if array.dtype.kind in "iub" else array.astype(np.float64)
+    if array.dtype.kind == "b":  # which cannot be subtracted
+        return array.astype(np.int8)
+    return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
 def narrowest_float(elements: set[str]) -> str:

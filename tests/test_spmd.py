@@ -1,0 +1,125 @@
+"""The program of one device: its numbers are those of the whole program, and its collectives are those of the plan."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of, evaluator_of, sample
+from spmd_cases import wrong_results
+
+from toast_cli.emit.spmd import emit_spmd
+from toast_cli.plan.lower import lower
+from toast_cli.tactics import strategies
+from toast_cli.verify.child import Failure
+from toast_cli.verify.partitioned import text_after_partitioning
+
+KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
+
+
+def written(case: Case, *plan: Any) -> Counter[str]:
+    """How many collectives of each kind stand in the program."""
+    text = emit_spmd(case.source, case.lowered(plan)).decode()
+    return Counter(kind for kind in KINDS for _ in re.finditer(rf'stablehlo\.{kind}"?\(', text))
+
+
+# ---------------------------------------------------------------- programs and what their collectives are
+
+X, W = arg(16, 8), arg(8, 32)
+Plan = list[tuple[str, str]]
+
+
+def loop(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y @ w) + i, x)
+
+
+def constants(x: jax.Array) -> jax.Array:
+    """Everything that is made from nothing: counting, tables, equal elements."""
+    counted = lax.broadcasted_iota(jnp.int32, (16, 8), 0) + lax.broadcasted_iota(jnp.int32, (16, 8), 1)
+    table = jnp.arange(128.0).reshape(16, 8) ** 2
+    return jnp.where(counted % 3 == 0, x, 2.0) * table
+
+
+def branches(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x) @ (2 * w))
+
+
+def while_data_says(x: jax.Array) -> jax.Array:
+    """How often the loop runs is not known beforehand, and its condition adds up over all devices."""
+    return lax.while_loop(lambda y: jnp.sum(y * y) > 1.0, lambda y: y / 2, x)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Plan, dict[str, int]]] = {
+    "batch": (lambda x, w: jnp.tanh(x @ w), (X, W), [("x.0", "data")], {}),
+    "weights gathered": (lambda x, w: x @ w, (X, W), [("x.0", "data"), ("w.1", "data")], {"all_gather": 1}),
+    "partial product": (lambda x, w: jnp.sin(x @ w), (X, W), [("x.1", "model")], {"all_reduce": 1}),
+    "scattered": (lambda x, w: x.T @ (x @ w), (X, W), [("x.0", "data"), ("x.1", "data")], {"all_gather": 1, "reduce_scatter": 1}),
+    "one reduction of two terms": (lambda x, w: x @ w + (2 * x) @ w, (X, W), [("x.1", "model")], {"all_reduce": 1}),
+    "behind a transpose": (lambda x, w: (x @ w).T + ((2 * x) @ w).T, (X, W), [("x.1", "model")], {"all_reduce": 1}),
+    "maximum": (lambda x: jnp.exp(x - x.max(1, keepdims=True)), (X,), [("x.1", "model")], {"all_reduce": 1}),
+    "product": (lambda x: jnp.prod(x, 0), (X,), [("x.0", "data")], {"all_reduce": 1}),
+    "all and any": (lambda x: (jnp.all(x > 0, 0), jnp.any(x > 0, 0)), (X,), [("x.0", "data")], {"all_reduce": 2}),
+    "sum that starts at 3": (lambda x: lax.reduce(x, jnp.float32(3), lax.add, (0,)), (X,), [("x.0", "data")], {"all_reduce": 1}),
+    "argmax": (lambda x: jnp.argmax(x, 0), (X,), [("x.0", "data")], {"all_gather": 2}),
+    "constants": (constants, (X,), [("x.0", "data"), ("x.1", "model")], {}),
+    "transpose": (lambda x: x.T, (X,), [("x.0", "data"), ("x.1", "model")], {}),
+    "split in two": (lambda x: jnp.sin(x).reshape(4, 4, 8), (X,), [("x.0", "data")], {}),
+    "heads put together": (lambda x: jnp.sin(x).reshape(4, 32), (arg(4, 4, 8),), [("x.1", "data")], {}),
+    "loop": (loop, (X, arg(8, 8)), [("x.0", "data")], {}),
+    "loop with a reduction": (loop, (X, arg(8, 8)), [("x.0", "data"), ("w.0", "model")], {"reduce_scatter": 1}),
+    "branches": (branches, (X, W), [("x.0", "data"), ("w.1", "model")], {}),
+    "while data says": (while_data_says, (X,), [("x.0", "data")], {"all_reduce": 1}),
+    "top of rows": (lambda x: lax.top_k(x, 3), (X,), [("x.0", "data")], {}),
+    "sorted columns": (lambda x: lax.sort(x, dimension=0), (X,), [("x.1", "model")], {}),
+    "nobody's": (lambda x: jnp.fft.fft(x).real, (X,), [], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_and_collectives(name: str) -> None:
+    function, arguments, decisions, expected = PROGRAMS[name]
+    case = case_of(function, *arguments)
+    plan = tuple(case.shard(*decision) for decision in decisions)
+    assert case.lowered(plan).axis_sizes == (4, 2)
+    assert wrong_results(case.source, case.lowered(plan), 8) == []
+    if name != "branches":  # what decides between them is one element, which some device has
+        assert written(case, *plan) == expected
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron", "fsdp x megatron"])
+@pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])
+def test_numbers_of_training_steps(name: str, strategy: str) -> None:
+    source, _ = sample(name)
+    problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
+    assert wrong_results(source, lower(problem, strategies(problem)[strategy]), 8) == []
+
+
+def test_the_partitioner_adds_nothing() -> None:
+    """What is compiled has the collectives that are written, one for one."""
+    source, _ = sample("mlp_tiny")
+    problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
+    content = emit_spmd(source, lower(problem, strategies(problem)["fsdp x megatron"]))
+    compiled = text_after_partitioning(content, "stablehlo", 8)
+    assert not isinstance(compiled, Failure), compiled
+    for kind in KINDS:
+        there = re.findall(rf"= \S+ {kind.replace('_', '-')}\(", compiled)
+        assert len(there) == len(re.findall(rf'stablehlo\.{kind}"?\(', content.decode())), kind
+
+
+def test_the_source_stays_as_it_was() -> None:
+    case = case_of(loop, X, arg(8, 8))
+    before = str(case.source.module)
+    emit_spmd(case.source, case.lowered((case.shard("x.0", "data"),)))
+    assert str(case.source.module) == before
+
+
+def test_donated_arguments_stay_donated() -> None:
+    case = case_of(lambda x: x + 1, X, donate=(0,))
+    text = emit_spmd(case.source, case.lowered((case.shard("x.0", "data"),))).decode()
+    assert re.search(r'%arg0: tensor<16x8xf32> \{[^)]*sdy.sharding = [^)]*"data"[^)]*tf.aliasing_output = 0', text)

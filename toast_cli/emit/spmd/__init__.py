@@ -1,0 +1,79 @@
+"""The program of one device: everything on local shapes, with its collectives spelled out, so that no partitioner has anything left to decide.
+
+Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a StableHLO file whose `main` is one manual region over all mesh axes
+(`sdy.manual_computation`), entered and left in the plan's shardings; JAX loads it like any sharded program.
+
+`writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed whole on every device);
+`alignment` says from an op's factors how its arrays have to lie; `moves` writes reshards and reductions; `devices` says who talks to whom;
+`deciding` finds what only says how long loops run; `build` makes operations.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
+from toast_cli.emit.shardy import ShardyNotation, check_manual_regions, quoted
+from toast_cli.emit.spmd.writer import Writer
+from toast_cli.frontend.source import Source
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding
+from toast_cli.xla import ir, main_function, write_bytecode
+
+
+def emit_spmd(source: Source, lowered: LoweredPlan, *, binary: bool = False) -> bytes:
+    """The program of each device as StableHLO text, or as MLIR bytecode."""
+    module = spmd_module(source, lowered)
+    if binary:
+        return write_bytecode(module)
+    text: str = module.operation.get_asm(enable_debug_info=True)
+    return text.encode()
+
+
+def spmd_module(source: Source, lowered: LoweredPlan) -> Any:
+    """The same as an operation `builtin.module` in the context of `source`."""
+    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
+    undo: Undo = []  # of a copy nothing has to be undone
+    with source.module.context, ir.Location.unknown():
+        module = source.module.operation.clone()
+        notation = ShardyNotation(module, lowered.axis_names, lowered.axis_sizes)
+        notation.prepare(module, undo)
+        function = main_function(module)
+        region, ways_in, ways_out = manual_region(source, lowered, function)
+        axes = ", ".join(map(quoted, lowered.axis_names))
+        region.attributes["in_shardings"] = notation.of_operation(ways_in)
+        region.attributes["out_shardings"] = notation.of_operation(ways_out)
+        region.attributes["manual_axes"] = ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>")
+        mark_boundary(function.operation, "arg_attrs", ways_in, notation, undo)
+        mark_boundary(function.operation, "res_attrs", ways_out, notation, undo)
+        number = ir.IntegerType.get_signless(32)
+        module.attributes[PARTITIONS] = ir.IntegerAttr.get(number, prod(lowered.axis_sizes))
+        module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)
+        module.verify()
+    return module
+
+
+def manual_region(
+    source: Source, lowered: LoweredPlan, function: Any
+) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """Puts the body of `function`, a copy of the entry function, on local shapes and into a region; how arrays enter and leave it."""
+    block = function.regions[0].blocks[0]
+    kinds, locations = ([a.type for a in block.arguments], [a.location for a in block.arguments])
+    entry = block.create_before(*kinds, arg_locs=locations)
+    region = ir.Operation.create(
+        "sdy.manual_computation",
+        results=function.type.results,
+        operands=list(entry.arguments),
+        regions=1,
+        loc=function.location,
+        ip=ir.InsertionPoint(entry),
+    )
+    block.append_to(region.regions[0])
+    last = block.operations[len(block.operations) - 1].operation
+    ir.Operation.create("func.return", operands=list(region.results), loc=last.location, ip=ir.InsertionPoint(entry))
+    original = main_function(source.module).regions[0].blocks[0]
+    ways_out = Writer(source, lowered, block).write(original, block)
+    ir.Operation.create("sdy.return", operands=list(last.operands), loc=last.location, ip=ir.InsertionPoint(last))
+    last.erase()
+    return region, tuple(lowered.shardings[argument.value] for argument in source.program.arguments), ways_out

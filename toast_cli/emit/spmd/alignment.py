@@ -1,0 +1,102 @@
+"""How the arrays of one op have to lie so that every device can compute its part by itself.
+
+A factor of the op's rule is split by the same mesh axes in every array that has it. Splitting a factor that all results have is free;
+splitting one that no result has leaves the results partial. Factors of any other kind can be split only where an op's own rule says how.
+
+Enters: a rule, how the operands lie, and how the results are wanted. Leaves: an `Alignment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import Rule, ValueFactors
+
+FactorAxes = dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """operands, results: how each array lies. axes: factor -> mesh axes that split it. partial: axes over which the results are partial."""
+
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    axes: FactorAxes
+    partial: tuple[int, ...]
+
+
+@lru_cache(maxsize=20_000)
+def align(
+    rule: Rule,
+    operands: tuple[Sharding, ...],
+    results: tuple[Sharding, ...],
+    sizes: tuple[int, ...],
+    splits: frozenset[int] = frozenset(),
+) -> Alignment:
+    """The split that is nearest to `operands` and `results`.
+
+    Args:
+        rule: of the op. operands: how they lie. results: how they are wanted. sizes: of the mesh axes.
+        splits: factors which pass through only to some extent that can be split nevertheless.
+    """
+    whole = (rule.need_replication | rule.permutation) - splits
+    axes: FactorAxes = {}
+    spent: set[int] = set()
+    for factors, sharding in zip((*rule.results, *rule.operands), (*results, *operands), strict=True):
+        for factor, found in _factor_axes(factors, sharding, rule.sizes, sizes).items():
+            if factor not in whole and factor not in axes and not spent & set(found):
+                axes[factor] = found
+                spent |= set(found)
+    arrays = (*rule.operands, *rule.results)
+    while stuck := next(filter(None, (_stuck(factors, axes, rule.sizes, sizes) for factors in arrays)), None):
+        for factor in stuck:
+            del axes[factor]
+    made = {factor for dims in rule.results for factors in dims for factor in factors}
+    ways_in = tuple(_sharding(factors, axes) for factors in rule.operands)
+    ways_out = tuple(_sharding(factors, axes) for factors in rule.results)
+    partial = tuple([a for factor in sorted(rule.reduction & axes.keys() - made) for a in axes[factor]])
+    return Alignment(ways_in, ways_out, axes, partial)
+
+
+def _factor_axes(
+    dims: ValueFactors, sharding: Sharding, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]
+) -> FactorAxes:
+    """Which axes split which factor of one array; axes that cut across the bounds of a factor, and those behind them, are left out."""
+    found: FactorAxes = {}
+    for factors, axes in zip(dims, sharding, strict=True):
+        if len(factors) == 1:
+            if axes:
+                found[factors[0]] = axes
+            continue
+        waiting = list(axes)
+        for factor in factors:
+            left, own = factor_sizes[factor], []
+            while waiting and left % sizes[waiting[0]] == 0:
+                left //= sizes[waiting[0]]
+                own.append(waiting.pop(0))
+            if own:
+                found[factor] = tuple(own)
+            if left > 1:
+                break
+    return found
+
+
+def _stuck(dims: ValueFactors, axes: FactorAxes, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
+    """Factors that cannot be split in this array, since one before them in their dimension is not split to the end."""
+    found = []
+    for factors in dims:
+        ended = False
+        for factor in factors:
+            own = axes.get(factor, ())
+            if ended and own:
+                found.append(factor)
+            ended = ended or factor_sizes[factor] > prod(sizes[axis] for axis in own)
+    return found
+
+
+def _sharding(dims: ValueFactors, axes: FactorAxes) -> Sharding:
+    """How an array with these factors lies."""
+    return tuple(tuple(axis for factor in factors for axis in axes.get(factor, ())) for factors in dims)

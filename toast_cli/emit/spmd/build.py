@@ -1,0 +1,310 @@
+"""Makes StableHLO operations at one place in a module. Types and constants are made once.
+
+Enters: values and plain numbers. Leaves: the values that the new operations result in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from toast_cli.xla import ir
+
+Shape = tuple[int, ...]
+INDEX = "i32"
+# The reductions that are one operation, and the value that changes nothing in them.
+REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
+
+
+class Builder:
+    """`at` an insertion point, with a location, new operations are put one after the other."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.ip: Any = None
+        self.location: Any = ir.Location.unknown(context)
+        self._types: dict[tuple[str, Shape], Any] = {}
+        self._elements: dict[str, Any] = {}
+        self._channels = 0
+
+    @contextmanager
+    def at(self, ip: Any, location: Any = None) -> Iterator[None]:
+        """New operations go to `ip` while the block runs."""
+        before = self.ip, self.location
+        self.ip, self.location = ip, location or self.location
+        try:
+            yield
+        finally:
+            self.ip, self.location = before
+
+    # -- types and attributes -------------------------------------------------------------------------------------
+
+    def element(self, dtype: str) -> Any:
+        """The MLIR type of one element."""
+        if dtype not in self._elements:
+            self._elements[dtype] = ir.Type.parse(dtype, self.context)
+        return self._elements[dtype]
+
+    def type(self, dtype: str, shape: Shape) -> Any:
+        """The type of an array; of a token where that is what it is."""
+        found = self._types.get((dtype, shape))
+        if found is None:
+            if dtype == "token":
+                found = ir.Type.parse("!stablehlo.token", self.context)
+            else:
+                found = ir.RankedTensorType.get(shape, self.element(dtype), loc=ir.Location.unknown(self.context))
+            self._types[dtype, shape] = found
+        return found
+
+    def i64(self, number: int) -> Any:
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, self.context), number)
+
+    def i64s(self, numbers: Iterable[int]) -> Any:
+        return ir.DenseI64ArrayAttr.get(list(numbers), self.context)
+
+    def table(self, rows: Sequence[Sequence[int]]) -> Any:
+        """A matrix of whole numbers."""
+        array = np.array(rows, np.int64).reshape(len(rows), -1)
+        return ir.DenseElementsAttr.get(array, context=self.context)
+
+    def channel(self) -> Any:
+        """The handle of one more channel between devices."""
+        self._channels += 1
+        return ir.Attribute.parse(f"#stablehlo.channel_handle<handle = {self._channels}, type = 1>", self.context)
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def make(
+        self, name: str, operands: Sequence[Any], results: Sequence[Any], regions: int = 0, **attributes: Any
+    ) -> Any:
+        """One operation of StableHLO."""
+        return ir.Operation.create(
+            f"stablehlo.{name}",
+            results=list(results),
+            operands=list(operands),
+            attributes=attributes,
+            regions=regions,
+            loc=self.location,
+            ip=self.ip,
+        )
+
+    def one(self, name: str, operands: Sequence[Any], kind: Any, **attributes: Any) -> Any:
+        """The one result of an operation."""
+        return self.make(name, operands, [kind], **attributes).results[0]
+
+    def constant(self, value: float | bool, dtype: str, shape: Shape = ()) -> Any:
+        """An array of equal elements."""
+        kind = self.type(dtype, shape)
+        return self.one(
+            "constant", [], kind, value=ir.Attribute.parse(f"dense<{_literal(value, dtype)}> : {kind}", self.context)
+        )
+
+    def numbers(self, values: Sequence[int], dtype: str = INDEX) -> Any:
+        """A vector of whole numbers."""
+        kind = self.type(dtype, (len(values),))
+        text = f"dense<[{', '.join(map(str, values))}]> : {kind}"
+        return self.one("constant", [], kind, value=ir.Attribute.parse(text, self.context))
+
+    def unary(self, name: str, operand: Any) -> Any:
+        return self.one(name, [operand], operand.type)
+
+    def binary(self, name: str, left: Any, right: Any) -> Any:
+        return self.one(name, [left, right], left.type)
+
+    def compare(self, direction: str, left: Any, right: Any) -> Any:
+        """Whole numbers compared."""
+        kind = self.type("i1", tuple(left.type.shape))
+        word = ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>", self.context)
+        return self.one("compare", [left, right], kind, comparison_direction=word)
+
+    def select(self, mask: Any, yes: Any, no: Any) -> Any:
+        return self.one("select", [mask, yes, no], yes.type)
+
+    def convert(self, value: Any, dtype: str) -> Any:
+        kind = self.type(dtype, tuple(value.type.shape))
+        return value if kind == value.type else self.one("convert", [value], kind)
+
+    def reshape(self, value: Any, shape: Shape) -> Any:
+        return self.one("reshape", [value], self.like(value, shape))
+
+    def broadcast(self, value: Any, shape: Shape, dims: Sequence[int] = ()) -> Any:
+        return self.one("broadcast_in_dim", [value], self.like(value, shape), broadcast_dimensions=self.i64s(dims))
+
+    def slice(
+        self, value: Any, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None
+    ) -> Any:
+        steps = strides or [1] * len(starts)
+        shape = tuple(-(-(b - a) // s) for a, b, s in zip(starts, limits, steps, strict=True))
+        return self.one(
+            "slice",
+            [value],
+            self.like(value, shape),
+            start_indices=self.i64s(starts),
+            limit_indices=self.i64s(limits),
+            strides=self.i64s(steps),
+        )
+
+    def slice_dim(self, value: Any, dim: int, start: int, limit: int) -> Any:
+        """Elements `start` to `limit` of one dimension."""
+        shape = tuple(value.type.shape)
+        if (start, limit) == (0, shape[dim]):
+            return value
+        starts, limits = [0] * len(shape), list(shape)
+        starts[dim], limits[dim] = start, limit
+        return self.slice(value, starts, limits)
+
+    def pad(
+        self, value: Any, fill: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None
+    ) -> Any:
+        holes = interior or [0] * len(low)
+        shape = tuple(
+            a + b + n + max(n - 1, 0) * h
+            for n, a, b, h in zip(value.type.shape, low, high, holes, strict=True)
+        )  # fmt: skip
+        return self.one(
+            "pad",
+            [value, fill],
+            self.like(value, shape),
+            edge_padding_low=self.i64s(low),
+            edge_padding_high=self.i64s(high),
+            interior_padding=self.i64s(holes),
+        )
+
+    def concatenate(self, values: Sequence[Any], dim: int) -> Any:
+        if len(values) == 1:
+            return values[0]
+        shape = list(values[0].type.shape)
+        shape[dim] = sum(value.type.shape[dim] for value in values)
+        return self.one("concatenate", values, self.like(values[0], tuple(shape)), dimension=self.i64(dim))
+
+    def dynamic_slice(self, value: Any, starts: Sequence[Any], shape: Shape) -> Any:
+        return self.one("dynamic_slice", [value, *starts], self.like(value, shape), slice_sizes=self.i64s(shape))
+
+    def iota(self, dtype: str, shape: Shape, dim: int) -> Any:
+        return self.one("iota", [], self.type(dtype, shape), iota_dimension=self.i64(dim))
+
+    def like(self, value: Any, shape: Shape) -> Any:
+        """The type of an array of this shape with the elements of `value`."""
+        return self.type(str(value.type.element_type), shape)
+
+    # -- collectives ----------------------------------------------------------------------------------------------
+
+    def all_gather(self, value: Any, dim: int, groups: Sequence[Sequence[int]]) -> Any:
+        shape = list(value.type.shape)
+        shape[dim] *= len(groups[0])
+        made = self.make(
+            "all_gather",
+            [value],
+            [self.like(value, tuple(shape))],
+            all_gather_dim=self.i64(dim),
+            replica_groups=self.table(groups),
+            channel_handle=self.channel(),
+            use_global_device_ids=ir.UnitAttr.get(self.context),
+        )
+        return made.results[0]
+
+    def all_to_all(self, value: Any, split: int, concat: int, groups: Sequence[Sequence[int]]) -> Any:
+        shape, count = list(value.type.shape), len(groups[0])
+        shape[split] //= count
+        shape[concat] *= count
+        made = self.make(
+            "all_to_all",
+            [value],
+            [self.like(value, tuple(shape))],
+            split_dimension=self.i64(split),
+            concat_dimension=self.i64(concat),
+            split_count=self.i64(count),
+            replica_groups=self.table(groups),
+            channel_handle=self.channel(),
+        )
+        return made.results[0]
+
+    def permute(self, value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+        """Each receiver gets what its sender has; who is no receiver gets zeros."""
+        return self.one(
+            "collective_permute",
+            [value],
+            value.type,
+            source_target_pairs=self.table(pairs),
+            channel_handle=self.channel(),
+        )
+
+    def all_reduce(self, value: Any, reducer: str, groups: Sequence[Sequence[int]]) -> Any:
+        made = self.make(
+            "all_reduce",
+            [value],
+            [value.type],
+            regions=1,
+            replica_groups=self.table(groups),
+            channel_handle=self.channel(),
+            use_global_device_ids=ir.UnitAttr.get(self.context),
+        )
+        self._reduces(made, value, reducer)
+        return made.results[0]
+
+    def reduce_scatter(self, value: Any, reducer: str, dim: int, groups: Sequence[Sequence[int]]) -> Any:
+        shape = list(value.type.shape)
+        shape[dim] //= len(groups[0])
+        made = self.make(
+            "reduce_scatter",
+            [value],
+            [self.like(value, tuple(shape))],
+            regions=1,
+            scatter_dimension=self.i64(dim),
+            replica_groups=self.table(groups),
+            channel_handle=self.channel(),
+            use_global_device_ids=ir.UnitAttr.get(self.context),
+        )
+        self._reduces(made, value, reducer)
+        return made.results[0]
+
+    def _reduces(self, operation: Any, value: Any, reducer: str) -> None:
+        self.body(operation.regions[0], [self.like(value, ())] * 2, lambda a, b: [self.binary(reducer, a, b)])
+
+    def body(self, region: Any, kinds: Sequence[Any], write: Callable[..., list[Any]]) -> None:
+        """Fills a region with one block: `write` takes its arguments and gives what it returns."""
+        block = ir.Block.create_at_start(region, list(kinds), [self.location] * len(kinds))
+        with self.at(ir.InsertionPoint(block)):
+            self.make("return", write(*block.arguments), [])
+
+
+# Bits of minus infinity; the sign bit is the first one.
+_MINUS_INFINITY = {"bf16": (0xFF80, 16), "f16": (0xFC00, 16), "f32": (0xFF800000, 32), "f64": (0xFFF0 << 48, 64)}
+
+
+def least_and_most(dtype: str) -> tuple[float, float] | None:
+    """The smallest and the largest value of an element type; None where there are no such."""
+    if dtype in _MINUS_INFINITY:
+        return -inf, inf
+    if dtype == "i1":
+        return 0, 1
+    if dtype.startswith("ui"):
+        return 0, 2 ** int(dtype[2:]) - 1
+    return (-(2 ** (int(dtype[1:]) - 1)), 2 ** (int(dtype[1:]) - 1) - 1) if dtype[0] == "i" else None
+
+
+def identity(reducer: str, dtype: str) -> float | None:
+    """The value that changes nothing when it is reduced with another; None where there is none."""
+    if reducer in ("add", "or", "xor"):
+        return 0
+    if reducer == "multiply":
+        return 1
+    if reducer == "and":
+        return 1 if dtype == "i1" else (2 ** int(dtype[2:]) - 1 if dtype.startswith("ui") else -1)
+    ends = least_and_most(dtype)
+    return None if ends is None else ends[0] if reducer == "maximum" else ends[1]
+
+
+def _literal(value: float | bool, dtype: str) -> str:
+    if dtype in _MINUS_INFINITY and abs(value) == inf:
+        bits, width = _MINUS_INFINITY[dtype]
+        return hex(bits if value < 0 else bits - (1 << (width - 1)))
+    if dtype == "i1":
+        return "true" if value else "false"
+    if dtype.startswith("complex"):
+        return f"({float(value):e}, 0.000000e+00)"
+    return str(int(value)) if dtype.lstrip("u").startswith("i") else f"{float(value):e}"

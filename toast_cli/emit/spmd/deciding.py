@@ -1,0 +1,103 @@
+"""What a `Program` leaves out and a written program must not: what says how often a loop runs.
+
+The Program knows trip counts and forgets whatever nobody else needs, such as a loop's counter. Enters: a `Source`. Leaves: which operations
+of the module have to stay although no op of the program stands for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.frontend.source import Source
+from toast_cli.xla import ir, walk_ops
+
+LOOP, RETURN = "stablehlo.while", "stablehlo.return"
+BRANCHES = ("stablehlo.case", "stablehlo.if")
+
+
+class Deciding:
+    """Answers about the operations and values of the module in `source`."""
+
+    def __init__(self, source: Source) -> None:
+        producer = source.program.producer
+        self._numbers: dict[Any, list[int]] = {}
+        for number, operation in enumerate(source.operations):
+            self._numbers.setdefault(operation, []).append(number)
+        self._values = {handle: value for value, handle in enumerate(source.definitions) if producer[value] >= 0}
+        self._passed: set[tuple[Any, int]] = set()
+        self._kept: set[tuple[Any, int]] = set()
+        self._running: set[Any] = set()
+        self._loops = walk_ops(source.module.operation, LOOP)
+        self._name_arguments(source)
+        self._find(source)
+
+    def ops_of(self, operation: Any) -> list[int]:
+        """Numbers of the program's ops that an operation stands for."""
+        return self._numbers.get(operation, [])
+
+    def value_of(self, handle: Any) -> int | None:
+        """The program's value that a value of the module is; None where nobody needs it, but to know how long a loop runs."""
+        return self._values.get(handle)
+
+    def runs(self, operation: Any) -> bool:
+        """Whether a written program has the operation."""
+        return operation in self._numbers or operation in self._running
+
+    def is_passed(self, loop: Any, position: int) -> bool:
+        """Whether a loop only hands a value through."""
+        return (loop, position) in self._passed
+
+    def is_kept(self, loop: Any, position: int) -> bool:
+        """Whether a loop has to carry something that is no value of the program."""
+        return (loop, position) in self._kept
+
+    def _name_arguments(self, source: Source) -> None:
+        """Loops outside come before those in them, so that what goes in has its number already."""
+        for loop in self._loops:
+            condition, body = (region.blocks[0] for region in loop.regions)
+            yielded = terminator(body).operands
+            for k, init in enumerate(loop.operands):
+                if yielded[k] == body.arguments[k]:
+                    self._passed.add((loop, k))
+                    value = self._values.get(init)
+                else:
+                    value = self._values.get(loop.results[k])
+                if value is not None:
+                    for handle in (loop.results[k], body.arguments[k], condition.arguments[k]):
+                        self._values[handle] = value
+
+    def _find(self, source: Source) -> None:
+        """Everything that the condition of a loop that runs depends on."""
+        waiting = [terminator(loop.regions[0].blocks[0]).operands[0] for loop in self._loops if loop in self._numbers]
+        seen: set[Any] = set()
+        while waiting:
+            handle = waiting.pop()
+            if handle in seen or handle in self._values:
+                continue
+            seen.add(handle)
+            owner = handle.owner
+            if isinstance(handle, ir.BlockArgument):
+                waiting += self._carried(owner.owner.operation, handle.arg_number)
+                continue
+            operation = owner.operation
+            if operation.name == LOOP:
+                waiting += self._carried(operation, handle.result_number)
+            else:
+                self._running.add(operation)
+                waiting += list(operation.operands)
+
+    def _carried(self, loop: Any, position: int) -> list[Any]:
+        """What the value that a loop carries depends on; the loop runs, then."""
+        self._running.add(loop)
+        self._kept.add((loop, position))
+        condition, body = (region.blocks[0] for region in loop.regions)
+        return [
+            loop.operands[position],
+            terminator(body).operands[position],
+            terminator(condition).operands[0],
+        ]
+
+
+def terminator(block: Any) -> Any:
+    """The last operation of a block."""
+    return block.operations[len(block.operations) - 1].operation

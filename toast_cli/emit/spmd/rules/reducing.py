@@ -1,0 +1,82 @@
+"""Reductions along split dimensions: each device reduces its part, and what it finds is partial.
+
+Where the body is one operation that devices can reduce with, that is all. Any other body (an argmax) reduces once more over what all devices have found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.emit.spmd.build import REDUCERS, identity
+from toast_cli.emit.spmd.devices import groups
+from toast_cli.emit.spmd.piece import Piece
+from toast_cli.emit.spmd.site import Site
+from toast_cli.xla import ir
+
+
+def reduce(site: Site) -> list[Piece]:
+    """Also of several arrays at once."""
+    at = site.alignment()
+    if not at.partial:
+        site.bring_all(at.operands)
+        return site.localise(at.results)
+    for k, sharding in enumerate(at.operands):
+        site.bring(k, sharding)
+    count = len(site.op.results)
+    reducer = body_reducer(site.operation.regions[0])
+    if reducer is not None and count == 1 and identity(reducer, site.result(0).dtype) is not None:
+        start_once(site, count, reducer, at.partial)
+        site.read()
+        return site.localise(at.results, at.partial, reducer)
+    site.read()
+    return again(site, site.localise(at.results), at.partial)
+
+
+def body_reducer(region: Any) -> str | None:
+    """The one operation on its two arguments that a body consists of, `add`; None for any other body."""
+    block = region.blocks[0]
+    operations = [op.operation for op in block.operations]
+    if len(operations) != 2 or len(block.arguments) != 2:
+        return None
+    name = operations[0].name.removeprefix("stablehlo.")
+    reads = list(operations[0].operands)
+    both = reads in ([block.arguments[0], block.arguments[1]], [block.arguments[1], block.arguments[0]])
+    return name if name in REDUCERS and both and operations[1].operands[0] == operations[0].results[0] else None
+
+
+def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
+    """What is reduced starts with operand k on one device along `axes`, and with nothing on the others."""
+    neutral = identity(reducer, site.operand(k).dtype)
+    if neutral is None or is_constant(site.operands[k].handle, neutral):
+        return
+    build, piece = site.build, site.operands[k]
+    first = build.compare("EQ", site.devices.offset(axes, 1), site.devices.constant(0))
+    nothing = build.constant(neutral, site.operand(k).dtype, site.local(k))
+    site.operands[k] = Piece(build.select(first, piece.handle, nothing), piece.sharding)
+
+
+def is_constant(handle: Any, value: float) -> bool:
+    """Whether all elements of a constant are `value`."""
+    if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
+        return False
+    literal = handle.owner.attributes["value"]
+    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
+        return False
+    found = literal.get_splat_value()
+    return hasattr(found, "value") and float(found.value) == value
+
+
+def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
+    """What all devices along `axes` have found, reduced by the same body."""
+    build, operation = site.build, site.operation
+    with build.at(ir.InsertionPoint.after(operation), operation.location):
+        gathered = []
+        for piece in found:
+            shape = tuple(piece.handle.type.shape)
+            row = build.reshape(piece.handle, (1, *shape))
+            gathered.append(build.all_gather(row, 0, groups(axes, site.sizes)))
+        second = operation.clone(ip=build.ip).operation
+        for k, handle in enumerate(gathered):
+            second.operands[k] = handle
+        second.attributes["dimensions"] = build.i64s([0])
+    return [Piece(result, piece.sharding) for result, piece in zip(second.results, found, strict=True)]

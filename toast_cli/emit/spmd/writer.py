@@ -1,0 +1,363 @@
+"""Writes the whole program on local shapes, op after op.
+
+Enters: a `Source`, a `LoweredPlan` and a copy of the module whose entry block has been put into a manual region. Leaves: that block, every
+operation on local shapes, with every collective the plan has, where it has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from toast_cli.emit.spmd.alignment import align
+from toast_cli.emit.spmd.build import Builder
+from toast_cli.emit.spmd.deciding import Deciding
+from toast_cli.emit.spmd.moves import Devices, Mover
+from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.rules.reducing import is_constant
+from toast_cli.emit.spmd.rules.table import rule_of
+from toast_cli.emit.spmd.site import Site
+from toast_cli.frontend.source import Source
+from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.plan.sums import ADD, is_view, scatters_into
+from toast_cli.program.model import ARGUMENT, Op
+from toast_cli.program.rematerialised import remade_values
+from toast_cli.xla import ir
+
+BARRIER = "stablehlo.optimization_barrier"
+Copies = dict[tuple[int, Sharding], Piece]
+
+
+class Writer:
+    """Used once, on one block."""
+
+    def __init__(self, source: Source, lowered: LoweredPlan, block: Any) -> None:
+        self._source, self._program, self._lowered = source, source.program, lowered
+        self._build = Builder(block.owner.context)
+        self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
+        self._mover = Mover(self._build, self._devices)
+        self._deciding = Deciding(source)
+        self._remade = remade_values(self._program)
+        self._pieces: dict[int, Piece] = {}
+        self._copies: list[Copies] = [{}]  # pieces in other shardings than their values', of each block around
+        self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
+        self._made: Copies = {}  # values made from constants, in each sharding asked for
+        self._loose: dict[Any, Any] = {}  # a value that is none of the program's -> its handle in the copy, whole
+        self._unused: dict[Any, None] = {}  # operations to go, in program order
+        self._ways_out: tuple[Sharding, ...] = ()
+
+    def write(self, original: Any, block: Any) -> tuple[Sharding, ...]:
+        """Everything in the block, which is a copy of `original`. Returns how the results lie; the block's last operation reads them."""
+        arguments = [op for op in self._program.ops if op.name == ARGUMENT]
+        for op, handle in zip(arguments, block.arguments, strict=True):
+            (value,) = op.results
+            sharding = self._lowered.shardings[value]
+            handle.set_type(self._type(value, sharding))
+            self._pieces[value] = Piece(handle, sharding)
+        self._block(original, block)
+        for operation in reversed(self._unused):
+            operation.erase()
+        return self._ways_out
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def _block(self, original: Any, block: Any) -> None:
+        """Every operation of a block but the last of an inner one, which belongs to whatever the block is in."""
+        for old, new in zip(list(original.operations), list(block.operations), strict=True):
+            self._at(new.operation)
+            self._operation(old.operation, new.operation)
+
+    def _at(self, operation: Any) -> None:
+        self._build.ip, self._build.location = ir.InsertionPoint(operation), operation.location
+
+    def _operation(self, original: Any, operation: Any) -> None:
+        numbers, name = self._deciding.ops_of(original), operation.name
+        if name == "stablehlo.return":
+            return
+        if name == "func.return":
+            self._return(operation, numbers)
+        elif name == "stablehlo.while" and self._deciding.runs(original):
+            self._while(original, operation, numbers)
+        elif name in ("stablehlo.case", "stablehlo.if") and self._deciding.runs(original):
+            self._branches(original, operation, numbers)
+        elif numbers and name == BARRIER:
+            self._barrier(operation, numbers)
+        elif numbers:
+            self._plain(numbers[0], operation)
+        elif self._deciding.runs(original):
+            self._keep_whole(original, operation)
+        else:
+            self._unused[operation] = None
+
+    def _plain(self, number: int, operation: Any) -> None:
+        op = self._program.ops[number]
+        if len(op.results) == 1 and self._remade[op.results[0]] and self._program.values[op.results[0]].shape:
+            read = [None if self._is_remade(value) else self._operand(number, k) for k, value in enumerate(op.operands)]
+            self._sources[op.results[0]] = operation, read
+            self._unused[operation] = None
+            return
+        operands = [self._operand(number, k) for k in range(len(op.operands))]
+        wanted = tuple([self._lowered.computed.get(value, self._lowered.shardings[value]) for value in op.results])
+        for value, piece in zip(op.results, self._written(op, operation, operands, wanted), strict=True):
+            self._settle(value, piece, operation)
+
+    def _written(self, op: Op, operation: Any, operands: list[Piece], wanted: tuple[Sharding, ...]) -> list[Piece]:
+        """The op's results once it is on local shapes."""
+        site = Site(self._program, op, operation, operands, wanted, self._build, self._devices, self._mover)
+        pieces = rule_of(op.name)(site)
+        if site.superseded:
+            self._unused[operation] = None
+        if operands and operands[0].partial:  # see `_stays_partial`
+            first = operands[0]
+            return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]
+        return pieces
+
+    def _keep_whole(self, original: Any, operation: Any) -> None:
+        """What only says how long a loop runs is the same on all devices."""
+        for k, handle in enumerate(original.operands):
+            operation.operands[k] = self._whole(handle)
+        for old, new in zip(original.results, operation.results, strict=True):
+            self._loose[old] = new
+
+    def _barrier(self, operation: Any, numbers: list[int]) -> None:
+        """Each array passes as it lies; what nobody reads behind it is left out."""
+        passing = {self._source.use(number, 0).operand: number for number in numbers}
+        for position, result in enumerate(operation.results):
+            number = passing.get(position)
+            piece = Piece(self._devices.constant(0), ()) if number is None else self._operand(number, 0)
+            operation.operands[position] = piece.handle
+            result.set_type(piece.handle.type)
+            if number is not None:
+                (value,) = self._program.ops[number].results
+                self._settle(value, Piece(result, piece.sharding), operation)
+
+    def _return(self, operation: Any, numbers: list[int]) -> None:
+        """The end of the program."""
+        pieces = [self._operand(number, 0) for number in numbers]
+        for number, piece in zip(numbers, pieces, strict=True):
+            operation.operands[self._source.use(number, 0).operand] = piece.handle
+        self._ways_out = tuple(piece.sharding for piece in pieces)
+
+    # -- regions --------------------------------------------------------------------------------------------------
+
+    def _while(self, original: Any, operation: Any, numbers: list[int]) -> None:
+        """A loop on what each device has of what it carries."""
+        carries = {self._source.use(number, 0).operand: number for number in numbers}
+        passed: dict[int, tuple[int, Piece]] = {}  # position -> a value that is the same inside and outside
+        loose: list[int] = []
+        for k, init in enumerate(original.operands):
+            value = self._deciding.value_of(init)
+            if k in carries:
+                handle = self._to_own(carries[k], 0).handle
+            elif self._deciding.is_passed(original, k) and value is not None:
+                passed[k] = value, self._anywhere(value)
+                handle = passed[k][1].handle
+            elif self._deciding.is_kept(original, k):
+                loose.append(k)
+                handle = self._whole(init)
+            else:
+                handle = self._devices.constant(0)
+            operation.operands[k] = handle
+            for one in (operation.results[k], *(region.blocks[0].arguments[k] for region in operation.regions)):
+                one.set_type(handle.type)
+        outside = {value: self._pieces[value] for value, _ in passed.values() if value in self._pieces}
+        copies = self._copies
+        for old, region in zip(original.regions, operation.regions, strict=True):
+            before, block = old.blocks[0], region.blocks[0]
+            self._copies = [{}]
+            for k, number in carries.items():
+                self._pieces[self._carried(number)] = Piece(block.arguments[k], self._own(number))
+            for k, (value, piece) in passed.items():
+                if value in outside:
+                    self._pieces[value] = Piece(block.arguments[k], piece.sharding)
+            for k in range(len(block.arguments)):
+                self._loose[before.arguments[k]] = block.arguments[k]
+            self._block(before, block)
+            self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
+        self._copies = copies
+        self._pieces.update(outside)
+        for k, number in carries.items():
+            self._pieces[self._carried(number)] = Piece(operation.results[k], self._own(number))
+        for k in loose:
+            self._loose[original.results[k]] = operation.results[k]
+
+    def _end_of_loop(self, original: Any, block: Any, carries: dict[int, int] | None, loose: list[int]) -> None:
+        """What the condition (`carries` None) or the body of a loop leaves behind."""
+        old, last = (b.operations[len(b.operations) - 1].operation for b in (original, block))
+        self._at(last)
+        for k, handle in enumerate(old.operands):
+            if carries is None or k in loose:
+                last.operands[k] = self._whole(handle)
+            else:
+                last.operands[k] = self._to_own(carries[k], 1).handle if k in carries else block.arguments[k]
+
+    def _branches(self, original: Any, operation: Any, numbers: list[int]) -> None:
+        """Each branch leaves its results as the one value that they become lies."""
+        joins = {self._source.use(number, 0).operand: number for number in numbers}
+        operation.operands[0] = self._whole(original.operands[0])
+        for branch, (old, region) in enumerate(zip(original.regions, operation.regions, strict=True)):
+            before, block = old.blocks[0], region.blocks[0]
+            self._copies.append({})
+            self._block(before, block)
+            last = block.operations[len(block.operations) - 1].operation
+            self._at(last)
+            for k in range(len(operation.results)):
+                join = joins.get(k)
+                last.operands[k] = self._devices.constant(0) if join is None else self._to_own(join, branch).handle
+            self._copies.pop()
+        for k, result in enumerate(operation.results):
+            if k not in joins:
+                result.set_type(self._build.type("i32", ()))
+                continue
+            sharding = self._own(joins[k])
+            value = self._carried(joins[k])
+            result.set_type(self._type(value, sharding))
+            self._pieces[value] = Piece(result, sharding)
+
+    def _carried(self, number: int) -> int:
+        """The value that a carry or join results in."""
+        return self._program.ops[number].results[0]
+
+    def _own(self, number: int) -> Sharding:
+        return self._lowered.shardings[self._carried(number)]
+
+    def _to_own(self, number: int, position: int) -> Piece:
+        """Operand `position` of a carry or join, as its result lies."""
+        piece = self._operand(number, position)
+        target = self._own(number)
+        value = self._program.ops[number].operands[position]
+        return piece if piece.sharding == target else self._mover.to(piece, target, self._program.values[value].shape)
+
+    def _whole(self, handle: Any) -> Any:
+        """What a value of the original module is in the copy, whole."""
+        value = self._deciding.value_of(handle)
+        if value is None:
+            return self._loose[handle]
+        shape = self._program.values[value].shape
+        return self._mover.to(self._anywhere(value), replicated(len(shape)), shape).handle
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def _type(self, value: int, sharding: Sharding) -> Any:
+        array = self._program.values[value]
+        return self._build.type(array.dtype, local_shape(array.shape, sharding, self._lowered.axis_sizes))
+
+    def _is_remade(self, value: int) -> bool:
+        """Whether each use gets a copy of its own."""
+        return self._remade[value] and bool(self._program.values[value].shape)
+
+    def _anywhere(self, value: int) -> Piece:
+        """A value as it lies."""
+        if self._is_remade(value):
+            return self._remake(value, self._lowered.shardings[value])
+        return self._complete_late(value) if self._pieces[value].partial else self._pieces[value]
+
+    def _operand(self, number: int, position: int) -> Piece:
+        """What each device has of an operand, as the plan wants it there."""
+        op = self._program.ops[number]
+        value = op.operands[position]
+        wanted = self._lowered.required.get((number, position), self._lowered.shardings[value])
+        if self._is_remade(value):
+            return self._remake(value, wanted)
+        piece = self._pieces[value]
+        if piece.partial:
+            if self._stays_partial(op):
+                return piece
+            piece = self._complete_late(value)
+        return piece if piece.sharding == wanted else self._copy(value, piece, wanted)
+
+    def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
+        """The piece in another sharding; one copy serves all who want it."""
+        for copies in self._copies:
+            if (value, wanted) in copies:
+                return copies[value, wanted]
+        copied = self._mover.to(piece, wanted, self._program.values[value].shape)
+        self._copies[-1][value, wanted] = copied
+        return copied
+
+    def _settle(self, value: int, piece: Piece, operation: Any) -> None:
+        """Where the value goes on, behind the operation that made it."""
+        target = self._lowered.shardings[value]
+        shape = self._program.values[value].shape
+        if piece.partial:
+            if value in self._lowered.computed or not self._may_stay_partial(value):
+                with self._behind(piece.handle, operation):
+                    piece = self._mover.complete(piece, target, shape)
+        elif piece.sharding != target:
+            with self._behind(piece.handle, operation):
+                piece = self._mover.to(piece, target, shape)
+        self._pieces[value] = piece
+
+    def _behind(self, handle: Any, operation: Any) -> Any:
+        """New operations go behind the one that made `handle`."""
+        return self._build.at(ir.InsertionPoint.after(handle.owner), operation.location)
+
+    # -- sums -----------------------------------------------------------------------------------------------------
+
+    def _may_stay_partial(self, value: int) -> bool:
+        """Whether the one reader of a partial value may be able to go on with it as it is."""
+        users = self._program.users[value]
+        if len(users) != 1 or users[0] in self._lowered.required:
+            return False
+        op = self._program.ops[users[0][0]]
+        return op.name == ADD or (users[0][1] == 0 and len(op.results) == 1 and is_view(op, self._program))
+
+    def _stays_partial(self, op: Op) -> bool:
+        """Whether an op goes on with partial operands: it only adds up what is partial alike, or views it."""
+        pieces = [self._pieces.get(value) for value in op.operands]
+        first = pieces[0]
+        if first is None or not first.partial:
+            return False
+        if op.name != ADD:
+            start = pieces[1].handle if op.name == "stablehlo.reduce" and pieces[1] else None
+            return is_view(op, self._program) and (start is None or is_constant(start, 0))
+        alike = all(
+            p is not None and (p.partial, p.sharding, p.reducer) == (first.partial, first.sharding, "add")
+            for p in pieces
+        )
+        return alike and not scatters_into(op, self._program)
+
+    def _complete_late(self, value: int) -> Piece:
+        """A value that waited in vain for another to be added to it."""
+        piece = self._pieces[value]
+        with self._behind(piece.handle, piece.handle.owner):
+            piece = self._mover.complete(piece, self._lowered.shardings[value], self._program.values[value].shape)
+        self._pieces[value] = piece
+        return piece
+
+    # -- values made from constants -------------------------------------------------------------------------------
+
+    def _remake(self, value: int, wanted: Sharding) -> Piece:
+        """A value made from constants alone, made in this sharding where it was made before.
+
+        The first time, the operation that stands there is used; from then on a copy of the original.
+        """
+        found = self._made.get((value, wanted))
+        if found is not None:
+            return found
+        operation, read = self._sources[value]
+        number = self._program.producer[value]
+        op = self._program.ops[number]
+        with self._build.at(ir.InsertionPoint(operation), operation.location):
+            if operation in self._unused:
+                del self._unused[operation]
+            else:
+                operation = self._source.operations[number].clone(ip=self._build.ip).operation
+            operands = []
+            at = remade_operands(op, wanted, self._lowered.axis_sizes)
+            for k, one in enumerate(op.operands):
+                piece = read[k]
+                operands.append(self._remake(one, at[k]) if piece is None else piece)
+            (piece,) = self._written(op, operation, operands, (wanted,))
+        if piece.sharding != wanted:
+            with self._behind(piece.handle, operation):
+                piece = self._mover.to(piece, wanted, self._program.values[value].shape)
+        self._made[value, wanted] = piece
+        return piece
+
+
+def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:
+    """How the operands of an op best lie for a result that is to lie so."""
+    ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
+    return align(op.rule, ranks, (wanted,), sizes).operands
