@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from toast_cli.plan.lowered import LoweredPlan
+
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
-from toast_cli.plan.lowered import LoweredPlan
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task
 
 
