@@ -5,15 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from toast_cli.plan.lowered import LoweredPlan
-
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task
 
 
-def wrong_results(source: Source, lowered: LoweredPlan, devices: int) -> list[int]:
+def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> list[int]:
     """Numbers of the results of the spmd form that are not those of the program itself."""
     return wrong_in(source, emit_spmd(source, lowered), devices)
 

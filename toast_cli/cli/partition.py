@@ -100,7 +100,9 @@ def partition(
         )
     if verify is not None and chosen in (Format.specs, Format.python):
         raise UsageError(
-            f"{chosen.value} is no program to verify", where="--verify", hint="give it with --format stablehlo, hlo or spmd"
+            f"{chosen.value} is no program to verify",
+            where="--verify",
+            hint="give it with --format stablehlo, hlo or spmd",
         )
     judge = machine(mesh, verify, "--verify") if verify is not None else None
     program_target = Target("-o", output) if output is not None else None

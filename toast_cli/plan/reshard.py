@@ -66,9 +66,7 @@ def _finer(source: Sharding, target: Sharding, kinds: list[str]) -> bool:
     return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
 
 
-def route(
-    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None
-) -> tuple[Hop, ...]:
+def route(source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[Hop, ...]:
     """Steps from one sharding to the other, each with the sharding it leads to; slices too.
 
     That is the way for any array, unless it cuts this one unevenly; then the best of those that do not.

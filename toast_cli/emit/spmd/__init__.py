@@ -1,6 +1,6 @@
 """The program of one device: everything on local shapes, with its collectives spelled out, so that no partitioner has anything left to decide.
 
-Enters: a `Source` and a `LoweredPlan`. Leaves: the bytes of a StableHLO file whose `main` is one manual region over all mesh axes
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file whose `main` is one manual region over all mesh axes
 (`sdy.manual_computation`), entered and left in the plan's shardings; JAX loads it like any sharded program.
 
 `writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed whole on every device);
@@ -17,12 +17,12 @@ from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
 from toast_cli.emit.shardy import ShardyNotation, check_manual_regions, quoted
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, main_function, write_bytecode
 
 
-def emit_spmd(source: Source, lowered: LoweredPlan, *, binary: bool = False) -> bytes:
+def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
     """The program of each device as StableHLO text, or as MLIR bytecode."""
     module = spmd_module(source, lowered)
     if binary:
@@ -31,7 +31,7 @@ def emit_spmd(source: Source, lowered: LoweredPlan, *, binary: bool = False) -> 
     return text.encode()
 
 
-def spmd_module(source: Source, lowered: LoweredPlan) -> Any:
+def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
     """The same as an operation `builtin.module` in the context of `source`."""
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     undo: Undo = []  # of a copy nothing has to be undone
@@ -55,7 +55,7 @@ def spmd_module(source: Source, lowered: LoweredPlan) -> Any:
 
 
 def manual_region(
-    source: Source, lowered: LoweredPlan, function: Any
+    source: Source, lowered: PartitionedProgram, function: Any
 ) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
     """Puts the body of `function`, a copy of the entry function, on local shapes and into a region; how arrays enter and leave it."""
     block = function.regions[0].blocks[0]

@@ -1,6 +1,6 @@
 """Writes the whole program on local shapes, op after op.
 
-Enters: a `Source`, a `LoweredPlan` and a copy of the module whose entry block has been put into a manual region. Leaves: that block, every
+Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block has been put into a manual region. Leaves: that block, every
 operation on local shapes, with every collective the plan has, where it has it.
 """
 
@@ -18,10 +18,11 @@ from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
-from toast_cli.plan.lowered import LoweredPlan
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
-from toast_cli.plan.sums import ADD, is_view, scatters_into
-from toast_cli.program.model import ARGUMENT, Op
+from toast_cli.plan.sums import is_view, scatters_into
+from toast_cli.program.model import Op
+from toast_cli.program.ops import ADD, ARGUMENT, REDUCE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
@@ -32,7 +33,7 @@ Copies = dict[tuple[int, Sharding], Piece]
 class Writer:
     """Used once, on one block."""
 
-    def __init__(self, source: Source, lowered: LoweredPlan, block: Any) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram, block: Any) -> None:
         self._source, self._program, self._lowered = source, source.program, lowered
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
@@ -105,7 +106,7 @@ class Writer:
     def _written(self, op: Op, operation: Any, operands: list[Piece], wanted: tuple[Sharding, ...]) -> list[Piece]:
         """The op's results once it is on local shapes."""
         site = Site(self._program, op, operation, operands, wanted, self._build, self._devices, self._mover)
-        pieces = rule_of(op.name)(site)
+        pieces = rule_of(op.kind)(site)
         if site.superseded:
             self._unused[operation] = None
         if operands and operands[0].partial:  # see `_stays_partial`
@@ -310,7 +311,7 @@ class Writer:
         if first is None or not first.partial:
             return False
         if op.name != ADD:
-            start = pieces[1].handle if op.name == "stablehlo.reduce" and pieces[1] else None
+            start = pieces[1].handle if op.name == REDUCE and pieces[1] else None
             return is_view(op, self._program) and (start is None or is_constant(start, 0))
         alike = all(
             p is not None and (p.partial, p.sharding, p.reducer) == (first.partial, first.sharding, "add")

@@ -6,14 +6,11 @@ from toast_cli.emit.spmd.rules.making import constant, iota
 from toast_cli.emit.spmd.rules.plain import one_device, plain, sliced, whole
 from toast_cli.emit.spmd.rules.reducing import reduce
 from toast_cli.emit.spmd.site import LocalRule
+from toast_cli.program.ops import OpKind
 
 _SAME_ON_PIECES = """
-abs add and atan2 bitcast_convert cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential
-exponential_minus_one floor imag is_finite log log_plus_one logistic map maximum minimum multiply negate not or popcnt power real
-reduce_precision remainder round_nearest_afz round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical
-sign sine sqrt subtract tan tanh xor
-broadcast_in_dim cholesky concatenate dot dot_general optimization_barrier pad reduce_window reshape reverse sort transpose
-triangular_solve convolution custom_call
+broadcast_in_dim cholesky concatenate convolution custom_call dot dot_general map optimization_barrier pad reduce_window reshape reverse sort
+transpose triangular_solve
 """
 
 RULES: dict[str, LocalRule] = {
@@ -27,7 +24,7 @@ RULES: dict[str, LocalRule] = {
 }
 
 
-def rule_of(name: str) -> LocalRule:
-    """The local rule of an op, by its dialect name."""
-    found = RULES.get(name)
-    return found or (plain if name.startswith("chlo.") else whole)
+def rule_of(kind: OpKind) -> LocalRule:
+    """The local rule of an op."""
+    found = RULES.get(kind.name)
+    return found or (plain if kind.elementwise or kind.name.startswith("chlo.") else whole)
