@@ -23,11 +23,12 @@ from benchmarks.calibrate_memory import TABLE
 from benchmarks.common import Row, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
-from toast_cli.cost.model import PEAK_ERROR
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.hardware import Mesh
+from toast_cli.hardware import Mesh, find_preset
 
 GIB = 2.0**30
+PEAK_ERROR = find_profile(find_preset("v4").chip).peak_error
 START, END = "<!-- memory: written by benchmarks/calibration.py -->", "<!-- memory: end -->"
 POINTS = {
     "program": "{program}", "split": "{split}", "slice": "{slice}", "plan": "{plan}", "arguments": "{argument_gib:.3f}",

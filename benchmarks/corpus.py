@@ -215,6 +215,6 @@ def fingerprint(problem: Problem, plan: Plan) -> str:
     told: list[object] = []
     for number, op in enumerate(problem.program.ops):
         if op.name in (ARGUMENT, RESULT, "stablehlo.dot_general", "stablehlo.convolution"):
-            told.append([lowered.layouts[v] for v in (*op.operands, *op.results)])
+            told.append([lowered.shardings[v] for v in (*op.operands, *op.results)])
             told.append([lowered.required.get((number, k)) for k in range(len(op.operands))])
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]

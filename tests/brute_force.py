@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -131,8 +132,9 @@ class _Selection:
         fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
         patterns = tuple(replace(problem.patterns[p]) for p in problem.op_pattern)
         self.problem = _Free(**(fields | {"patterns": patterns, "op_pattern": tuple(range(count))}))
-        self.items: Items = make_items(self.problem)
-        self.pricer, self.work = Pricer(self.problem, self.items), WorkPricer(self.problem)
+        profile = find_profile(self.problem.mesh.chip)
+        self.items: Items = make_items(self.problem, profile)
+        self.pricer, self.work = Pricer(self.problem, self.items), WorkPricer(self.problem, profile)
         self.work_of: dict[int, list[WorkItem]] = defaultdict(list)
         self.sums_of: dict[int, list[SumItem]] = defaultdict(list)
         for work in self.items.work:

@@ -18,6 +18,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load
@@ -45,6 +47,8 @@ ROUND_CHIP = Chip(
     sources={},
 )
 LINK_BYTES_PER_SECOND = 1e8
+# Its compiler: what all of XLA does, at the rates above.
+PLAIN = find_profile(ROUND_CHIP)
 
 
 def arg(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -97,9 +101,13 @@ def problem_of(
 
 
 def evaluator_of(
-    source: Source, mesh: str | Mesh = "v4-32", shape: dict[str, int] | None = None, pins: tuple[str, ...] = ()
+    source: Source,
+    mesh: str | Mesh = "v4-32",
+    shape: dict[str, int] | None = None,
+    pins: tuple[str, ...] = (),
+    profile: CompilerProfile | None = None,
 ) -> Evaluator:
-    return Evaluator(problem_of(source, mesh, shape, pins))
+    return Evaluator(problem_of(source, mesh, shape, pins), profile=profile)
 
 
 def groups_of(program: Program, dimensions: Dimensions, path: str) -> tuple[tuple[int, ...], ...]:
@@ -193,10 +201,11 @@ def case_of(
     donate: tuple[int, ...] = (),
     mesh: str | Mesh | None = None,
     pins: tuple[str, ...] = (),
+    profile: CompilerProfile | None = None,
 ) -> Case:
-    """A JAX function on a mesh (default: data=4, model=2 of round figures)."""
+    """A JAX function on a mesh (default: data=4, model=2 of round figures); profile: of another compiler than the chip's."""
     source = source_of(fn, *shapes, donate=donate)
-    return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins))
+    return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins, profile=profile))
 
 
 def result_shardings(program: Program, lowered: PartitionedProgram) -> list[Sharding]:

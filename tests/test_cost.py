@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from programs import ROUND_CHIP, arg, case_of, problem_of, round_mesh, sample, source_of
+from programs import PLAIN, ROUND_CHIP, arg, case_of, problem_of, round_mesh, sample, source_of
 from random_programs import cases, plans
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Axis, Mesh
-from toast_cli.hardware.model import Rewrites
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import make_problem
 
@@ -101,8 +100,8 @@ def test_a_reshard_takes_a_gather() -> None:
     """v and w are split by columns, so x [100, 200 split by 4] is gathered, once for both: 3/4 * 80,000 / 1e8 = 600 us; half of
     that on a chip that multiplies f32 in one bf16 pass, whose compiler converts before it gathers."""
     for narrow, seconds, size in ((False, 600 * US, 80_000.0), (True, 300 * US, 40_000.0)):
-        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrows=narrow)))
-        case = case_of(lambda x, v, w: (x @ v, x @ w), X, W, W, mesh=mesh)
+        profile = replace(PLAIN, passes=PLAIN.passes | {"narrowing"}) if narrow else PLAIN
+        case = case_of(lambda x, v, w: (x @ v, x @ w), X, W, W, mesh=round_mesh(data=4), profile=profile)
         plan = (case.shard("v.1", "data"), case.shard("w.1", "data"), case.shard("x.1", "data"))
         assert case.evaluator.cost(plan).communication_seconds == pytest.approx(seconds)
         assert case.collectives(plan) == [("all-gather", ("data",), size, 1.0)]
@@ -165,7 +164,7 @@ def stored(run: Any, *shapes: Any) -> list[str]:
     """Ops whose results reach memory, in order, arguments left out."""
     problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
     program = problem.program
-    kept = materialised(program, problem.free)
+    kept = materialised(program, problem.free, PLAIN)
     return [
         op.name.partition(".")[2] for op in program.ops for v in op.results if kept[v] and op.name != "toast.argument"
     ]
@@ -382,7 +381,7 @@ def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
     assert len(evaluator.timeline.candidates) > len(evaluator.timeline.moments)
     for plan in ((), (case.shard("x.0", "data"),), (case.shard("x.1", "data"),)):
         exact = evaluator.exact_cost(plan)
-        assert exact.peak_bytes == evaluator.profile(plan).max()
+        assert exact.peak_bytes == evaluator.memory_profile(plan).max()
         assert evaluator.cost(plan).peak_bytes == pytest.approx(exact.peak_bytes)
 
 

@@ -130,7 +130,7 @@ def test_names_sort_by_number() -> None:
 @pytest.mark.parametrize("name", chip_names())
 def test_every_figure_of_a_preset_names_its_source(name: str) -> None:
     preset = find_preset(name)
-    figures = {field.name for field in dataclasses.fields(preset.chip)} - {"name", "platform", "sources"}
+    figures = {field.name for field in dataclasses.fields(preset.chip)} - {"name", "platform", "preset", "sources"}
     assert set(preset.chip.sources) == figures
     assert set(preset.sources) == set(preset.wires)
     assert all([*preset.chip.sources.values(), *preset.sources.values()])

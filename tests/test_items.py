@@ -28,5 +28,6 @@ def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> N
 @settings(max_examples=20)
 @given(st.data())
 def test_what_has_no_part_in_any_cost_is_neither_stored_nor_read_otherwise(data: st.DataObject) -> None:
-    idle = [item for item in make_items(data.draw(cases()).problem).arrays if not item.costs]
+    case = data.draw(cases())
+    idle = [item for item in make_items(case.problem, case.evaluator.profile).arrays if not item.costs]
     assert not any(item.stored or item.readers for item in idle)

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from programs import ROUND_CHIP, arg, case_of, evaluator_of, problem_of, round_mesh, source_of
+from programs import PLAIN, ROUND_CHIP, arg, case_of, evaluator_of, problem_of, round_mesh, source_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernels import arithmetic, kernels
 from toast_cli.cost.matrix_unit import padding
+from toast_cli.cost.model import Attained
 from toast_cli.cost.roofline import kernel_seconds
-from toast_cli.hardware import Attained, find_preset
+from toast_cli.hardware import find_preset
 
 S = arg(16, 16)
 KIB = 1024
@@ -27,7 +28,7 @@ def work(run: Any, *shapes: Any) -> list[tuple[str, list[int], int, float]]:
     """(op, KiB read by operand, KiB written, elementwise flops per element of f32[16,16]) of each kernel."""
     problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
     program = problem.program
-    found = kernels(program, materialised(program, problem.free), problem.free)
+    found = kernels(program, materialised(program, problem.free, PLAIN), problem.free, PLAIN)
     return [
         (op.name.partition(".")[2], [s.bytes // KIB for s in k.operands], sum(s.bytes for s in k.results) // KIB,
          sum(s.flops for s in (*k.operands, *k.results)) / 256)
@@ -84,16 +85,16 @@ def test_padding_to_the_matrix_unit(tile: tuple[int, int], shape: tuple[int, int
 
 def test_what_a_kernel_attains_of_the_peaks() -> None:
     """8 GFLOP at half of 2 TFLOP/s: 8 ms, behind which 3 MB at three quarters of 1 GB/s, 4 ms, hide; 5 us to start."""
-    chip = replace(ROUND_CHIP, attained=Attained(matrix=0.5, memory=0.75, kernel_seconds=5 * US))
-    assert kernel_seconds(chip, "bf16", 8e9, 0.0, 3e6) == pytest.approx(8e-3 + 5 * US)
+    attained = Attained(matrix=0.5, memory=0.75, kernel_seconds=5 * US)
+    assert kernel_seconds(ROUND_CHIP, attained, "bf16", 8e9, 0.0, 3e6) == pytest.approx(8e-3 + 5 * US)
     # 1e8 elementwise operations at 1e10 take 10 ms, behind which the 4 ms of memory traffic hide.
-    assert kernel_seconds(chip, "f32", 0.0, 1e8, 3e6) == pytest.approx(10e-3 + 5 * US)
+    assert kernel_seconds(ROUND_CHIP, attained, "f32", 0.0, 1e8, 3e6) == pytest.approx(10e-3 + 5 * US)
 
 
 def test_every_kernel_takes_time_however_small() -> None:
     """Two products that are not one kernel, on the smallest of arrays: two floors."""
-    chip = replace(ROUND_CHIP, attained=Attained(kernel_seconds=5 * US))
-    case = case_of(lambda x, w: (x @ w) @ w, arg(1, 1), arg(1, 1), mesh=replace(round_mesh(data=4), chip=chip))
+    profile = replace(PLAIN, attained=Attained(kernel_seconds=5 * US))
+    case = case_of(lambda x, w: (x @ w) @ w, arg(1, 1), arg(1, 1), mesh=round_mesh(data=4), profile=profile)
     assert case.evaluator.cost(()).compute_seconds == pytest.approx(10 * US, rel=0.01)
 
 
@@ -128,7 +129,7 @@ def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: i
 
     def seconds(r: float, c: float, d: float) -> float:
         flops = 2 * r * c * d * padding(chip.matrix_tile, r, c, d)
-        return kernel_seconds(chip, "bf16", flops, 0.0, 2 * (r * d + d * c + r * c))
+        return kernel_seconds(chip, Attained(), "bf16", flops, 0.0, 2 * (r * d + d * c + r * c))
 
     whole = seconds(rows, columns, depth)
     for cut in ((rows / ways, columns, depth), (rows, columns / ways, depth), (rows, columns, depth / ways)):
@@ -138,13 +139,13 @@ def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: i
 @pytest.mark.parametrize(("kept_bytes", "moved_kib"), [(0, 6), (KIB - 1, 6), (KIB, 4)])
 def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_bytes: int, moved_kib: int) -> None:
     """Two products: three arrays of 1 KiB each, of which one passes from the first to the second."""
-    mesh = round_mesh(data=2)
-    chip = replace(mesh.chip, attained=replace(mesh.chip.attained, kept_bytes=kept_bytes))
-    evaluator = evaluator_of(source_of(lambda x, v, w: (x @ v) @ w, S, S, S), replace(mesh, chip=chip))
+    attained = replace(PLAIN.attained, kept_bytes=kept_bytes)
+    profile = replace(PLAIN, attained=attained, passes=PLAIN.passes | {"on-chip-reuse"})
+    evaluator = evaluator_of(source_of(lambda x, v, w: (x @ v) @ w, S, S, S), round_mesh(data=2), profile=profile)
     assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
 
 
 @pytest.mark.parametrize(("function", "each"), [(lax.erf, 15), (lax.erfc, 50), (jnp.exp, 4), (jnp.negative, 1)])
 def test_error_functions_are_polynomials_on_the_vector_unit(function: Any, each: int) -> None:
     program = source_of(function, S).program
-    assert sum(arithmetic(program, op) for op in program.ops) == each * 256
+    assert sum(arithmetic(program, op, PLAIN) for op in program.ops) == each * 256

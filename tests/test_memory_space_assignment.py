@@ -10,24 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from programs import Case, arg, case_of, round_mesh
+from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
 from test_reference_cost import reference
 
+from toast_cli.compiler.memory_space_assignment import NAME
+from toast_cli.compiler.profile import CompilerProfile, OnChip
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Alive
 from toast_cli.evaluate.buffers import OWN
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.hardware import Mesh, find_preset
-from toast_cli.hardware.model import OnChip
+from toast_cli.hardware import find_preset
 
 KIB = 1024
 S = arg(16, 16)  # 1 KiB
 
 
-def mesh_with(kib: float, filled: float = 1.0, refills: float = 1e9, **axes: int) -> Mesh:
-    """A mesh of round figures whose chips have so much on-chip memory for temporaries; they may wait there as long as they like."""
-    mesh = round_mesh(**axes)
-    return replace(mesh, chip=replace(mesh.chip, on_chip=OnChip(kib * KIB, filled, refills)))
+def with_memory(kib: float, filled: float = 1.0, refills: float = 1e9) -> CompilerProfile:
+    """A compiler that gives so much on-chip memory to temporaries; they may wait there as long as they like."""
+    return replace(PLAIN, on_chip=OnChip(kib * KIB, filled, refills), passes=PLAIN.passes | {NAME})
 
 
 def chain(x: Any) -> Any:
@@ -52,7 +53,7 @@ def peak_kib(case: Case) -> float:
 def test_brief_temporaries_take_no_device_memory(
     what: str, fn: Any, kib: float, filled: float, refills: float, peak: float
 ) -> None:
-    case = case_of(fn, S, mesh=mesh_with(kib, filled, refills, data=1))
+    case = case_of(fn, S, mesh=round_mesh(data=1), profile=with_memory(kib, filled, refills))
     assert peak_kib(case) == pytest.approx(peak), what
     _, alive = case.evaluator.alive_at_peak(())
     assert sum(a.bytes for a in alive) / KIB == pytest.approx(peak), what
@@ -61,7 +62,12 @@ def test_brief_temporaries_take_no_device_memory(
 
 
 def test_time_inside_a_loop_is_that_of_one_iteration_and_after_it_that_of_all() -> None:
-    case = case_of(lambda x: lax.fori_loop(0, 100, lambda _, c: c @ c @ c, x) @ x, S, mesh=mesh_with(8, data=1))
+    case = case_of(
+        lambda x: lax.fori_loop(0, 100, lambda _, c: c @ c @ c, x) @ x,
+        S,
+        mesh=round_mesh(data=1),
+        profile=with_memory(8),
+    )
     elapsed, (loop,) = case.evaluator.items.compilation.elapsed, case.program.loops
     within = elapsed[2 * loop.last - 1] - elapsed[2 * loop.first]
     over = elapsed[2 * loop.last] - elapsed[2 * loop.first]
@@ -70,7 +76,7 @@ def test_time_inside_a_loop_is_that_of_one_iteration_and_after_it_that_of_all() 
 
 
 def test_the_largest_get_a_place_first() -> None:
-    on_chip = case_of(chain, S, mesh=mesh_with(4, data=1)).evaluator._holdings.on_chip
+    on_chip = case_of(chain, S, mesh=round_mesh(data=1), profile=with_memory(4)).evaluator._holdings.on_chip
     arrays = [
         (Alive(0, 1024, "temporary"), True),
         (Alive(1, 3584, "gathered"), True),
@@ -81,7 +87,7 @@ def test_the_largest_get_a_place_first() -> None:
 
 
 def test_arguments_and_carries_never_lie_there_but_gathered_copies_do() -> None:
-    case = case_of(lambda x, w: x @ w, S, S, mesh=mesh_with(8, data=4))
+    case = case_of(lambda x, w: x @ w, S, S, mesh=round_mesh(data=4), profile=with_memory(8))
     holdings, program = case.evaluator._holdings, case.program
     argument = program.arguments[1].value
     assert not holdings.is_brief(OWN, argument, (0, 1))
@@ -89,8 +95,9 @@ def test_arguments_and_carries_never_lie_there_but_gathered_copies_do() -> None:
 
 
 def test_chips_have_what_their_compiler_hands_out() -> None:
-    assert find_preset("v4").chip.on_chip.bytes == 128 * 2**20
-    assert find_preset("v3").chip.on_chip == find_preset("H100").chip.on_chip == OnChip()
+    v4, v3, gpu = (find_profile(find_preset(chip).chip) for chip in ("v4", "v3", "H100"))
+    assert v4.on_chip.bytes == 128 * 2**20
+    assert v3.on_chip == gpu.on_chip == OnChip()
 
 
 @settings(max_examples=25)
@@ -98,14 +105,11 @@ def test_chips_have_what_their_compiler_hands_out() -> None:
 def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
     case = data.draw(cases())
     kib, refills = data.draw(st.sampled_from([0.25, 1.0, 4.0])), data.draw(st.sampled_from([1e-3, 1.0, 1e9]))
-    mesh = case.problem.mesh
-    object.__setattr__(
-        case.problem, "mesh", replace(mesh, chip=replace(mesh.chip, on_chip=OnChip(kib * KIB, 0.75, refills)))
-    )
-    evaluator = Evaluator(case.problem)
+    profile = with_memory(kib, 0.75, refills)
+    evaluator = Evaluator(case.problem, profile=profile)
     for plan in data.draw(st.lists(plans(case.problem), min_size=1, max_size=4)):
         cost = evaluator.exact_cost(plan)
         found = (cost.compute_seconds, cost.communication_seconds, cost.peak_bytes, cost.argument_bytes)
-        assert found == pytest.approx(reference(case.problem, plan), rel=1e-9, abs=1e-6)
+        assert found == pytest.approx(reference(case.problem, plan, profile), rel=1e-9, abs=1e-6)
         _, alive = evaluator.alive_at_peak(plan)
         assert sum(a.bytes for a in alive) == pytest.approx(cost.peak_bytes)

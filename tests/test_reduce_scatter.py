@@ -9,17 +9,22 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from programs import ROUND_CHIP, arg, case_of, round_mesh
+from programs import PLAIN, arg, case_of, round_mesh
 
-from toast_cli.compiler.reduce_scatter import Made, Sides, passed_around, stays_scatter
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.scatter_fates import sides_of
-from toast_cli.hardware import Mesh, load_spec
-from toast_cli.hardware.model import Rewrites
+from toast_cli.compiler.windowed_products import passed_around
+from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.program.transposed import transposed
 from toast_cli.report.build import collective_facts
 from toast_cli.verify.collectives import Collective, collectives_in
 
-TILES = Rewrites(narrows=True, scatter_tile=(8, 128))
+TPU = find_profile(find_preset("v4").chip)
+# A compiler that takes the round chips for what it takes TPUs for when it rewrites collectives.
+TILED = replace(
+    PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products"}
+)
 LINE, SQUARE = ("v4-32", {"data": 8, "model": 2}, (0,)), ("v4-32", {"data": 4, "model": 4}, (1,))
 
 
@@ -63,7 +68,7 @@ def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: i
     # The products are x [b, d] by y [b, h, k] where they have three dimensions, the longest of which is d.
     longest = shape.index(max(shape))
     made = Made(((longest,), tuple(d for d in range(len(shape)) if d != longest))) if product else Made()
-    assert stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, made) is stays
+    assert stays_scatter(TPU, mesh_of(spec, axes), over, shape, dim, bits, made) is stays
 
 
 # Gradients with an update behind them, over 8 devices: local shape as it is read, dimension, of which operand's sides -> whether the
@@ -92,7 +97,8 @@ def test_gradients_lie_as_what_they_update(
     spec, axes, over = LINE
     piece = tuple(size // 8 if d == dim else size for d, size in enumerate(shape))
     stay = [
-        stays_scatter(mesh_of(spec, axes), over, shape, dim, bits, Made(sides, (piece, piece))) for bits in (32, 16)
+        stays_scatter(TPU, mesh_of(spec, axes), over, shape, dim, bits, Made(sides, (piece, piece)))
+        for bits in (32, 16)
     ]
     assert stay == [in_f32, in_bf16]
 
@@ -102,10 +108,18 @@ def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
     rows lie across tiles, and are copied."""
     mesh, over = mesh_of(LINE[0], LINE[1]), LINE[2]
     heads = ((0,), (1, 2, 3))
-    assert not stays_scatter(mesh, over, (1024, 3, 16, 64), 0, 16, Made(heads, ((128, 3, 16, 64), (64, 3, 16, 64))))
-    assert stays_scatter(mesh, over, (512, 3, 16, 64), 0, 16, Made(heads, ((64, 3, 16, 64), (32, 3, 16, 64))))
-    assert stays_scatter(mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (12, 16, 24))))
-    assert stays_scatter(mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (6, 16, 24))))
+    assert not stays_scatter(
+        TPU, mesh, over, (1024, 3, 16, 64), 0, 16, Made(heads, ((128, 3, 16, 64), (64, 3, 16, 64)))
+    )
+    assert stays_scatter(
+        find_profile(mesh.chip), mesh, over, (512, 3, 16, 64), 0, 16, Made(heads, ((64, 3, 16, 64), (32, 3, 16, 64)))
+    )
+    assert stays_scatter(
+        find_profile(mesh.chip), mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (12, 16, 24)))
+    )
+    assert stays_scatter(
+        find_profile(mesh.chip), mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (6, 16, 24)))
+    )
 
 
 # Depth of a product in f32 at which it becomes a windowed one, as measured to 2 %; None: at no depth up to 32768.
@@ -128,7 +142,7 @@ def test_products_that_take_long_are_passed_around(
     mesh, rows, columns = mesh_of(spec, axes), 1024, 512
     size = rows * columns * 4 / prod(mesh.sizes[axis] for axis in over)
     for k, longer in ((depth * 3 // 4, False), (depth * 5 // 4, True)) if depth else ((32768, False),):
-        assert passed_around(mesh, over, 2.0 * rows * columns * k, size) is longer
+        assert passed_around(find_profile(mesh.chip), mesh, over, 2.0 * rows * columns * k, size) is longer
 
 
 def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
@@ -140,9 +154,14 @@ def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
         (32768, None, "all-reduce"),
         (32768, "x.0", "all-reduce"),
     ):
-        mesh = replace(round_mesh(data=4, model=2), chip=replace(ROUND_CHIP, rewrites=TILES))
+        mesh = round_mesh(data=4, model=2)
         case = case_of(
-            lambda x, w, v: jnp.tanh(x.T @ w) @ v, arg(2 * depth, 16), arg(2 * depth, 256), arg(256, 256), mesh=mesh
+            lambda x, w, v: jnp.tanh(x.T @ w) @ v,
+            arg(2 * depth, 16),
+            arg(2 * depth, 256),
+            arg(256, 256),
+            mesh=mesh,
+            profile=TILED,
         )
         inner, scattered = case.shard("x.0", "data"), case.shard("x.1", "data")
         plan = (inner, scattered, *((case.shard(other, "model"),) if other else ()))
@@ -154,7 +173,7 @@ def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
 def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> None:
     """Four chips of 2 x 2 run four streams."""
     spec, axes, over = SQUARE
-    assert stays_scatter(mesh_of(spec, axes), over, shape, 0, 32) is stays
+    assert stays_scatter(TPU, mesh_of(spec, axes), over, shape, 0, 32) is stays
 
 
 @pytest.mark.parametrize(
@@ -169,15 +188,20 @@ def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> Non
     ],
 )
 def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[int, ...], stays: bool) -> None:
-    assert stays_scatter(mesh_of(spec, shape), axes, (4096, 2048), 0, 32, Made(((0,), (1,)))) is stays
+    assert (
+        stays_scatter(
+            find_profile(mesh_of(spec, shape).chip), mesh_of(spec, shape), axes, (4096, 2048), 0, 32, Made(((0,), (1,)))
+        )
+        is stays
+    )
 
 
 def test_promises_for_the_chip_and_for_the_partitioner() -> None:
     """x [64, 200] over 4 devices, result [64, 64] scattered by rows to [16, 64]: one tile of columns and 16 rows, a tile each way. [32, 64]
     would be 8 rows: all of it is reduced, and each keeps its part."""
-    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    mesh = round_mesh(data=4)
     for rows, kind, size in ((64, "reduce-scatter", 16 * 64 * 4), (32, "all-reduce", 32 * 64 * 4)):
-        case = case_of(lambda x, w: x @ w, arg(rows, 200), arg(200, 64), mesh=mesh)
+        case = case_of(lambda x, w: x @ w, arg(rows, 200), arg(200, 64), mesh=mesh, profile=TILED)
         plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
         (promised,) = collective_facts(case.source, case.evaluator, plan)
         assert (promised.kind, promised.bytes) == (kind, size)
@@ -192,8 +216,8 @@ def test_batch_dimensions_of_products_stay_outermost() -> None:
     program = case_of(lambda x, y: jnp.einsum("egd,egf->edf", x, y), arg(16, 32, 80), arg(16, 32, 96)).program
     (product,) = (op for op in program.ops if op.name == "stablehlo.dot_general")
     assert sides_of(product) == ((1,), (2,))
-    assert not stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, Made(sides_of(product)))
-    assert stays_scatter(mesh, (0,), (16, 80, 96), 1, 16, Made(((0, 1), (2,))))
+    assert not stays_scatter(find_profile(mesh.chip), mesh, (0,), (16, 80, 96), 1, 16, Made(sides_of(product)))
+    assert stays_scatter(find_profile(mesh.chip), mesh, (0,), (16, 80, 96), 1, 16, Made(((0, 1), (2,))))
 
 
 def test_what_is_only_transposed() -> None:
@@ -219,7 +243,9 @@ def test_a_head_alone_and_the_one_head_of_a_device() -> None:
     two, which stays a dimension outside of them."""
     mesh = mesh_of("v4-32", {"data": 8, "model": 2})
     for heads, kind in ((1, "reduce-scatter"), (2, "all-reduce")):
-        case = case_of(lambda x, y: jnp.einsum("bd,bhk->dhk", x, y), arg(64, 128), arg(64, heads, 64), mesh=mesh)
+        case = case_of(
+            lambda x, y: jnp.einsum("bd,bhk->dhk", x, y), arg(64, 128), arg(64, heads, 64), mesh=mesh, profile=TILED
+        )
         plan = [case.shard("x.0", "data"), case.shard("x.1", "data")]
         plan += [case.shard("y.1", "model")] if heads > 1 else []
         assert [use.kind for use in case.evaluator.collectives(tuple(plan))] == [kind]
@@ -227,10 +253,15 @@ def test_a_head_alone_and_the_one_head_of_a_device() -> None:
 
 def test_gathers_of_short_vectors_become_all_reduces() -> None:
     """From 4 devices: 512 elements come in rows of 128, 256 do not; a matrix of as few is gathered."""
-    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    mesh = round_mesh(data=4)
     for shape, kind in (((512,), "all-gather"), ((256,), "all-reduce"), ((1, 256), "all-gather")):
         case = case_of(
-            lambda v, w: v + w, arg(*shape), arg(*shape), mesh=mesh, pins=("v=" + "-," * (len(shape) - 1) + "data",)
+            lambda v, w: v + w,
+            arg(*shape),
+            arg(*shape),
+            mesh=mesh,
+            pins=("v=" + "-," * (len(shape) - 1) + "data",),
+            profile=TILED,
         )
         (use,) = case.evaluator.collectives(())
         assert (use.kind, use.bytes, use.written) == (kind, prod(shape) * 4, ("all-gather", prod(shape) * 4))
@@ -288,16 +319,19 @@ def _read(how: str) -> Callable[..., Any]:
 def test_all_reduces_are_as_narrow_as_what_reads_them(how: str, part: float) -> None:
     """x @ w is partial over 4 devices and read in different ways; where the compiler narrows, and where it does not."""
     for narrows, expected in ((True, part), (False, 1.0)):
-        mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=Rewrites(narrows=narrows)))
-        case = case_of(lambda x, w, c: _read(how)(x @ w, c), arg(60, 200), arg(200, 64), arg(64, 20), mesh=mesh)
+        profile = replace(PLAIN, passes=PLAIN.passes | {"narrowing"}) if narrows else PLAIN
+        mesh = round_mesh(data=4)
+        case = case_of(
+            lambda x, w, c: _read(how)(x @ w, c), arg(60, 200), arg(200, 64), arg(64, 20), mesh=mesh, profile=profile
+        )
         use = next(u for u in case.evaluator.collectives((case.shard("x.1", "data"),)) if u.kind == "all-reduce")
         assert (use.bytes, use.written) == (expected * 60 * 64 * 4, ("all-reduce", 60 * 64 * 4.0))
 
 
 def test_sums_are_as_narrow_as_what_reads_them_and_scatters_are_not() -> None:
-    mesh = replace(round_mesh(data=4), chip=replace(ROUND_CHIP, rewrites=TILES))
+    mesh = round_mesh(data=4)
     arguments = (arg(64, 200), arg(200, 64), arg(200, 64))
-    case = case_of(lambda x, w, v: (x @ w + x @ v).astype(jnp.bfloat16), *arguments, mesh=mesh)
+    case = case_of(lambda x, w, v: (x @ w + x @ v).astype(jnp.bfloat16), *arguments, mesh=mesh, profile=TILED)
     inner = case.shard("x.1", "data")
     assert case.collectives((inner,)) == [("all-reduce", ("data",), 64 * 64 * 2.0, 1.0)]
     assert case.collectives((inner, case.shard("x.0", "data"))) == [("reduce-scatter", ("data",), 16 * 64 * 4.0, 1.0)]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import cases, plans
 
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.evaluate.buffers import Buffers
 from toast_cli.evaluate.items import make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -15,10 +16,10 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 
 
-def reference(problem: Problem, plan: Plan) -> tuple[float, float, float, float]:
+def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[float, float, float, float]:
     """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at, nothing remembered."""
-    items = make_items(problem)
-    pricer, working = Pricer(problem, items), WorkPricer(problem)
+    items = make_items(problem, profile)
+    pricer, working = Pricer(problem, items), WorkPricer(problem, profile)
     holdings = Buffers(problem, items, pricer)
     lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
     compute = communication = arguments = 0.0
@@ -53,4 +54,4 @@ def test_the_evaluator_agrees_with_a_plain_one(data: st.DataObject) -> None:
     for plan in data.draw(st.lists(plans(case.problem), min_size=1, max_size=4)):
         cost = case.evaluator.exact_cost(plan)
         found = (cost.compute_seconds, cost.communication_seconds, cost.peak_bytes, cost.argument_bytes)
-        assert found == pytest.approx(reference(case.problem, plan), rel=1e-9, abs=1e-12)
+        assert found == pytest.approx(reference(case.problem, plan, case.evaluator.profile), rel=1e-9, abs=1e-12)

@@ -10,9 +10,12 @@ from jax import lax
 from programs import arg, program_of
 
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.space_to_batch import SpaceToBatch, space_to_batch
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.space_to_batch import Images, space_to_batch
+from toast_cli.hardware import find_preset
 
-TILE = (8, 128)
+TPU, GPU = (find_profile(find_preset(chip).chip) for chip in ("v4", "H100"))
+TILE = TPU.memory_tile
 SHAPE = (4, 32, 64, 128)
 
 
@@ -20,7 +23,7 @@ def convolved(x: Any, w: Any) -> Any:
     return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def found(layer: Any, *more: Any) -> list[SpaceToBatch]:
+def found(layer: Any, *more: Any) -> list[Images]:
     """What is known of the stored values between two convolutions with `layer` in between."""
 
     def run(x: Any, v: Any, w: Any, *more: Any) -> Any:
@@ -28,9 +31,9 @@ def found(layer: Any, *more: Any) -> list[SpaceToBatch]:
 
     weights = arg(3, 3, 128, 128, dtype=jnp.bfloat16)
     program = program_of(run, arg(*SHAPE, dtype=jnp.bfloat16), weights, weights, *more)
-    stored = materialised(program, (False,) * len(program.values))
+    stored = materialised(program, (False,) * len(program.values), TPU)
     returned = {result.value for result in program.results}
-    few = space_to_batch(program, stored, TILE)
+    few = space_to_batch(program, stored, TPU)
     return [each for value, each in enumerate(few) if each and stored[value] and value not in returned]
 
 
@@ -83,8 +86,8 @@ def test_parts_of_what_is_joined_share_what_is_read() -> None:
         return convolved(jnp.tanh(jnp.concatenate([convolved(x, v), convolved(jnp.sin(x), v)], axis=3)), w)
 
     program = program_of(run, arg(4, 32, 64, 24), arg(3, 3, 24, 40), arg(3, 3, 80, 16))
-    stored = materialised(program, (False,) * len(program.values))
-    few = space_to_batch(program, stored, TILE)
+    stored = materialised(program, (False,) * len(program.values), TPU)
+    few = space_to_batch(program, stored, TPU)
     parts = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 32, 64, 40)]
     assert [part.forms for part in parts if part] == [3, 3]
 
@@ -97,23 +100,23 @@ def test_images_that_were_something_else_before() -> None:
         return convolved(jnp.tanh(y - y.mean()).reshape(4, 32, 64, 128), w)
 
     program = program_of(run, arg(4, 2048, 24), arg(24, 128), arg(3, 3, 128, 16))
-    stored = materialised(program, (False,) * len(program.values))
-    few = space_to_batch(program, stored, TILE)
+    stored = materialised(program, (False,) * len(program.values), TPU)
+    few = space_to_batch(program, stored, TPU)
     kept = [few[v] for v, value in enumerate(program.values) if stored[v] and value.shape == (4, 2048, 128)]
     assert kept == [None]
 
 
 def test_when_images_are_few() -> None:
-    few = SpaceToBatch((0, 2), pieces=True, forms=3.0, single=2.0)
+    few = Images(TPU.space_to_batch, (0, 2), pieces=True, forms=3.0, single=2.0)
     assert [few.applies((batch, 32, 64, 128)) for batch in (1, 7, 8)] == [True, True, False]
     assert [few.applies((4, 32, width, 128)) for width in (8, 12, 16)] == [False, False, True]
     assert few.kept((4, 32, 64, 128), (0, 3), TILE) == 3 * 32 * 32 * 9 * 128  # 64 wide: 8 pieces of 9
     assert few.kept((1, 32, 64, 64), (0, 3), TILE) == 2 * 8 * 32 * 9 * 128  # 64 features are padded
-    whole = SpaceToBatch((0, 2), pieces=False, forms=2.0, single=2.0)
+    whole = Images(TPU.space_to_batch, (0, 2), pieces=False, forms=2.0, single=2.0)
     assert whole.kept((6, 32, 64, 128), (0, 3), TILE) == 2 * 6 * 32 * 64 * 128  # space is in the rows: no 6 of 8
 
 
 def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> None:
     program = program_of(lambda x, w: jnp.tanh(x @ w), arg(4, 64), arg(64, 64))
-    assert space_to_batch(program, [True] * len(program.values), TILE) == [None] * len(program.values)
-    assert space_to_batch(program, [True] * len(program.values), (1, 1)) == [None] * len(program.values)
+    assert space_to_batch(program, [True] * len(program.values), TPU) == [None] * len(program.values)
+    assert space_to_batch(program, [True] * len(program.values), GPU) == [None] * len(program.values)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
@@ -42,13 +43,14 @@ def evaluator_of(spec: str, dtype: str, folder: Path) -> Evaluator:
     ],
 )
 def test_what_a_chip_cannot_compute_in_is_widened(chip: str, dtype: str, widened: float, tmp_path: Path) -> None:
-    evaluator, preset = evaluator_of("h100-8", dtype, tmp_path), find_preset(chip).chip
-    growth = temporary_growth(evaluator.problem.program, evaluator.items.stored, preset)
-    assert growth == pytest.approx(preset.temporary_growth * widened)
+    evaluator, profile = evaluator_of("h100-8", dtype, tmp_path), find_profile(find_preset(chip).chip)
+    growth = temporary_growth(evaluator.problem.program, evaluator.items.stored, profile)
+    assert growth == pytest.approx(profile.temporary_growth * widened)
 
 
 def test_tpus_are_what_the_model_is_made_for() -> None:
-    assert find_preset("v4").chip.temporary_growth == 1.0 < find_preset("H100").chip.temporary_growth
+    tpu, gpu = (find_profile(find_preset(chip).chip) for chip in ("v4", "H100"))
+    assert tpu.temporary_growth == 1.0 < gpu.temporary_growth
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_tpus_are_what_the_model_is_made_for() -> None:
 )
 def test_only_temporaries_grow(spec: str, dtype: str, factor: float, tmp_path: Path) -> None:
     evaluator = evaluator_of(spec, dtype, tmp_path)
-    counted = evaluator.profile(()).max()
+    counted = evaluator.memory_profile(()).max()
     for cost in (evaluator.cost(()), evaluator.exact_cost(())):
         assert cost.peak_bytes == pytest.approx(cost.argument_bytes + factor * (counted - cost.argument_bytes))
         assert counted > cost.argument_bytes

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.cost.model import PEAK_ERROR
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.hardware import find_preset
 from toast_cli.pipeline import Request, partition
+
+PEAK_ERROR = find_profile(find_preset("v5e").chip).peak_error
 
 
 @pytest.mark.parametrize(("share", "remarked"), [(0.5, False), (1 - PEAK_ERROR / 2, True), (1.0, True), (1.2, False)])

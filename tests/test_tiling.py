@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from programs import arg, evaluator_of, program_of, round_mesh, source_of
+from programs import PLAIN, arg, evaluator_of, program_of, round_mesh, source_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.schedule import half_steps
-from toast_cli.compiler.tiling import Tiling, growth, tilings
+from toast_cli.compiler.tile_dimensions import tilings
+from toast_cli.compiler.tiling import Tiling, growth
 
 TILE = (8, 128)
 
@@ -118,10 +119,10 @@ def test_what_is_alive_is_padded_on_chips_with_tiles() -> None:
         return jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), axis=1).sum(1)
 
     mesh = round_mesh(data=2)
-    tiled_mesh = replace(mesh, chip=replace(mesh.chip, memory_tile=TILE))
+    tiled = replace(PLAIN, memory_tile=TILE, passes=PLAIN.passes | {"tiling", "tile-dimensions"})
     shapes = arg(4, 8, 200, 64), arg(4, 8, 200, 64)
     plain = evaluator_of(source_of(run, *shapes), mesh).exact_cost(())
-    padded = evaluator_of(source_of(run, *shapes), tiled_mesh).exact_cost(())
+    padded = evaluator_of(source_of(run, *shapes), mesh, profile=tiled).exact_cost(())
     scores, arguments = 4 * 8 * 200 * 200 * 4, 2 * 4 * 8 * 200 * 64 * 4
     assert padded.argument_bytes == plain.argument_bytes == arguments
     assert padded.peak_bytes - plain.peak_bytes == pytest.approx((2 * scores + arguments) * (256 / 200 - 1), rel=0.01)
@@ -138,7 +139,7 @@ def test_a_product_does_not_evaluate_polynomials_as_it_reads() -> None:
 
     def written(run: Any) -> int:
         program = program_of(run, arg(64, 32), arg(32, 128), arg(128, 32))
-        stored = materialised(program, (False,) * len(program.values))
+        stored = materialised(program, (False,) * len(program.values), PLAIN)
         return sum(kept and value.shape == (64, 128) for kept, value in zip(stored, program.values, strict=True))
 
     assert (written(gelu), written(silu)) == (2, 1)
@@ -151,7 +152,7 @@ def test_what_is_widened_and_split_is_written_before() -> None:
         return wide - wide.mean((1, 2, 4), keepdims=True)
 
     program = program_of(run, arg(4, 8, 8, 32, dtype=jnp.bfloat16), arg(3, 3, 32, 64, dtype=jnp.bfloat16))
-    stored = materialised(program, (False,) * len(program.values))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
     made = [str(v) for n, v in enumerate(program.values) if stored[n] and v.elements == 4 * 8 * 8 * 64]
     assert made == ["bf16[4,8,8,64]", "f32[4,8,8,4,16]"]  # the convolution's, and the result
 
@@ -162,7 +163,7 @@ def test_convolutions_take_exponentials_as_they_read() -> None:
         return tuple(lax.conv_general_dilated(y, k, (1, 1), "SAME") for k in (v, w))
 
     program = program_of(run, arg(4, 8, 32, 32), arg(16, 8, 3, 3), arg(24, 8, 3, 3))
-    stored = materialised(program, (False,) * len(program.values))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
     arguments = {argument.value for argument in program.arguments}
     written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
     assert (4, 8, 32, 32) not in written
@@ -175,7 +176,7 @@ def test_two_products_do_not_both_take_exponentials(function: Any, expected: boo
         return y @ v, y @ w
 
     program = program_of(run, arg(64, 128), arg(128, 32), arg(128, 16))
-    stored = materialised(program, (False,) * len(program.values))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
     arguments = {argument.value for argument in program.arguments}
     written = [v.shape for n, v in enumerate(program.values) if stored[n] and n not in arguments]
     assert ((64, 128) in written) == expected
@@ -188,8 +189,8 @@ def test_a_product_that_only_waits_for_a_loop_runs_after_it() -> None:
         return gradient + total.T @ total, total
 
     program = program_of(run, arg(64, 64), arg(64, 64))
-    stored = materialised(program, (False,) * len(program.values))
-    times = half_steps(program, stored, (False,) * len(program.values))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
     (loop,) = program.loops
     products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]
     first = min(products)

@@ -130,30 +130,32 @@ def _show(spec: Spec, mesh: Mesh) -> list[RenderableType]:
 
 def _chip_table(spec: Spec) -> RenderableType:
     """Every figure of the chip, and of the wires it usually comes with, beside its source."""
+    from toast_cli.compiler.profiles import find_profile
     from toast_cli.hardware.units import format_rate
     from toast_cli.report.format import format_bytes, format_seconds
     from toast_cli.report.style import table
 
-    chip = spec.chip
+    chip, profile = spec.chip, find_profile(spec.chip)
+    attained, tile = profile.attained, profile.memory_tile
     rates = ", ".join(f"{dtype} {format_rate(rate, 'FLOP/s')}" for dtype, rate in chip.matrix_flops.items())
     figures = {
         "matrix_flops": rates,
         "vector_flops": format_rate(chip.vector_flops, "FLOP/s"),
         "matrix_tile": f"{chip.matrix_tile[0]} × {chip.matrix_tile[1]}",
-        "memory_tile": f"{chip.memory_tile[0]} × {chip.memory_tile[1]}",
+        "memory_tile": f"{tile[0]} × {tile[1]}",
         "memory_bytes": format_bytes(chip.memory_bytes),
         "reserved_bytes": format_bytes(chip.reserved_bytes),
         "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
-        "attained": f"matrix {chip.attained.matrix:.0%}, vector {chip.attained.vector:.0%}, memory {chip.attained.memory:.0%}, "
-        f"{format_seconds(chip.attained.kernel_seconds)} a kernel",
-        "temporary_growth": f"× {chip.temporary_growth:g}",
+        "attained": f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%}, "
+        f"{format_seconds(attained.kernel_seconds)} a kernel",
+        "temporary_growth": f"× {profile.temporary_growth:g}",
     }
     words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}
     words |= {"memory_bytes": "memory", "reserved_bytes": "reserved", "memory_bytes_per_second": "memory bandwidth"}
     words |= {"attained": "of which kernels get", "temporary_growth": "temporaries", "memory_tile": "memory tile"}
     drawn = table([("", "left"), ("", "fold"), ("source", "fold")])
     for figure, value in figures.items():
-        drawn.add_row(words[figure], value, chip.sources.get(figure, ""))
+        drawn.add_row(words[figure], value, chip.sources.get(figure) or profile.sources.get(figure, ""))
     if spec.preset:
         for name, wire in spec.preset.wires.items():
             value = f"{format_rate(wire.bytes_per_second, 'B/s')}, {format_seconds(wire.latency_seconds)}"

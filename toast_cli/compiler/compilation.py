@@ -10,40 +10,61 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from toast_cli.compiler import tile_dimensions
 from toast_cli.compiler.fusion import materialised
-from toast_cli.compiler.kernels import Kernel, kernels
+from toast_cli.compiler.kernel import Kernel
+from toast_cli.compiler.kernels import kernels
 from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.memory_space_assignment import elapsed_seconds
 from toast_cli.compiler.narrowing import Narrowing
-from toast_cli.compiler.overlap import late_values
-from toast_cli.compiler.space_to_batch import SpaceToBatch, space_to_batch
-from toast_cli.compiler.tiling import Tiling, paddings, tilings
+from toast_cli.compiler.overlap import early_values, late_values
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.space_to_batch import Images, space_to_batch
+from toast_cli.compiler.tile_dimensions import tilings
+from toast_cli.compiler.tiling import Tiling, paddings, tile_of
 from toast_cli.hardware.model import Chip
 from toast_cli.program.model import Program
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a chip's compiler makes of a program whatever the plan. stored, tiled, late: [values] whether each is written to memory, how it
-    can lie there, whether nothing waits for it. kernels: [ops]. elapsed: [half steps] see `memory_space_assignment`."""
+    """What a chip's compiler makes of a program whatever the plan.
 
+    Attributes:
+        stored, tiled: [values] whether each is written to memory, and how it can lie there.
+        early, late: [values] see `overlap`. images: [values] see `space_to_batch`. needs: see `narrowing`.
+        kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
+    """
+
+    profile: CompilerProfile
     stored: list[bool]
     tiled: list[Tiling]
+    early: list[bool]
     late: list[bool]
-    few: list[SpaceToBatch | None]
+    images: list[Images | None]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
     elapsed: NDArray[np.float64]
 
 
-def compile_program(program: Program, free: tuple[bool, ...], chip: Chip) -> Compilation:
-    """free: [values] derived from constants alone."""
-    tile = chip.memory_tile
-    stored, tiled = materialised(program, free), tilings(program, tile)
-    done = kernels(program, materialised(program, free, most=False), free, paddings(program, tiled, tile))
-    needs = Narrowing(program, narrows=chip.rewrites.narrows)
-    lives = find_lives(program, stored, free)
-    elapsed = elapsed_seconds(program, chip, done, lives.times)
-    few = space_to_batch(program, stored, tile)
-    return Compilation(stored, tiled, late_values(program), few, needs, done, lives, elapsed)
+def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
+    """What the compiler of that profile makes of a program. free: [values] derived from constants alone."""
+    tile = tile_of(profile)
+    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes)
+    stored = materialised(program, free, profile)
+    written = materialised(program, free, profile, most=False)
+    done = kernels(program, written, free, profile, paddings(program, tiled, tile))
+    lives = find_lives(program, stored, free, profile)
+    return Compilation(
+        profile=profile,
+        stored=stored,
+        tiled=tiled,
+        early=early_values(program, free, profile),
+        late=late_values(program, profile),
+        images=space_to_batch(program, stored, profile),
+        needs=Narrowing(program, profile),
+        kernels=done,
+        lives=lives,
+        elapsed=elapsed_seconds(program, chip, profile, done, lives.times),
+    )

@@ -1,55 +1,55 @@
-"""Which values reach memory: what XLA's fusion makes of a program. Static, before any plan is known.
+"""Fusion: which values reach memory, before any plan is known.
 
-What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what only moves data,
-is computed where it is read: in a reduction, in a kernel of its own, or in a product, whose kernel computes its operands as it reads
-them and finishes its result before it writes it (XLA:TPU's input and output fusion, as seen in its compiled programs). A value that
-several kernels read is either computed again in each of them or written once and read; whichever moves fewer bytes. With n readers, a
-value of v bytes that is computed from i bytes in memory:
+What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what only moves data, is
+computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel computes its operands as it reads them
+(XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches across the boundary of a loop. Without this pass every value is
+written.
 
-    computed again: n i          written: i + v + n v
+The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
+`multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials` and `shared_exponentials`.
 
-(transcendental functions are no dearer than additions on units that have them in hardware; those that are not in hardware, such as the
-error function, become polynomials of dozens of steps, and no product computes its operands with these, once for each tile). What comes straight out of a product is
-not computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`.
-
-Where two products read exponentials and the like of one array (the probabilities of an attention), XLA:TPU writes them in some programs and
-has both products compute them in others. Memory is counted as if they were written, time as if they were not.
-Convolutions compute them.
+Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
 
 from __future__ import annotations
 
+from toast_cli.compiler import (
+    multi_output_fusion,
+    narrow_stores,
+    output_fusion,
+    polynomials,
+    recomputation,
+    shared_exponentials,
+)
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, CONVERT, JOIN, RESHAPE, RESULT
+from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT
 
+NAME = "fusion"
 NONE = -1
-ROUNDS = 2
-MOST_READERS = 8  # beyond so many, how many there are no longer matters
-MOST_SOURCES = 12  # arrays that one kernel reads
-RECOMPUTED_STEPS = 32  # ops in a row that are computed again
-MOST_FINISHED = 4  # results that one product's kernel writes
+ROUNDS = 2  # what is written depends on who reads it, and that on what is written further down
 
 
-# Without an instruction of their own: XLA expands them into polynomials. Operations of one, in those of the vector unit: erf and erfc as
-# libtpu 0.0.42.1 estimates arrays of 4096^2 on v4 (15, 52) and v6e (15, 48); the others are taken for as long as erfc.
-POLYNOMIALS = {"chlo.erf": 15.0} | {
-    f"chlo.{name}": 50.0 for name in ("erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "bessel_i1e")
-}
 _KEEPING = frozenset({CARRY, JOIN, RESULT})
 
 
-def materialised(program: Program, free: tuple[bool, ...], *, most: bool = True) -> list[bool]:
-    """[values] whether each value is written to memory; `most`: also what only some programs write, see above."""
-    fusion = _Fusion(program, free, most)
-    for _ in range(ROUNDS):  # what is written depends on who reads it, and that on what is written further down
-        readers = _kernels_reading(program, fusion.stored)
-        fusion.decide(readers)
-    fusion.leave_to_readers(_kernels_reading(program, fusion.stored))
+def materialised(
+    program: Program, free: tuple[bool, ...], profile: CompilerProfile, *, most: bool = True
+) -> list[bool]:
+    """[values] whether each value is written to memory; `most`: also what only some programs write, see `shared_exponentials`."""
+    if NAME not in profile.passes:
+        return [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
+    fusion = _Fusion(program, free, profile, most)
+    limit = profile.fusion.readers
+    for _ in range(ROUNDS):
+        fusion.decide(_kernels_reading(program, fusion.stored, limit))
+    if multi_output_fusion.NAME in profile.passes:
+        fusion.leave_to_readers(_kernels_reading(program, fusion.stored, limit))
     return fusion.stored
 
 
-def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int]]:
-    """[values] ops that end the kernels which read each value, about `MOST_READERS` at most."""
+def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[frozenset[int]]:
+    """[values] ops that end the kernels which read each value, about `limit` of them at most."""
     nobody: frozenset[int] = frozenset()
     found = [nobody] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -62,10 +62,9 @@ def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int
             known = found[value]
             if not known:
                 found[value] = ends
-            elif len(known) < MOST_READERS and known is not ends:
-                few = (
-                    ends if len(ends) <= MOST_READERS else sorted(ends)[:MOST_READERS]
-                )  # chains would gather more and more
+            elif len(known) < limit and known is not ends:
+                # Chains would gather more and more.
+                few = ends if len(ends) <= limit else sorted(ends)[:limit]
                 found[value] = known.union(few)
     return found
 
@@ -73,9 +72,14 @@ def _kernels_reading(program: Program, stored: list[bool]) -> list[frozenset[int
 class _Fusion:
     """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value -> bytes."""
 
-    def __init__(self, program: Program, free: tuple[bool, ...], most: bool) -> None:
+    def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
         self._program = program
-        self._most = most
+        self._limits = profile.fusion
+        self._output_fusion = output_fusion.NAME in profile.passes
+        self._narrow_stores = narrow_stores.NAME in profile.passes
+        self._recomputation = recomputation.NAME in profile.passes
+        self._polynomials = polynomials.expansions(profile)
+        self._shared_exponentials = most and shared_exponentials.NAME in profile.passes
         self._free = free
         self._sizes = [value.bytes for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
@@ -109,7 +113,7 @@ class _Fusion:
             kept = kept or reader.name in _KEEPING
             crosses = crosses or reader.loop != producer.loop
         if self._free[value]:
-            return kept and self._sizes[value] > 1024
+            return kept and self._sizes[value] > self._limits.constant_bytes
         if kept or crosses:  # nothing is fused across a loop's boundary
             return True
         return None if producer.kind.matrix_unit or producer.kind.fusible else True
@@ -129,10 +133,10 @@ class _Fusion:
                 if known is not None:
                     stored[value] = known
                 elif made != NONE:
-                    stored[value] = not self._finished_by_reader(made, value)
+                    stored[value] = not (self._output_fusion and self._finished_by_reader(made, value))
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
-                    if stored[value] and (views := self._widened(value)):
+                    if self._narrow_stores and stored[value] and (views := self._narrower(value)):
                         stored[views[-1]], stored[value], product[value] = True, False, NONE
                         for view in (value, *views):
                             self.sources[view] = {views[-1]: self._sizes[views[-1]]}
@@ -140,25 +144,13 @@ class _Fusion:
                     self.sources[value] = self._read_by(op, value)
                     unwritten = [v for v in op.operands if not stored[v]]
                     steps[value] = 1 + max((steps[v] for v in unwritten), default=0)
-                    own = 2 if op.kind.polynomial else 1 if op.kind.transcendental else 0
+                    own = 2 if op.kind.polynomial and self._polynomials else 1 if op.kind.transcendental else 0
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
 
-    def _widened(self, value: int) -> list[int]:
-        """What a value that comes out of a product is a wider view of, the narrowest last: that is written before it is widened."""
-        ops, producer = self._program.ops, self._program.producer
-        found: list[int] = []
-        views: list[int] = []
-        source = value
-        while (op := ops[producer[source]]).name in (CONVERT, RESHAPE):
-            source = op.operands[0]
-            views.append(source)
-            if self.stored[source] or self._sizes[source] > self._sizes[value]:
-                break
-            if self._sizes[source] < self._sizes[value]:
-                found = views.copy()
-        return found
+    def _narrower(self, value: int) -> list[int]:
+        return narrow_stores.narrower_views(self._program, self._sizes, self.stored, value)
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
@@ -174,19 +166,25 @@ class _Fusion:
 
     def _worth_writing(self, op: Op, value: int, readers: frozenset[int], steps: int, effort: int) -> bool:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
-        products = [kind for u, _ in self._program.users[value] if (kind := ops[u].kind).matrix_unit] if effort else []
-        if products and (effort > 1 or (sum(kind.contraction for kind in products) > 1 and self._most)):
+        if effort and self._written_for_products(value, effort):
             return True
         if any(not ops[r].kind.fuses_operands for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
         if count < 2:
             return False
-        if steps > RECOMPUTED_STEPS or len(read) > MOST_SOURCES:
+        if not self._recomputation or steps > self._limits.steps or len(read) > self._limits.sources:
             return True
-        size, whole = self._sizes[value], sum(read.values())
         fresh = max((size for v, size in read.items() if ops[producer[v]].kind.matrix_unit), default=0)
-        return count * whole >= whole - fresh + size + count * size
+        return not recomputation.pays(count, self._sizes[value], sum(read.values()), fresh)
+
+    def _written_for_products(self, value: int, effort: int) -> bool:
+        """Whether contractions read a value that takes functions to compute, and do not compute it themselves."""
+        ops = self._program.ops
+        readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
+        if not readers:
+            return False
+        return effort > 1 or (self._shared_exponentials and shared_exponentials.is_written(readers))
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
         """Whether one op, in the kernel of the product that makes the value, is all that reads it."""
@@ -194,14 +192,10 @@ class _Fusion:
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
-        """An elementwise op of the value's size, all of whose other operands are there when the product is made."""
-        op = self._program.ops[reader]
-        if not (op.kind.elementwise or op.kind.view_or_convert) or self._latest[op.results[0]] > product:
-            return False
-        return self._program.values[op.results[0]].elements == self._program.values[value].elements
+        return output_fusion.finishes(self._program, self._latest, reader, product, value)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
-        """What comes out of a product is not written itself where the product's kernel can finish and write all that is made of it."""
+        """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not written."""
         for number, op in enumerate(self._program.ops):
             if not op.kind.matrix_unit:
                 continue
@@ -209,7 +203,7 @@ class _Fusion:
             while not self.stored[value]:
                 value = self._program.ops[self._program.users[value][0][0]].results[0]
             ends = readers[value]
-            several = self._settled[value] is None and 1 < len(ends) <= MOST_FINISHED
+            several = self._settled[value] is None and 1 < len(ends) <= self._limits.results
             if several and all(self._made_at_once(number, value, end) for end in ends):
                 self.stored[value] = False
 

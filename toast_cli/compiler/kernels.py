@@ -4,55 +4,35 @@ A kernel belongs to the op that writes its result, or, where a product is finish
 product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong to the kernel, on
 the side of the operand it comes in by; that says on which local shape it runs. A value read twice by one kernel is read once.
 
-A reduction rides on another kernel, which has what it sums up in registers, where that kernel makes the array, or where it reads it
-together with the largest element the reduction found (a softmax in one pass). So does elementwise work on what another kernel writes, where all
-else that it reads is there when that kernel runs (an optimiser's new weights beside its new moments, in the kernel of the product that makes
-the gradient, or in one of their own). XLA calls this multi-output fusion.
+What kernels take on besides is told by `multi_output_fusion` and `reduction_fusion`.
 
 Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside another's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toast_cli.compiler.fusion import POLYNOMIALS
+from toast_cli.compiler import multi_output_fusion, reduction_fusion
+from toast_cli.compiler.kernel import Kernel, Side
+from toast_cli.compiler.multi_output_fusion import Hosts
+from toast_cli.compiler.polynomials import expansions
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, REDUCE, RESULT, SCATTER
-
-
-@dataclass(slots=True)
-class Side:
-    """What a kernel does on one side of its op. bytes and elements: read on the side of an operand, written on that of a result;
-    flops: elementwise. read: bytes read on the side of a result, by what finishes a product. passing: of all these bytes those of arrays
-    that the program makes and does not keep."""
-
-    bytes: int = 0
-    elements: int = 0
-    flops: float = 0.0
-    read: int = 0
-    passing: int = 0
-
-
-@dataclass(slots=True)
-class Kernel:
-    """operands: [operands] one side each. results: [results]. The op's own arithmetic is not in them.
-
-    unfinished: bytes of a product that elementwise work finishes before it is written. Where a reduction comes between, the
-    product is written and read once more. rides: on another kernel, so that it reads nothing itself.
-    """
-
-    operands: list[Side]
-    results: list[Side]
-    unfinished: int = 0
-    rides: bool = False
+from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One kernel being gathered. padding: [values]. read: (value, op that takes a part of it or -1) already counted. product: found on the way; others: more of them."""
+    """One kernel being gathered.
+
+    padding: [values]. cost: see `polynomials`. read: (value, op that takes a part of it or -1) already counted. product: the contraction found on
+    the way; others: more of them.
+    """
 
     padding: list[float]
+    cost: Mapping[str, float]
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     product: int = -1
@@ -60,7 +40,11 @@ class _Walk:
 
 
 def kernels(
-    program: Program, stored: list[bool], free: tuple[bool, ...], padding: list[float] | None = None
+    program: Program,
+    stored: list[bool],
+    free: tuple[bool, ...],
+    profile: CompilerProfile,
+    padding: list[float] | None = None,
 ) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries and results of the program have none.
 
@@ -71,69 +55,38 @@ def kernels(
     # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
     reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
-    hosts = _Hosts(program)
+    hosts, joins = Hosts(program), multi_output_fusion.NAME in profile.passes
+    cost = expansions(profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
             continue
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found, _Walk(padded))
+            walk = _add(program, taken, free, end, found, _Walk(padded, cost))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
-            joined = hosts.of(end, walk)
+            joined = hosts.of(end, walk.read) if joins and walk.product < 0 else []
             if joined:
-                _join(program, taken, free, end, found, hosts, joined, padded)
-            hosts.enter(end, walk, joined)
-    _let_reductions_ride(program, found, reads)
+                _join(program, taken, free, end, found, hosts, joined, padded, cost)
+            hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
+    if reduction_fusion.NAME in profile.passes:
+        reduction_fusion.let_reductions_ride(program, found, reads)
     return found
 
 
-class _Hosts:
-    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that ends it."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.writes: dict[int, int] = {}  # value -> kernel
-        self.holds: dict[int, set[tuple[int, int]]] = {}  # kernel -> what it has read or made, as in `_Walk.read`
-
-    def of(self, end: int, walk: _Walk) -> list[int]:
-        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own, or is part of one."""
-        op, values, ops = self._program.ops[end], self._program.values, self._program.ops
-        if walk.product >= 0 or not op.kind.elementwise or len(op.results) != 1:
-            return []
-        size, read = values[op.results[0]].elements, [value for value, _ in walk.read]
-        found = {
-            self.writes[v]
-            for v in read
-            if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
-        }
-        last = max(found, default=-1)
-        waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
-        return [] if waits else sorted(found)
-
-    def _takes(self, host: Op, op: Op) -> bool:
-        return host.loop == op.loop and (host.kind.matrix_unit or host.kind.elementwise)
-
-    def enter(self, end: int, walk: _Walk, joined: list[int]) -> None:
-        kernel = joined[-1] if joined else walk.product if walk.product >= 0 else end
-        made = self._program.ops[end].results
-        self.holds.setdefault(kernel, set()).update(walk.read, ((v, -1) for v in made))
-        self.writes.update(dict.fromkeys(made, kernel))
-
-
 def _join(
-    program: Program, taken: list[bool], free: tuple[bool, ...], end: int, found: list[Kernel | None], hosts: _Hosts,
-    joined: list[int], padding: list[float],
+    program: Program, taken: list[bool], free: tuple[bool, ...], end: int, found: list[Kernel | None], hosts: Hosts,
+    joined: list[int], padding: list[float], cost: Mapping[str, float],
 ) -> None:  # fmt: skip
     """Makes what op `end` does part of the kernels `joined`: it reads nothing that they have."""
-    walk = _Walk(padding, set().union(*(hosts.holds[kernel] for kernel in joined)))
+    walk = _Walk(padding, cost, set().union(*(hosts.holds[kernel] for kernel in joined)))
     op, host = program.ops[end], found[joined[-1]]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
     results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
     if program.ops[joined[-1]].kind.matrix_unit and host is not None:
         found[end] = None
-        _finish(program, op, host.results[0], operands, results, padding)
+        _finish(program, op, host.results[0], operands, results, walk)
     else:
         found[end] = Kernel(operands, results, rides=True)
 
@@ -153,43 +106,27 @@ def _add(
     if known is None:
         ways_in = [_side(program, taken, free, product, position, walk) for position in range(len(product.operands))]
         known = found[walk.product] = Kernel(ways_in, [Side()], program.values[product.results[0]].bytes)
-    _finish(program, op, known.results[0], operands, results, walk.padding)
+    _finish(program, op, known.results[0], operands, results, walk)
     return walk
 
 
-def _finish(
-    program: Program, op: Op, finish: Side, operands: list[Side], results: list[Side], padding: list[float]
-) -> None:
+def _finish(program: Program, op: Op, finish: Side, operands: list[Side], results: list[Side], walk: _Walk) -> None:
     """Adds what an op does, on all its sides, to the finishing of a product."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += arithmetic(program, op) * padding[op.results[0]] + sum(s.flops for s in operands)
+    finish.flops += _arithmetic(program, op, walk.cost) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
 
 
-def arithmetic(program: Program, op: Op) -> float:
+def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
-    each = POLYNOMIALS.get(op.name)
+    return _arithmetic(program, op, expansions(profile))
+
+
+def _arithmetic(program: Program, op: Op, cost: Mapping[str, float]) -> float:
+    each = cost.get(op.name)
     return op.flops if each is None else each * program.values[op.results[0]].elements
-
-
-def _let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
-    readers: dict[int, list[int]] = {}
-    for end, values in reads.items():
-        for value in values:
-            readers.setdefault(value, []).append(end)
-    for number, values in reads.items():
-        op, kernel = program.ops[number], found[number]
-        if kernel is None or op.name != REDUCE or not values:
-            continue
-        largest = max(values, key=lambda v: (program.values[v].bytes, v))
-        maker = program.ops[program.producer[largest]]
-        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
-        if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
-            kernel.rides = True
-            for side in kernel.operands:
-                side.bytes = side.elements = side.passing = 0
 
 
 def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, position: int, walk: _Walk) -> Side:
@@ -216,7 +153,7 @@ def _side(program: Program, taken: list[bool], free: tuple[bool, ...], op: Op, p
                 walk.others.append(maker)
                 _read(program, value, reader, at, walk, side)
             continue
-        side.flops += arithmetic(program, made) * walk.padding[value]
+        side.flops += _arithmetic(program, made, walk.cost) * walk.padding[value]
         pending.extend((v, made, k) for k, v in enumerate(made.operands))
     return side
 

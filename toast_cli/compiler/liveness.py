@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.compiler.loop_copies import copied_carries
-from toast_cli.compiler.scan_unification import unified_carries
+from toast_cli.compiler import in_place_updates
+from toast_cli.compiler.in_place_updates import is_within
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.schedule import half_steps
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
@@ -39,18 +40,19 @@ class Lives:
     into_arguments: frozenset[int]
 
 
-def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...]) -> Lives:
+def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> Lives:
     end = 2 * len(program.ops)
-    times = half_steps(program, stored, free)
-    deaths = _deaths(program, stored, times)
+    times = half_steps(program, stored, free, profile)
+    in_place = in_place_updates.NAME in profile.passes
+    deaths = _deaths(program, stored, times, in_place=in_place)
     read_at = _reads(program, deaths)
-    borrowed = _borrowed(program, read_at, times)
+    borrowed = in_place_updates.borrowed(program, read_at, times, profile)
     intervals: list[list[Interval]] = [[] for _ in program.values]
     producer = program.producer
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
-    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))])
+    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], in_place=in_place)
     return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
 
 
@@ -67,54 +69,10 @@ def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
             elif ops[op].name == CARRY:
                 at = 2 * loops[loop].last - 1
             home = ops[maker].loop
-            if ops[maker].name == CARRY and not _within(program, op, home):  # read after the loop
+            if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
                 home = loops[home].parent
             read_at[op, position] = _leave_loops(program, at, loop, home)
     return read_at
-
-
-def _within(program: Program, op: int, loop: int) -> bool:
-    return program.loops[loop].first <= op < program.loops[loop].last
-
-
-def _borrowed(program: Program, read_at: dict[tuple[int, int], int], times: list[int]) -> list[bool]:
-    """[values] whether a value lies in a buffer that is counted anyway: a donated argument's, which results take over, and what leads there
-    in place, or that of what a scan within a loop scans over (see `scan_unification`).
-
-    A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing reads the older
-    contents afterwards.
-    """
-    donated = {a.value for a in program.arguments if a.aliased_result >= 0}
-    borrowed = [False] * len(program.values)
-    relaid, unified = copied_carries(program), unified_carries(program)
-
-    def last_read(value: int) -> int:
-        """Of this run of the value: what reads a carry after its loop reads what the last iteration left."""
-        maker = program.ops[program.producer[value]]
-        uses = program.users[value]
-        if maker.name == CARRY:
-            uses = [use for use in uses if _within(program, use[0], maker.loop)]
-        return max((read_at[use] for use in uses), default=0)
-
-    for number, op in enumerate(program.ops):
-        if number in unified:
-            borrowed[op.results[0]] = True
-            borrowed[op.operands[0]] = all(reader in unified for reader, _ in program.users[op.operands[0]])
-        elif op.kind.in_place and op.operands and number not in relaid:
-            source = op.operands[0]
-            if (source in donated or borrowed[source]) and last_read(source) < times[number]:
-                borrowed[op.results[0]] = True
-                if op.name == CARRY:  # what an iteration yields is made where the carry was, if that is no longer read
-                    made = program.producer[op.operands[1]]
-                    anew = made > number and program.ops[made].name != CARRY
-                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
-    for argument in program.arguments:
-        if argument.aliased_result >= 0:
-            result = program.results[argument.aliased_result].value
-            maker = program.producer[result]
-            if maker not in relaid and last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
-                borrowed[result] = True
-    return borrowed
 
 
 def _into_arguments(program: Program) -> frozenset[int]:
@@ -125,7 +83,7 @@ def _into_arguments(program: Program) -> frozenset[int]:
     )
 
 
-def _deaths(program: Program, stored: list[bool], times: list[int]) -> list[int]:
+def _deaths(program: Program, stored: list[bool], times: list[int], *, in_place: bool) -> list[int]:
     """[ops] half step until which an op needs its operands: when it runs, or when whatever it is fused into runs."""
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -133,7 +91,7 @@ def _deaths(program: Program, stored: list[bool], times: list[int]) -> list[int]
         at = times[number]
         if op.name == RESULT:
             at = 2 * len(program.ops)
-        elif op.kind.fusible or op.kind.in_place:
+        elif in_place and (op.kind.fusible or op.kind.in_place):
             at -= 1
         if op.results and not stored[op.results[0]]:  # computed where it is read, however late that is
             readers = [death[u] for u, _ in program.users[op.results[0]]]
@@ -163,8 +121,8 @@ def _intervals(
         return [(0, end)]
     if program.ops[maker].name != CARRY:
         return [(born, max([born, *(read_at[u] for u in uses)]))]
-    inside = [read_at[u] for u in uses if _within(program, u[0], loop)]
-    outside = [read_at[u] for u in uses if not _within(program, u[0], loop)]
+    inside = [read_at[u] for u in uses if is_within(program, u[0], loop)]
+    outside = [read_at[u] for u in uses if not is_within(program, u[0], loop)]
     body = (born, max(inside, default=born))
     # At the loop's last half step what the body yields is still counted; the carry has taken it over right after.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]

@@ -1,4 +1,4 @@
-"""Loop carries that lie in another dimension order than arguments do.
+"""Loop copies: loop carries that lie in another dimension order than arguments do are copied.
 
 XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say; so what a loop
 carries from an argument is copied before and after the loop where its readers want another order. Seen in compiled decoding loops (a
@@ -9,13 +9,16 @@ cache [batch, position, head, width] or [batch, head, position, width], of one l
 * where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for the update, whose
   one position would fill a small part of each tile.
 
-Enters: a program. Leaves: which carries are copied.
+Enters: a program. Leaves: which carries are copied. Without this pass none are.
 """
 
 from __future__ import annotations
 
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
+
+NAME = "loop-copies"
 
 
 def is_copied(program: Program, carry: Op) -> bool:
@@ -63,6 +66,8 @@ def _wants_another_order(program: Program, op: Op, position: int) -> bool:
     return numbering != sorted(numbering, reverse=True) or (any(numbering) and is_vector)
 
 
-def copied_carries(program: Program) -> set[int]:
+def copied_carries(program: Program, profile: CompilerProfile) -> set[int]:
     """Ops: the carries that are copied out of arguments, and into results."""
+    if NAME not in profile.passes:
+        return set()
     return {number for number, op in enumerate(program.ops) if op.name == CARRY and is_copied(program, op)}

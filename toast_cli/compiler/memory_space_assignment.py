@@ -20,14 +20,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler.kernels import Kernel, arithmetic
+from toast_cli.compiler.kernel import Kernel
+from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Interval
+from toast_cli.compiler.profile import CompilerProfile, OnChip
 from toast_cli.cost.model import Alive
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import Chip
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
+NAME = "memory-space-assignment"
 _KEPT = frozenset({CARRY, RESULT})  # what these read lies in device memory
 
 
@@ -37,10 +40,13 @@ class OnChipMemory:
     capacity: bytes of temporaries in it at once; 0 for chips of which none are known. largest: bytes of an array that fits.
     """
 
-    def __init__(self, program: Program, chip: Chip, devices: int, elapsed: NDArray[np.float64]) -> None:
+    def __init__(
+        self, program: Program, chip: Chip, profile: CompilerProfile, devices: int, elapsed: NDArray[np.float64]
+    ) -> None:
         self._program, self._elapsed = program, elapsed
-        self.capacity, self.largest = float(round(chip.on_chip.bytes * chip.on_chip.filled)), chip.on_chip.bytes
-        self._longest = chip.on_chip.refills * self.largest / chip.memory_bytes_per_second * devices
+        given = profile.on_chip if NAME in profile.passes else OnChip()
+        self.capacity, self.largest = float(round(given.bytes * given.filled)), given.bytes
+        self._longest = given.refills * self.largest / chip.memory_bytes_per_second * devices
 
     def may_hold(self, value: int) -> bool:
         """Whether the value itself may lie there, if only briefly."""
@@ -64,7 +70,7 @@ class OnChipMemory:
 
 
 def elapsed_seconds(
-    program: Program, chip: Chip, kernels: list[Kernel | None], times: list[int]
+    program: Program, chip: Chip, profile: CompilerProfile, kernels: list[Kernel | None], times: list[int]
 ) -> NDArray[np.float64]:
     """[half steps] seconds since the start on one device: within a loop of its first iteration, after it of all.
 
@@ -73,16 +79,20 @@ def elapsed_seconds(
     own = np.zeros(2 * len(program.ops) + 3)
     for op, kernel, time in zip(program.ops, kernels, times, strict=True):
         if kernel is not None:
-            own[time + 1] += _seconds(program, chip, op, kernel)
+            own[time + 1] += _seconds(program, chip, profile, op, kernel)
     for loop in sorted(program.loops, key=lambda loop: loop.last - loop.first):
         own[2 * loop.last] += (max(loop.trips, 1) - 1) * own[2 * loop.first : 2 * loop.last].sum()
     return np.cumsum(own)
 
 
-def _seconds(program: Program, chip: Chip, op: Op, kernel: Kernel) -> float:
+def _seconds(program: Program, chip: Chip, profile: CompilerProfile, op: Op, kernel: Kernel) -> float:
     """Of one kernel on whole arrays, without what tiles waste."""
-    sides = (*kernel.operands, *kernel.results)
-    moved, vector, own = sum(s.bytes + s.read for s in sides), sum(s.flops for s in sides), arithmetic(program, op)
+    sides, attained = (*kernel.operands, *kernel.results), profile.attained
+    moved, vector, own = (
+        sum(s.bytes + s.read for s in sides),
+        sum(s.flops for s in sides),
+        arithmetic(program, op, profile),
+    )
     if op.kind.matrix_unit:
-        return kernel_seconds(chip, program.values[op.operands[0]].dtype, own, vector, moved)
-    return kernel_seconds(chip, "", 0.0, vector + own, moved)
+        return kernel_seconds(chip, attained, program.values[op.operands[0]].dtype, own, vector, moved)
+    return kernel_seconds(chip, attained, "", 0.0, vector + own, moved)

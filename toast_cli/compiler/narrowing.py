@@ -9,17 +9,18 @@ Enters: a program. Leaves: for every value, and every op that reads one, the par
 
 from __future__ import annotations
 
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Program
 from toast_cli.program.ops import CONVERT, SELECT
 
-PRODUCT_BITS = 16
+NAME = "narrowing"
 
 
 class Narrowing:
-    """What of a program's floating-point elements is needed; all of them where `narrows` is false."""
+    """What of a program's floating-point elements is needed; all of them without this pass."""
 
-    def __init__(self, program: Program, *, narrows: bool) -> None:
-        self._program, self._narrows = program, narrows
+    def __init__(self, program: Program, profile: CompilerProfile) -> None:
+        self._program, self._narrows, self._product_bits = program, NAME in profile.passes, profile.product_bits
         self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
         self._floating = [value.dtype.startswith(("f", "bf")) for value in program.values]
         self._needed = list(self._bits)
@@ -40,7 +41,7 @@ class Narrowing:
         if not (self._narrows and self._floating[value]):
             return whole
         if op.kind.matrix_unit:
-            return PRODUCT_BITS if self._program.values[value].dtype == "f32" else whole
+            return self._product_bits if self._program.values[value].dtype == "f32" else whole
         results = [v for v in op.results if self._floating[v]]
         if op.name == CONVERT and results:
             return min(whole, *(self._needed[v] for v in results))

@@ -1,21 +1,26 @@
-"""Which collectives something waits for. Static, before any plan is known.
+"""Overlap: which collectives something waits for.
 
 What is computed from arguments alone without a product (weights, converted or sliced) is there when the step begins: gathering it can
 hide behind whatever runs before its first reader. What no product is computed from (gradients on their way into the optimiser) is
 needed when the step ends: reducing it can hide behind whatever runs after it. All other collectives stand on the critical path.
 
-Enters: a program. Leaves: per value whether it is early, and whether it is late.
+Enters: a program. Leaves: per value whether it is early, and whether it is late. Without this pass nothing is either.
 """
 
 from __future__ import annotations
 
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, CARRY
 
+NAME = "overlap"
 
-def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:
+
+def early_values(program: Program, free: tuple[bool, ...], profile: CompilerProfile) -> list[bool]:
     """[values] whether each follows from arguments and constants by elementwise work and data movement alone."""
     early = [False] * len(program.values)
+    if NAME not in profile.passes:
+        return early
     carries = {op.results[0] for op in program.ops if op.name == CARRY}  # a loop's counter is one that is early
     found = -1
     while found != len(carries):
@@ -28,8 +33,10 @@ def early_values(program: Program, free: tuple[bool, ...]) -> list[bool]:
     return early
 
 
-def late_values(program: Program) -> list[bool]:
+def late_values(program: Program, profile: CompilerProfile) -> list[bool]:
     """[values] whether no product is computed from each, through loops as well."""
+    if NAME not in profile.passes:
+        return [False] * len(program.values)
     late = [True] * len(program.values)
     changed = True
     while changed:  # once more for each loop that a value goes round; values only ever become less late

@@ -1,4 +1,4 @@
-"""What a chip's compiler makes of the collectives that the partitioner writes.
+"""Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 
 XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and lets a reduce-scatter take them apart only where every
 device gets whole tiles; elsewhere an all-reduce stays, of which each device keeps its piece. The rules were found by compiling some three
@@ -14,8 +14,6 @@ thousand sums and products of different shapes with libtpu 0.0.42.1 for slices o
 * So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an all-reduce that uses all
   links, and no such reduce-scatter.
 
-An all-gather of a vector in pieces of less than a row of a tile becomes an all-reduce of zeros and one's own piece.
-
 Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
 fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
 the fewest after the last one, then the one in which the product is read. Where pieces of rows would lie across tiles, and what is left are
@@ -24,11 +22,7 @@ them, of dimensions drawn at random, this tells 91 % right. Elsewhere (in loops,
 dimension is taken for the columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they
 update.
 
-None of this matters for a product that is made piece by piece while the pieces go around (a windowed product). XLA:TPU does that where
-the product of a device takes at least as long as passing on one device's piece, at the rates of the matrix unit in bf16 and of one link,
-around more than two devices that are no square of four. (On slices of v4, v5e, v5p and v6e the change comes within 20 % of that.)
-
-Enters: a mesh and a local array. Leaves: whether a reduce-scatter or all-gather of it stays one.
+Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one. Without this pass all of them do.
 """
 
 from __future__ import annotations
@@ -39,14 +33,12 @@ from functools import lru_cache
 from itertools import permutations, product
 from math import ceil, prod
 
+from toast_cli.compiler.profile import CompilerProfile, ScatterTiles, Tile
 from toast_cli.hardware.model import Mesh
 
-Tile = tuple[int, int]  # rows, columns
 Ends = tuple[int, int]  # the dimensions that lie as rows and as columns
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
-_MOST_GROWTH = 1.5
-_WORD_BITS = 32
-_NEARLY = 1.1  # as many tiles
+NAME = "tiled-reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -59,40 +51,31 @@ class Made:
 
 
 def stays_scatter(
-    mesh: Mesh, axes: tuple[int, ...], shape: tuple[int, ...], dim: int, bits: int, made: Made = Made()
+    profile: CompilerProfile,
+    mesh: Mesh,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    dim: int,
+    bits: int,
+    made: Made = Made(),
 ) -> bool:
     """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place.
 
     shape: of the array on one device, before; of a gradient in the order in which it is read. dim: the dimension that is scattered.
     bits: of an element.
     """
-    tile = mesh.chip.rewrites.scatter_tile
-    if tile is None:
+    if NAME not in profile.passes:
         return True
+    rules = profile.scatter
     count, torus = prod(mesh.sizes[axis] for axis in axes), _torus(mesh, axes)
-    if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= 4)):
+    if count == mesh.devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= rules.square_edge)):
         return False
-    streams = 4 if _is_square(mesh, axes, count) else 2
-    return _comes_apart(tile, shape, dim, count, max(1, _WORD_BITS // bits), streams, made)
+    streams = rules.square_streams if is_square(mesh, axes, count) else rules.streams
+    return _comes_apart(rules, shape, dim, count, max(1, rules.word_bits // bits), streams, made)
 
 
-def passed_around(mesh: Mesh, axes: tuple[int, ...], flops: float, size: float) -> bool:
-    """Whether a product of so many flops, of which every device keeps `size` bytes, is made piece by piece as these go around `axes`."""
-    count = prod(mesh.sizes[axis] for axis in axes)
-    if mesh.chip.rewrites.scatter_tile is None or count <= 2 or _is_square(mesh, axes, count):
-        return False
-    # The rate is that of a whole link, not of one that several rings share.
-    hop = size / max(link.bytes_per_second for axis in mesh.axes for link in axis.links)
-    return flops / mesh.chip.matrix_flops["bf16"] >= hop
-
-
-def stays_gather(mesh: Mesh, shape: tuple[int, ...], shards: int) -> bool:
-    """Whether the chip's compiler keeps an all-gather of a whole array of that shape from so many pieces."""
-    tile = mesh.chip.rewrites.scatter_tile
-    return tile is None or len(shape) != 1 or shape[0] // shards >= tile[1]
-
-
-def _is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
+def is_square(mesh: Mesh, axes: tuple[int, ...], count: int) -> bool:
+    """Whether the axes join four devices in a square."""
     return count == 4 and _torus(mesh, axes) == [2, 2]
 
 
@@ -109,13 +92,13 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 @lru_cache(maxsize=50_000)
 def _comes_apart(
-    tile: Tile, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, made: Made
+    rules: ScatterTiles, shape: tuple[int, ...], dim: int, count: int, packed: int, streams: int, made: Made
 ) -> bool:
     """Whether every device gets whole tiles, as many for each stream. packed: elements in 32 bits."""
     if len(shape) < 2 or shape[dim] % count:
         return False
-    piece = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
-    order = _order(tile, piece, dim, made)
+    piece, tile = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :]), rules.tile
+    order = _order(rules, piece, dim, made)
     majors, row, column = order[:-2], order[-2], order[-1]
     if shape[row] < tile[0]:
         return False
@@ -125,16 +108,16 @@ def _comes_apart(
     if dim == order[0] or (dim in majors and inside == 1):
         rows = prod(piece[d] for d in majors) * ceil(piece[row] / tile[0]) * tile[0] if majors else piece[row]
         halves = streams // 2 if ceil(piece[column] / tile[1]) % 2 == 0 else streams
-        return ceil(rows / (tile[0] * halves)) * tile[0] * halves < _MOST_GROWTH * rows
+        return ceil(rows / (tile[0] * halves)) * tile[0] * halves < rules.growth * rows
     return dim == row and inside > 1 and piece[row] % (tile[0] * packed) == 0
 
 
-def _order(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
+def _order(rules: ScatterTiles, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
     """Dimensions, the outermost first, in which an array lies of which each device gets a piece; see above."""
     if made.pieces:
-        return _order_of_gradient(tile, piece, dim, made)
+        return _order_of_gradient(rules.tile, piece, dim, made)
     dims = range(len(piece))
-    return _ending_in(dims, _ends_of_product(tile, piece, made.sides)) if all(made.sides) else tuple(dims)
+    return _ending_in(dims, _ends_of_product(rules, piece, made.sides)) if all(made.sides) else tuple(dims)
 
 
 def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
@@ -149,10 +132,10 @@ def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made)
     return (dim, *others) if lies_across else order
 
 
-def _ends_of_product(tile: Tile, piece: tuple[int, ...], sides: Sides) -> Ends:
-    pairs, last = _across(sides), max(*sides[0], *sides[1])
+def _ends_of_product(rules: ScatterTiles, piece: tuple[int, ...], sides: Sides) -> Ends:
+    tile, pairs, last = rules.tile, _across(sides), max(*sides[0], *sides[1])
     fewest = min(_tiles(tile, piece, pair) for pair in pairs)
-    few = (pair for pair in pairs if _tiles(tile, piece, pair) <= _NEARLY * fewest)
+    few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
     return min(few, key=lambda pair: (pair[1] != last, -piece[pair[0]]))
 
 

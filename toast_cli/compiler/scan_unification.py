@@ -1,21 +1,26 @@
-"""Scans within loops whose stacked results take over the buffer of what they scan over.
+"""Scan unification: scans within loops whose stacked results take over the buffer of what they scan over.
 
 A decoding loop carries a cache of all layers; its body scans over the layers, reads one slice of the cache in each iteration and stacks
 the new slices to the next cache. XLA writes them where it read them (its pass `ScanLoopAccumulatorInputUnification`) if the loop around
 hands the stack on as the next of what was scanned over, and nothing but the scan reads that.
 
-Enters: a program. Leaves: the carries of inner loops that need no buffer of their own.
+Enters: a program. Leaves: the carries of inner loops that need no buffer of their own. Without this pass all of them have one.
 """
 
 from __future__ import annotations
 
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from toast_cli.program.rematerialised import expands_scalar
 
+NAME = "scan-unification"
 
-def unified_carries(program: Program) -> frozenset[int]:
+
+def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
     """Op numbers of `toast.carry` ops that lie where the loop around carries what they become."""
+    if NAME not in profile.passes:
+        return frozenset()
     return frozenset(
         number for number, op in enumerate(program.ops) if op.name == CARRY and _is_unified(program, number)
     )

@@ -8,7 +8,10 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-from toast_cli.compiler.reduce_scatter import Made, Sides, passed_around, stays_scatter
+from toast_cli.compiler import reduce_scatter
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
+from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.partitioned import in_mesh_order
 from toast_cli.plan.problem import Problem
@@ -24,7 +27,8 @@ Fate = Literal["around", "kept", "all-reduced"]
 class ScatterFates:
     """Answers for one problem, remembered."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
+        self._profile = profile
         self._program, self._mesh = problem.program, problem.mesh
         self._axes = {axis for axis, size in enumerate(problem.mesh.sizes) if size > 1}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes], Fate] = {}
@@ -55,7 +59,7 @@ class ScatterFates:
             return False
         sizes = self._mesh.sizes
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
-        return passed_around(self._mesh, axes, op.flops / prod(sizes[axis] for axis in split), size)
+        return passed_around(self._profile, self._mesh, axes, op.flops / prod(sizes[axis] for axis in split), size)
 
     def _stays(
         self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
@@ -65,7 +69,7 @@ class ScatterFates:
         value = program.values[op.results[k]]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         if len(dims) != 1:
-            return not dims or mesh.chip.rewrites.scatter_tile is None
+            return not dims or reduce_scatter.NAME not in self._profile.passes
         sides = sides_of(op)
         product = set(sides[0] + sides[1])
         read = transposed(program, op.results[k]) if product else None
@@ -79,7 +83,9 @@ class ScatterFates:
         computed = iteration.computed[k]
         begun = split_further(computed, target, axes if sharding == computed else in_order(iteration, k)[:1])
         made = Made((first, second), (local(begun), local(target)) if updates else ())
-        return stays_scatter(mesh, axes, local(sharding), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made)
+        return stays_scatter(
+            self._profile, mesh, axes, local(sharding), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made
+        )
 
 
 def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:

@@ -1,22 +1,25 @@
-"""When each op runs: in program order, except what XLA's scheduler does sooner because it frees memory or takes none.
+"""Early results: each op runs in program order, except what XLA's scheduler does sooner because it frees memory or takes none.
 
 What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the program says, so
 that gradients do not wait for one another; so does what finishes a product, which is part of the product's kernel. What takes over a
-donated argument's buffer waits until nothing else reads the argument. Loops go first: what stands before one and is read only after it
-(the gradient of an output projection, before the loop over the layers) runs after it, and keeps what it reads (the logits) until then.
+donated argument's buffer waits until nothing else reads the argument. What waits for a loop
+is in `loops_first`. Without this pass everything runs in program order.
 
 Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
 """
 
 from __future__ import annotations
 
+from toast_cli.compiler import loops_first
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, RESULT
 
+NAME = "early-results"
 _NOBODY = (-1, -1)
 
 
-def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> list[int]:
+def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> list[int]:
     """[ops] the half step at which each runs."""
     ops, loops = program.ops, program.loops
     times = [2 * number for number in range(len(ops))]
@@ -24,7 +27,8 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
     waits = _last_readers(program, stored)
     ready = [0] * len(program.values)  # when a value can be read, or computed by whoever reads it
     finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
-    after = _after_loops(program, stored)
+    after = loops_first.after_loops(program, stored, profile)
+    early = NAME in profile.passes
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
@@ -35,7 +39,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
         moves = op.kind.elementwise or op.kind.view_or_convert
-        if len(op.results) != 1:
+        if len(op.results) != 1 or not early:
             moves = False
         for value in op.results:
             finishes = moves and any(finishing[v] for v in op.operands)
@@ -53,33 +57,6 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...]) -> 
             ready[value] = times[number]
             finishing[value] = op.kind.matrix_unit and not stored[value]
     return times
-
-
-def _after_loops(program: Program, stored: list[bool]) -> list[int]:
-    """[ops] half step at which the last loop between a product and all that reads it is over; 0 where there is none."""
-    ends = sorted((loop.last, loop.first) for loop in program.loops if loop.parent < 0)
-    found = [0] * len(program.ops)
-    if not ends:
-        return found
-    first = _first_readers(program, stored)
-    for number, op in enumerate(program.ops):
-        if op.loop < 0 and op.kind.matrix_unit and len(op.results) == 1:
-            over = [last for last, start in ends if number < start and last <= first[op.results[0]]]
-            found[number] = 2 * over[-1] if over else 0
-    return found
-
-
-def _first_readers(program: Program, stored: list[bool]) -> list[int]:
-    """[values] the first op that ends a kernel which reads each value."""
-    found = [len(program.ops)] * len(program.values)
-    for number in range(len(program.ops) - 1, -1, -1):
-        op = program.ops[number]
-        end = number
-        if len(op.results) == 1 and not stored[op.results[0]]:
-            end = found[op.results[0]]
-        for value in op.operands:
-            found[value] = min(found[value], end)
-    return found
 
 
 def _loop_over(program: Program, value: int, reader: int) -> int:

@@ -1,4 +1,4 @@
-"""What is kept for convolutions of few images: XLA:TPU turns pieces of space into batch for them.
+"""Space-to-batch: for convolutions of few images XLA:TPU turns pieces of space into pieces of the batch.
 
 The batch is in the rows of a TPU's tiles, and tiles have 8. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1, as seen in compiled
 programs on v4 to v6e) cuts the last dimension of space, if it is 16 or more, into 8 pieces and makes them part of the batch before it convolves;
@@ -10,7 +10,8 @@ has it. But nothing is fused where the form changes or windows reach into other 
   single image need not change its form for that); one that is added to what has not the form, after the first. (XLA:TPU does the latter for some
   counts of images and not for others.)
 
-Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few images.
+Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few images. Without this pass each
+is there once.
 """
 
 from __future__ import annotations
@@ -19,22 +20,21 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.compiler.tiling import Dims, Tile, growth
+from toast_cli.compiler.profile import CompilerProfile, SpaceToBatch, Tile
+from toast_cli.compiler.tiling import Dims, growth
 from toast_cli.program.model import Op, Program, ValueFactors
 from toast_cli.program.ops import ARGUMENT, BROADCAST_IN_DIM, CONCATENATE, CONVOLUTION, REDUCE, RESHAPE
 
-ROWS = 8  # a device with fewer images has few
-PIECES = 8
-GROUPED_STEPS = 3  # the array, less its mean, over the deviation
-JOINED_STEPS = 2  # the array itself is needed in its own form only
+NAME = "space-to-batch"
 Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceToBatch:
-    """pieces: whether a value has the form with pieces of space in the batch. forms: how many times its own size all that is kept of it is where a
+class Images:
+    """What is kept of the images that a value holds. pieces: whether it has the form with pieces of space in the batch. forms: how many times its own size all that is kept of it is where a
     device has few images; single: the same where it has one."""
 
+    rules: SpaceToBatch
     place: Place
     pieces: bool
     forms: float
@@ -43,22 +43,24 @@ class SpaceToBatch:
     def applies(self, shape: tuple[int, ...]) -> bool:
         """Whether a device that holds an array of this local shape has few images."""
         batch, width = self.place
-        return shape[batch] < ROWS and shape[width] >= 2 * PIECES
+        return shape[batch] < self.rules.images and shape[width] >= 2 * self.rules.pieces
 
     def kept(self, shape: tuple[int, ...], dims: Dims, tile: Tile) -> float:
         """Elements in memory of all that is kept. dims: see `Tiling`; only pieces keep space out of the tiles."""
         batch, width = self.place
         forms, given = self.forms if shape[batch] > 1 else self.single, list(shape)
         if self.pieces:
-            given[batch], given[width] = PIECES * shape[batch], shape[width] // PIECES + 1
+            count = self.rules.pieces
+            given[batch], given[width] = count * shape[batch], shape[width] // count + 1
         else:
             dims = tuple(range(len(shape)))
         return forms * prod(given) * (growth(tuple(given), dims, tile) if dims else 1.0)
 
 
-def space_to_batch(program: Program, stored: list[bool], tile: tuple[int, int]) -> list[SpaceToBatch | None]:
-    """[values] None for what is no image of a convolution, and on chips without tiles."""
-    if tile[0] < ROWS or all(op.name != CONVOLUTION for op in program.ops):
+def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfile) -> list[Images | None]:
+    """[values] None for what is no image of a convolution, and without this pass."""
+    rules = profile.space_to_batch
+    if NAME not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
     pieces: list[Place | None] = [None] * len(program.values)
     images: dict[int, Place] = {}  # what convolutions read
@@ -79,16 +81,16 @@ def space_to_batch(program: Program, stored: list[bool], tile: tuple[int, int]) 
             if ops[producer[source]].name != ARGUMENT and _alike(program, source, value, place):
                 read[source] += (source != value) + (pieces[source] is not None)
                 places[source] = pieces[source] or place
-    found: list[SpaceToBatch | None] = []
+    found: list[Images | None] = []
     for value, place in enumerate(places):
         if place is None or not stored[value]:
             found.append(None)
             continue
-        grouped, joined = _norm_steps(program, stored, pieces, value) if pieces[value] else (0.0, 0.0)
+        grouped, joined = _norm_steps(program, rules, stored, pieces, value) if pieces[value] else (0.0, 0.0)
         forms, single = (
             steps + (not steps or len(program.users[value]) > 1) + read[value] for steps in (grouped or joined, joined)
         )
-        found.append(SpaceToBatch(place, pieces[value] is not None, forms, single))
+        found.append(Images(rules, place, pieces[value] is not None, forms, single))
     return found
 
 
@@ -142,7 +144,9 @@ def _left(op: Op, place: Place | None) -> Place | None:
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def _norm_steps(program: Program, stored: list[bool], pieces: list[Place | None], value: int) -> tuple[float, float]:
+def _norm_steps(
+    program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[Place | None], value: int
+) -> tuple[float, float]:
     """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that is added to what has not
     the form; 0 without."""
     pending, seen = [(value, False)], {value}
@@ -165,7 +169,7 @@ def _norm_steps(program: Program, stored: list[bool], pieces: list[Place | None]
                 seen.add(made)
                 pending.append((made, reshaped or shapes))
     wider = widest / _bytes_each(program, value)
-    return grouped * GROUPED_STEPS * wider, joined * JOINED_STEPS * wider
+    return grouped * rules.grouped_steps * wider, joined * rules.joined_steps * wider
 
 
 def _is_pointwise(op: Op) -> bool:

@@ -1,22 +1,22 @@
-"""By how much a compiler's temporaries exceed those that the model counts: a program and a chip in, one factor out.
+"""Temporary growth: by how much a compiler's temporaries exceed those that the rules count, as one factor.
 
 XLA:GPU does not keep temporaries as few as XLA:TPU does: gradients wait for the one all-reduce they are joined in, kernels of
-products and of softmax write beside what they read, and its scheduler looks for overlap first. One fitted factor of the chip stands
-for that (`Chip.temporary_growth`). A chip that cannot compute in bf16 (it lists no such rate: P100, V100) gets it widened to f32,
-which doubles what lies in memory in that type.
+contractions and of softmax write beside what they read, and its scheduler looks for overlap first. One fitted factor
+(`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is 1.
+
+Enters: a program and a profile. Leaves: one factor.
 """
 
 from __future__ import annotations
 
-from toast_cli.hardware import Chip
+from toast_cli.compiler import bf16_widening
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 
+NAME = "temporary-growth"
 
-def temporary_growth(program: Program, stored: list[bool], chip: Chip) -> float:
-    """Bytes of temporaries on the chip over those the model counts. `stored`: [values] whether each is written to memory."""
-    if chip.platform != "gpu" or "bf16" in chip.matrix_flops:
-        return chip.temporary_growth
-    arguments = {argument.value for argument in program.arguments}
-    written = [v for number, v in enumerate(program.values) if stored[number] and number not in arguments]
-    wide = sum(value.bytes for value in written if value.dtype == "bf16")
-    return chip.temporary_growth * (1 + wide / max(1, sum(value.bytes for value in written)))
+
+def temporary_growth(program: Program, stored: list[bool], profile: CompilerProfile) -> float:
+    """Bytes of temporaries on the chip over those the rules count. stored: [values] whether each is written to memory."""
+    growth = profile.temporary_growth if NAME in profile.passes else 1.0
+    return growth * bf16_widening.growth(program, stored) if bf16_widening.NAME in profile.passes else growth

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol
 
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.confirm.model import Compiled
 from toast_cli.cost.collectives import KINDS, collective_seconds
 from toast_cli.hardware import Mesh
@@ -119,7 +121,8 @@ def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, com
     numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)
     if len(numbers) < len(axes):
         numbers = tuple(range(len(mesh.names)))
-    return collective_seconds(mesh, kind, size, numbers, combined=combined)
+    together = combined_bytes(find_profile(mesh.chip)) if combined else 0.0
+    return collective_seconds(mesh, kind, size, numbers, combined_bytes=together)
 
 
 def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:

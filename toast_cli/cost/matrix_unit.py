@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
+from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 
@@ -50,7 +51,7 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
     )  # fmt: skip
 
 
-def growth(chip: Chip, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
+def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
     """Arithmetic done over arithmetic needed; `cuts` [slots] pieces of each slot. Where the vector unit would be quicker, as much
     as makes the matrix unit as slow as that."""
     rows, columns, depth = (_local(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
@@ -60,7 +61,6 @@ def growth(chip: Chip, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
         found = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
         found = padding(chip.matrix_tile, rows, columns, depth)
-    attained = chip.attained
     limit = matrix_rate(chip, dtype) * attained.matrix / (chip.vector_flops * attained.vector)
     return min(found, max(1.0, limit))
 

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Nine of ten predicted peaks of the test points (and of those to fit) are nearer than this fraction to what XLA:TPU needs (docs/cost-model.md).
-PEAK_ERROR = 0.20
+
+@dataclass(frozen=True, slots=True)
+class Attained:
+    """What kernels get of a chip's published peaks; the default is an ideal chip.
+
+    Attributes:
+        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
+        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at least.
+        narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
+        kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as memory traffic.
+        kernel_seconds: of starting and draining one kernel, however small.
+    """
+
+    matrix: float = 1.0
+    vector: float = 1.0
+    memory: float = 1.0
+    pass_bytes: float = 0.0
+    narrow_write: float = 1.0
+    kept_bytes: float = 0.0
+    kernel_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,26 @@ nothing beside them; in a program the compiler loads the next kernel's operands 
 
 from __future__ import annotations
 
+from toast_cli.cost.model import Attained
 from toast_cli.hardware import Chip, matrix_rate
 
 
 def kernel_seconds(
-    chip: Chip, dtype: str, matrix_flops: float, vector_flops: float, memory_bytes: float, kernels: float = 1.0
+    chip: Chip,
+    attained: Attained,
+    dtype: str,
+    matrix_flops: float,
+    vector_flops: float,
+    memory_bytes: float,
+    kernels: float = 1.0,
 ) -> float:
     """Seconds of one execution.
 
     Args:
+        attained: what kernels get of the chip's peak rates.
         dtype: of the product's operands. matrix_flops: of the product, padding included (see `matrix_unit`). vector_flops: elementwise.
         memory_bytes: read and written, passes included. kernels: how many launches this is.
     """
-    attained = chip.attained
     product = matrix_flops / (matrix_rate(chip, dtype) * attained.matrix) if matrix_flops else 0.0
     memory = memory_bytes / (chip.memory_bytes_per_second * attained.memory)
     vector = vector_flops / (chip.vector_flops * attained.vector)

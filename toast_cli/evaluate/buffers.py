@@ -2,7 +2,7 @@
 
 * the arrays themselves, where they are written to memory;
 * copies in other shardings, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
-  collective out of a loop, but on some chips it gathers what comes from outside first of all (`Rewrites.gathers_first`);
+  collective out of a loop, but on some chips it gathers what comes from outside first of all (see `loop_gathers`);
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been fused with it;
   the reduced array then waits, at its own size, for the readers where the program has them, because gradients' reductions are
   combined and not hurried.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
 from toast_cli.evaluate.items import ArrayItem, Items
@@ -36,7 +37,10 @@ class Buffers:
         self._lives = items.lives
         self._pricer = pricer
         self._copies: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
-        self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, problem.mesh.devices, items.compilation.elapsed)
+        profile, elapsed = items.compilation.profile, items.compilation.elapsed
+        self._deaths = late_reductions.deaths(items.lives, profile)
+        self._gathers_first = loop_gathers.NAME in profile.passes
+        self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
     def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
         """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when.
@@ -96,7 +100,7 @@ class Buffers:
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is counted anyway."""
         lives = self._lives
-        last = max([made, *(lives.program_deaths[op] for op, _ in self._problem.program.users[value])])
+        last = max([made, *(self._deaths[op] for op, _ in self._problem.program.users[value])])
         if not item.stored:
             return [(made, last)]
         own = max((end for _, end in lives.intervals[value]), default=last)
@@ -112,12 +116,11 @@ class Buffers:
             if (patterns[op], position) in wanted and not taken_over:
                 reads.setdefault(program.ops[op].loop, []).append(op)
         found = []
-        early = self._problem.mesh.chip.rewrites.gathers_first
         home = program.ops[program.producer[value]].loop
         for loop, ops in reads.items():
             first = min(lives.times[op] for op in ops)
-            if early and loop >= 0 and loop != home:
-                first = min(first, 2 * program.loops[loop].first)
+            if self._gathers_first:
+                first = loop_gathers.made_at(program, loop, home, first)
             found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
         return found
 

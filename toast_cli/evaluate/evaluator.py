@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
@@ -50,6 +52,7 @@ class Evaluator:
     Args:
         references: plans that say when memory is looked at. like: an evaluator of the same program for the same chip, if there is one: what
             does not depend on the mesh and the decisions is taken from it.
+        profile: of the compiler, where it is not to be the newest for the mesh's chip.
     """
 
     def __init__(
@@ -58,14 +61,17 @@ class Evaluator:
         references: Iterable[Plan] = (),
         like: Evaluator | None = None,
         corrections: Corrections = NO_CORRECTIONS,
+        profile: CompilerProfile | None = None,
     ) -> None:
         self.problem = problem
         self._corrections = corrections
-        self.items: Items = make_items(problem, like.items.compilation if like and like.serves(problem) else None)
+        self.profile = profile or find_profile(problem.mesh.chip)
+        known = like.items.compilation if like and like.serves(problem) and like.profile == self.profile else None
+        self.items: Items = make_items(problem, self.profile, known)
         self.evaluations = 0
-        self._growth = temporary_growth(problem.program, self.items.stored, problem.mesh.chip)
+        self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
         self._pricer = Pricer(problem, self.items, corrections)
-        self._work = WorkPricer(problem)
+        self._work = WorkPricer(problem, self.profile)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = IterationMemo(problem)
@@ -79,7 +85,7 @@ class Evaluator:
         # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of them.
         self._state: _State | None = None
         self._before: _State | None = None
-        self.timeline.select([self.profile(plan) for plan in ((), *references)])
+        self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def serves(self, problem: Problem) -> bool:
         """Whether another problem is about the same program on the same chip."""
@@ -99,7 +105,7 @@ class Evaluator:
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
         """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
         cost = self.cost(plan)
-        profile = self.profile(plan)
+        profile = self.memory_profile(plan)
         place = int(profile.argmax()) if len(profile) else 0
         peak = self._grown(float(profile[place]) if len(profile) else 0.0, cost.argument_bytes)
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
@@ -116,7 +122,7 @@ class Evaluator:
         if self.timeline.reset():
             self._forget()
 
-    def profile(self, plan: Plan) -> Vector:
+    def memory_profile(self, plan: Plan) -> Vector:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""
         rows = self._rows_of(plan)
         return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
@@ -151,7 +157,7 @@ class Evaluator:
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
-        profile = self.profile(plan)
+        profile = self.memory_profile(plan)
         moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
         found: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
@@ -188,7 +194,7 @@ class Evaluator:
 
     def watch(self, count: int) -> None:
         """From now on looks at memory only at so many moments, the highest under the plan that decides nothing."""
-        self.timeline.keep_highest(self.profile(self.problem.fixed), count)
+        self.timeline.keep_highest(self.memory_profile(self.problem.fixed), count)
         self._forget()
 
     # -- one plan after another ----------------------------------------------------------------------------------

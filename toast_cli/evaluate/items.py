@@ -10,20 +10,21 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.compiler import sunk_conversions
 from toast_cli.compiler.compilation import Compilation, compile_program
-from toast_cli.compiler.kernels import Kernel, arithmetic
-from toast_cli.compiler.kernels import Side as KernelSide
+from toast_cli.compiler.kernel import Kernel
+from toast_cli.compiler.kernel import Side as KernelSide
+from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Lives
-from toast_cli.compiler.narrowing import Narrowing
-from toast_cli.compiler.overlap import early_values
-from toast_cli.compiler.space_to_batch import SpaceToBatch
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.space_to_batch import Images
 from toast_cli.compiler.tiling import Tiling
+from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.sum_items import SumItem, sum_items
-from toast_cli.hardware.model import Attained
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import Op, Program, Window
-from toast_cli.program.ops import ARGUMENT, CARRY, CONVERT, RESHAPE, OpKind
+from toast_cli.program.model import Op, Window
+from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -77,7 +78,7 @@ class Reader:
 class ArrayItem:
     """Values made by one pattern and read in the same ways; `readers` leaves out those that take it as it is made under every plan. costs:
     whether it does so under any: it is stored, may be partial, or has such readers. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `moved_bytes`. shape, tiling: in how much memory they are laid out, see `tiling`. few: see `space_to_batch`. waited_for: neither early
+    where it is resharded, see `sunk_conversions`. shape, tiling: in how much memory they are laid out, see `tiling`. images: see `space_to_batch`. waited_for: neither early
     nor late, see `overlap`."""
 
     pattern: int
@@ -86,7 +87,7 @@ class ArrayItem:
     moved_bytes: int
     shape: tuple[int, ...]
     tiling: Tiling
-    few: SpaceToBatch | None
+    images: Images | None
     free: bool
     stored: bool
     waited_for: bool
@@ -111,20 +112,16 @@ class Items:
         return self.compilation.stored
 
 
-def make_items(problem: Problem, compilation: Compilation | None = None) -> Items:
+def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
     """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
-    made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip)
+    made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
     sums, terms = sum_items(problem, made.late, made.needs)
-    return Items(
-        work_items(problem, made.kernels, made.late, terms, made.needs), sums,
-        _arrays(problem, made), made,
-    )  # fmt: skip
+    return Items(work_items(problem, made, terms), sums, _arrays(problem, made), made)
 
 
-def work_items(
-    problem: Problem, done: list[Kernel | None], late: list[bool], terms: frozenset[int], needs: Narrowing
-) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel, or may have to communicate; done: [ops] the kernels; terms: ops whose results are added up partial."""
+def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tuple[WorkItem, ...]:
+    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial."""
+    done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes = [value.bytes for value in program.values]
     runs: dict[Any, float] = defaultdict(float)
@@ -139,7 +136,7 @@ def work_items(
             problem.op_pattern[number],
             op.kind,
             program.values[op.operands[0]].dtype if op.operands else "",
-            *_work(problem, op, kernel),
+            *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
             op.windows,
@@ -153,19 +150,25 @@ def work_items(
 
 
 def _work(
-    problem: Problem, op: Op, kernel: Kernel | None
+    problem: Problem, op: Op, kernel: Kernel | None, profile: CompilerProfile
 ) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
     streams = op.kind.matrix_unit  # what a product reads goes to the matrix unit, not through the vector unit
-    attained = problem.mesh.chip.attained
+    attained = profile.attained
     operands = tuple(
         (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops, float(s.passing))
         for s in kernel.operands
     )
     results = tuple((float(s.read), _write_bytes(attained, s), s.flops, float(s.passing)) for s in kernel.results)
-    return arithmetic(problem.program, op), operands, results, 0 if kernel.rides else 1, float(kernel.unfinished)
+    return (
+        arithmetic(problem.program, op, profile),
+        operands,
+        results,
+        0 if kernel.rides else 1,
+        float(kernel.unfinished),
+    )
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:
@@ -180,7 +183,7 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    early = early_values(program, problem.free)
+    sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value, uses in enumerate(program.users):
         maker = producer[value]
@@ -204,22 +207,24 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             problem.op_pattern[maker],
             place[value],
             program.values[value].bytes,
-            moved_bytes(program, stored, value),
+            sunk_conversions.moved_bytes(program, stored, value) if sinks else program.values[value].bytes,
             program.values[value].shape,
             made.tiled[value],
-            made.few[value],
+            made.images[value],
             problem.free[value],
             stored[value],
-            not (early[value] or late[value]),
+            not (made.early[value] or late[value]),
             readers,
         )
         found[key].append(value)
     items: list[ArrayItem] = []
-    for (pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, readers), values in found.items():
+    for (pattern, k, size, moved, shape, tiling, images, free, kept, waited_for, readers), values in found.items():
         left = tuple(Reader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         costs = kept or bool(left) or SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
         items.append(
-            ArrayItem(pattern, k, size, moved, shape, tiling, few, free, kept, waited_for, left, costs, tuple(values))
+            ArrayItem(
+                pattern, k, size, moved, shape, tiling, images, free, kept, waited_for, left, costs, tuple(values)
+            )
         )
     return tuple(items)
 
@@ -232,16 +237,3 @@ def reads_as_made(problem: Problem, maker: int, result: int, reader: int, positi
         return False
     alike = problem.chosen_by[maker] == problem.chosen_by[reader]
     return alike and one.form.results[result] == other.form.operands[position]
-
-
-def moved_bytes(program: Program, stored: list[bool], value: int) -> int:
-    """Bytes that a reshard of the value moves: what is only widened where it is read is moved before that (XLA sinks such
-    conversions below collectives)."""
-    least = program.values[value].bytes
-    while not stored[value]:
-        op = program.ops[program.producer[value]]
-        if op.name not in (CONVERT, RESHAPE):
-            break
-        value = op.operands[0]
-        least = min(least, program.values[value].bytes)
-    return least

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from math import prod
 
+from toast_cli.compiler import on_chip_reuse
+from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.cost.matrix_unit import Grid, grid_of, growth
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
@@ -18,8 +20,10 @@ from toast_cli.plan.sharding import Sharding, shards
 class WorkPricer:
     """Prices the work of one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem = problem
+        self._attained = profile.attained
+        self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._sizes = problem.mesh.sizes
         self._grids: dict[int, Grid] = {}
 
@@ -27,7 +31,7 @@ class WorkPricer:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
         if not work.kernels and not work.flops:
             return 0.0
-        sizes, chip = self._sizes, self._problem.mesh.chip
+        sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
             tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
             if work.flops or work.kind.matrix_unit
@@ -38,23 +42,23 @@ class WorkPricer:
         read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
         flops = work.flops / prod(cuts)
         if work.kind.matrix_unit:
-            flops *= growth(chip, work.dtype, self._grid(work), cuts)
+            flops *= growth(chip, attained, work.dtype, self._grid(work), cuts)
             if apart:  # written, reduced, read to be finished
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
                 )
-                first = kernel_seconds(chip, work.dtype, flops, vector, reads + max(into, made), work.kernels)
-                return work.runs * (first + kernel_seconds(chip, "", 0.0, finishing, read + out + left))
+                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), work.kernels)
+                return work.runs * (first + kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left))
         else:
             vector, flops = vector + flops, 0.0
         # The larger of what comes in and what goes out passes through the vector unit.
         moved = reads + read + max(into, out)
-        return work.runs * kernel_seconds(chip, work.dtype, flops, vector + finishing, moved, work.kernels)
+        return work.runs * kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
 
     def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
         """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on the operands' sides.
         What is small enough stays on the chip between kernels."""
-        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        kept, sizes = self._kept_bytes, self._sizes
         reads = most = vector = 0.0
         for (read, through, flops, passing), sharding in zip(work.operands, iteration.operands, strict=True):
             if read or flops:
@@ -66,7 +70,7 @@ class WorkPricer:
 
     def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float]:
         """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these shardings."""
-        kept, sizes = self._problem.mesh.chip.attained.kept_bytes, self._sizes
+        kept, sizes = self._kept_bytes, self._sizes
         reads = out = vector = 0.0
         for (read, through, flops, passing), sharding in zip(work.results, shardings, strict=True):
             count = shards(sharding, sizes)

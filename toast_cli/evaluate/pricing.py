@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from toast_cli.compiler.reduce_scatter import stays_gather
+from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.compiler.scatter_fates import ScatterFates, in_order, split_further
+from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
+from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
@@ -59,7 +61,9 @@ class Pricer:
         self._items = items
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
-        self._scatters = ScatterFates(problem)
+        self._profile = items.compilation.profile
+        self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
+        self._scatters = ScatterFates(problem, self._profile)
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -239,11 +243,7 @@ class Pricer:
 
     def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""
-        return (
-            "all-reduce"
-            if kind == GATHER and not stays_gather(self._problem.mesh, self._shape(value), pieces)
-            else kind
-        )
+        return "all-reduce" if kind == GATHER and not stays_gather(self._profile, self._shape(value), pieces) else kind
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self._problem.program.values[value].shape
@@ -258,12 +258,10 @@ class Pricer:
 
     def kept(self, item: ArrayItem, made: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that are kept of it."""
-        shape = self._local_shape(item.shape, made) if item.few else ()
-        if not item.few or not item.few.applies(shape):
+        shape = self._local_shape(item.shape, made) if item.images else ()
+        if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.bytes, made, made)
-        return (
-            item.few.kept(shape, item.tiling.dims, self._problem.mesh.chip.memory_tile) * item.bytes / prod(item.shape)
-        )
+        return item.images.kept(shape, item.tiling.dims, self._tile) * item.bytes / prod(item.shape)
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
         return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
@@ -279,8 +277,7 @@ class Pricer:
         found = self._growths.get(key)
         if found is None:
             cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            tile = self._problem.mesh.chip.memory_tile
-            found = self._growths[key] = growth_of_tiles(cut, dims, tile, like=source)
+            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source)
         return self.local(size, sharding) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------
@@ -295,7 +292,8 @@ class Pricer:
         key = (kind, size, axes, combined)
         seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = collective_seconds(self._problem.mesh, kind, size, axes, combined=combined)
+            together = self._combined_bytes if combined else 0.0
+            seconds = collective_seconds(self._problem.mesh, kind, size, axes, combined_bytes=together)
             seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
         return seconds
 

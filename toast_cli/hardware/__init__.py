@@ -6,12 +6,12 @@
 from toast_cli.hardware.catalogue import available_specs, load_spec
 from toast_cli.hardware.chips import chip_names, find_preset, matrix_rate
 from toast_cli.hardware.gpu_target import gpu_target_text
-from toast_cli.hardware.model import Attained, Axis, Chip, Link, Mesh
+from toast_cli.hardware.model import Axis, Chip, Link, Mesh
 from toast_cli.hardware.schema import parse_spec
 from toast_cli.hardware.spec import AxisRequest, Spec, parse_shape
 from toast_cli.hardware.units import parse_bytes
 
 __all__ = [
-    "Attained", "Axis", "AxisRequest", "Chip", "Link", "Mesh", "Spec", "available_specs", "chip_names", "find_preset", "gpu_target_text",
+    "Axis", "AxisRequest", "Chip", "Link", "Mesh", "Spec", "available_specs", "chip_names", "find_preset", "gpu_target_text",
     "load_spec", "matrix_rate", "parse_bytes", "parse_shape", "parse_spec",
 ]  # fmt: skip

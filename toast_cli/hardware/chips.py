@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from toast_cli.errors import SpecError
-from toast_cli.hardware.fitted import FITTED, ON_CHIP, ON_CHIP_SOURCE, REWRITES_SOURCE, TPU_REWRITES, V4, V5E, V5P, V6E
-from toast_cli.hardware.model import Attained, Chip, OnChip
+from toast_cli.hardware.model import Chip
 
 _GIB = 2**30
 # jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply Them".
@@ -26,8 +25,6 @@ _LIBTPU = "libtpu 0.0.42.1, out-of-memory message"
 # xla/backends/gpu/target_config/specs/*.txtpb.
 _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
-# Not fitted: what vendors' own libraries are published to reach.
-_GPU_ATTAINED = "estimate"
 # src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
 _NCCL = "NCCL tuning.cc"
 
@@ -147,8 +144,6 @@ def _tpu(
     network: float,
     network_source: str,
     clock: float,
-    attained: Attained,
-    attained_source: str = FITTED,
     core: float = 0.0,
     core_source: str = "",
 ) -> Preset:
@@ -166,22 +161,13 @@ def _tpu(
             "matrix_flops": f"{flops_source}; f32 is one bf16 pass by default, with as much more time as libtpu 0.0.42.1 estimates for products of 2048^3 to 8192^3",
             "vector_flops": vector_source,
             "matrix_tile": f"{_BOOK}, MXU size" if name != "tpu7x" else "estimate: as v6e",
-            "memory_tile": "layouts in libtpu 0.0.42.1's compiled programs: T(8,128)",
             "memory_bytes": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
             "reserved_bytes": _LIBTPU,
             "memory_bytes_per_second": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
-            "attained": attained_source,
-            "on_chip": ON_CHIP_SOURCE if name in ON_CHIP else "unknown, counted as none",
-            "temporary_growth": "1: the memory model is that of XLA:TPU",
-            "rewrites": REWRITES_SOURCE,
             "clock_hertz": "the clock of vector_flops: 8192^3 products then take the published peak and 8 to 12 % more",
         },
-        attained=attained,
-        on_chip=ON_CHIP.get(name, OnChip()),
         clock_hertz=clock,
-        # Seen in loops compiled for each generation; of v5e's alone.
-        rewrites=replace(TPU_REWRITES, gathers_first=name == "v5e"),
-        memory_tile=(8, 128),
+        preset=name,
     )
     sources = {
         "link": _BOOK if link_source == _BOOK else f"{link_source}; latency: {_BOOK}",
@@ -234,18 +220,12 @@ def _gpu(
             "matrix_flops": f"{sheet}, dense; f32 is TF32 from Ampere on",
             "vector_flops": f"{sheet}, fp32 outside the tensor cores",
             "matrix_tile": _PTX if tile != (1, 1) else "no tensor cores",
-            "memory_tile": "arrays are not padded",
             "memory_bytes": sheet,
             "reserved_bytes": reserved_source or f"{_TARGETS}, {target}: device_memory_size",
             "memory_bytes_per_second": sheet,
-            "attained": _GPU_ATTAINED,
-            "rewrites": "none that change kind or bytes",
-            "on_chip": "caches hold no arrays of their own",
             "clock_hertz": "not needed: XLA:GPU estimates no cycles",
-            "temporary_growth": "fitted to XLA:GPU of jaxlib 0.10.2, benchmarks/data/gpu.jsonl",
         },
-        temporary_growth=1.12,
-        attained=Attained(matrix=0.75, vector=0.6, memory=0.9, kernel_seconds=2.5e-6),
+        preset=name,
     )
     return Preset(
         chip=chip,
@@ -267,49 +247,49 @@ _HOST_NETWORK = f"{_BOOK}: about 25 GB/s a host, shared by its chips"
 
 _TPUS = (
     _tpu(
-        "v2", cores=2, flops={"bf16": 46e12, "f32": 46e12}, clock=0.7e9, attained=V4, attained_source="estimate: as v4", flops_source=_PAPER,
+        "v2", cores=2, flops={"bf16": 46e12, "f32": 46e12}, clock=0.7e9, flops_source=_PAPER,
         vector=2 * 2048 * 0.7e9, vector_source=f"estimate: 2 cores x 2048 ALUs as v4 x 0.7 GHz ({_PAPER})",
         tile=128, memory_gib=16, usable_gib=7.48, bandwidth=700e9,
         rank=2, pod=256, wrap_edge=16, hosts=4, link=62e9, link_source=f"{_PAPER}: 496 Gb/s",
         network=6.25e9, network_source=_HOST_NETWORK, core=175e9, core_source=_HBM_COPY,
     ),
     _tpu(
-        "v3", cores=2, flops={"bf16": 123e12, "f32": 123e12}, clock=0.94e9, attained=V4, attained_source="estimate: as v4", flops_source=f"{_DOCS} (v3)",
+        "v3", cores=2, flops={"bf16": 123e12, "f32": 123e12}, clock=0.94e9, flops_source=f"{_DOCS} (v3)",
         vector=2 * 2048 * 0.94e9, vector_source=f"estimate: 2 cores x 2048 ALUs as v4 x 0.94 GHz ({_PAPER})",
         tile=128, memory_gib=32, usable_gib=15.48, bandwidth=900e9,
         rank=2, pod=1024, wrap_edge=32, hosts=4, link=100e9, link_source=_BOOK,
         network=6.25e9, network_source=_HOST_NETWORK, core=225e9, core_source=_HBM_COPY,
     ),
     _tpu(
-        "v4", cores=1, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9, attained=V4, flops_source=f"{_DOCS} (v4)",
+        "v4", cores=1, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9, flops_source=f"{_DOCS} (v4)",
         vector=2 * 2048 * 1.05e9, vector_source=f"2 cores x 2048 ALUs ({_VPU}) x 1.05 GHz",
         tile=128, memory_gib=32, usable_gib=30.75, bandwidth=1200e9,
         rank=3, pod=4096, wrap_edge=0, hosts=4, link=45e9, link_source=_BOOK,
         network=6.25e9, network_source=_HOST_NETWORK,
     ),
     _tpu(
-        "v5e", cores=1, flops={"bf16": 197e12, "f32": 197e12 / 1.4, "i8": 394e12}, clock=1.5e9, attained=V5E, flops_source=f"{_DOCS} (v5e), {_BOOK}",
+        "v5e", cores=1, flops={"bf16": 197e12, "f32": 197e12 / 1.4, "i8": 394e12}, clock=1.5e9, flops_source=f"{_DOCS} (v5e), {_BOOK}",
         vector=4096 * 1.5e9, vector_source=f"1 core x 4096 ALUs ({_VPU}) x 1.5 GHz (from 197 TFLOP/s on 4 MXUs)",
         tile=128, memory_gib=16, usable_gib=15.75, bandwidth=819e9,
         rank=2, pod=256, wrap_edge=16, hosts=8, link=45e9, link_source=_BOOK,
         network=3.125e9, network_source=f"{_DOCS} (v5e): 2 x 100 Gb/s NICs a host of 8",
     ),
     _tpu(
-        "v5p", cores=1, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9, attained=V5P, flops_source=f"{_DOCS} (v5p), {_BOOK}",
+        "v5p", cores=1, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9, flops_source=f"{_DOCS} (v5p), {_BOOK}",
         vector=2 * 4096 * 1.75e9, vector_source=f"2 cores x 4096 ALUs ({_VPU}) x 1.75 GHz (from 459 TFLOP/s on 8 MXUs)",
         tile=128, memory_gib=96, usable_gib=95.74, bandwidth=2765e9,
         rank=3, pod=8960, wrap_edge=0, hosts=4, link=90e9, link_source=_BOOK,
         network=6.25e9, network_source=f"{_DOCS} (v5p): 50 Gb/s a chip",
     ),
     _tpu(
-        "v6e", cores=1, flops={"bf16": 918e12, "f32": 918e12 / 1.55, "i8": 1836e12}, clock=1.75e9, attained=V6E, flops_source=f"{_DOCS} (v6e)",
+        "v6e", cores=1, flops={"bf16": 918e12, "f32": 918e12 / 1.55, "i8": 1836e12}, clock=1.75e9, flops_source=f"{_DOCS} (v6e)",
         vector=4096 * 1.75e9, vector_source="estimate: 4096 ALUs as v5e, 1.75 GHz",
         tile=256, memory_gib=32, usable_gib=31.25, bandwidth=1638e9,
         rank=2, pod=256, wrap_edge=16, hosts=8, link=90e9, link_source=_BOOK,
         network=12.5e9, network_source="Google Cloud: 100 Gb/s a chip",
     ),
     _tpu(
-        "tpu7x", cores=2, flops={"bf16": 2307e12, "f32": 2307e12 / 1.4, "f8": 4614e12}, clock=2.2e9, attained=V6E, attained_source="estimate: as v6e", flops_source=f"{_DOCS} (TPU7x)",
+        "tpu7x", cores=2, flops={"bf16": 2307e12, "f32": 2307e12 / 1.4, "f8": 4614e12}, clock=2.2e9, flops_source=f"{_DOCS} (TPU7x)",
         vector=2 * 4096 * 2.2e9, vector_source="estimate: 2 cores x 4096 ALUs as v5e, 2.2 GHz",
         tile=256, memory_gib=192, usable_gib=94.75, bandwidth=7380e9,
         rank=3, pod=9216, wrap_edge=0, hosts=4, link=90e9,

@@ -9,58 +9,6 @@ LinkKind = Literal["ring", "line", "switch", "network"]
 
 
 @dataclass(frozen=True, slots=True)
-class Attained:
-    """What kernels get of a chip's published peaks; the default is an ideal chip.
-
-    Attributes:
-        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
-        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at least.
-        narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
-        kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as memory traffic.
-        kernel_seconds: of starting and draining one kernel, however small.
-    """
-
-    matrix: float = 1.0
-    vector: float = 1.0
-    memory: float = 1.0
-    pass_bytes: float = 0.0
-    narrow_write: float = 1.0
-    kept_bytes: float = 0.0
-    kernel_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class OnChip:
-    """What the chip's compiler keeps out of device memory, see `compiler.memory_space_assignment`; the default is nothing.
-
-    Attributes:
-        bytes: of on-chip memory that it gives to arrays.
-        filled: part of that which temporaries fill; prefetched arguments and gaps have the rest.
-        refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device memory.
-    """
-
-    bytes: float = 0.0
-    filled: float = 0.0
-    refills: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrites:
-    """What the chip's compiler does to collectives after partitioning; the default is nothing.
-
-    Attributes:
-        narrows: arrays move and are added up in the narrowest type that readers take, products f32 as bf16, see `compiler.narrowing`.
-        scatter_tile: (rows, columns) of the tiles of memory that reduce-scatters take apart, see `compiler.reduce_scatter`; None: they take
-            arrays apart anywhere.
-        gathers_first: what a loop gathers from outside it gathers at the start of an iteration, all of it, and not where it is read.
-    """
-
-    narrows: bool = False
-    scatter_tile: tuple[int, int] | None = None
-    gathers_first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Chip:
     """One device (what XLA counts as one), with published figures.
 
@@ -69,12 +17,10 @@ class Chip:
             not list runs at the rate of the next wider one it does.
         vector_flops: peak FLOP/s of the vector unit (elementwise work, reductions), f32.
         matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
-        memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements.
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
-        on_chip: what of an array's life is spent in on-chip memory. attained: what kernels get of these peaks. clock_hertz: of the compute cores, 0 where nothing depends on it.
-        temporary_growth: temporaries as its compiler lays them out over those that the model counts.
-        rewrites: what its compiler does to collectives.
+        clock_hertz: of the compute cores, 0 where nothing depends on it.
+        preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a chip of one's own.
         sources: figure name -> where it was published.
     """
 
@@ -87,12 +33,8 @@ class Chip:
     reserved_bytes: int
     memory_bytes_per_second: float
     sources: dict[str, str]
-    attained: Attained = Attained()
-    on_chip: OnChip = OnChip()
     clock_hertz: float = 0.0
-    temporary_growth: float = 1.0
-    rewrites: Rewrites = Rewrites()
-    memory_tile: tuple[int, int] = (1, 1)
+    preset: str = ""
 
 
 @dataclass(frozen=True, slots=True)

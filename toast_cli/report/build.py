@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from toast_cli.cost.model import PEAK_ERROR, Cost
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
@@ -215,12 +216,12 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
 
 def _tight(problem: Problem, cost: Cost) -> list[str]:
     """A remark where the plan fits, but by less than predictions are off now and then."""
-    limit = problem.mesh.limit_bytes
-    if not limit * (1 - PEAK_ERROR) < cost.peak_bytes <= limit:
+    limit, error = problem.mesh.limit_bytes, find_profile(problem.mesh.chip).peak_error
+    if not limit * (1 - error) < cost.peak_bytes <= limit:
         return []
     return [
         f"the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one prediction in ten is off by more than "
-        f"{format_percent(PEAK_ERROR)}: it may not fit; `toast verify --compiler {problem.mesh.chip.platform}` tells"
+        f"{format_percent(error)}: it may not fit; `toast verify --compiler {problem.mesh.chip.platform}` tells"
     ]
 
 

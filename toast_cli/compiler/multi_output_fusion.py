@@ -1,0 +1,52 @@
+"""Multi-output fusion: a kernel does elementwise work on what another one writes, and writes several results.
+
+Where all else that the work reads is there when the other kernel runs, it is part of that kernel: an optimiser's new weights beside its new
+moments, in the kernel of the contraction that makes the gradient, or in one of their own. A contraction so finishes all that is made of its result, up to
+`FusionLimits.results`, and does not write the result itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each
+kernel writes one result.
+
+Enters: a program, kernel by kernel. Leaves: which kernels can do what the next op does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toast_cli.program.model import Op, Program
+
+NAME = "multi-output-fusion"
+
+
+class Hosts:
+    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that ends it."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.writes: dict[int, int] = {}  # value -> kernel
+        self.holds: dict[
+            int, set[tuple[int, int]]
+        ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
+
+    def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
+        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own. reads: as in `holds`."""
+        op, values, ops = self._program.ops[end], self._program.values, self._program.ops
+        if not op.kind.elementwise or len(op.results) != 1:
+            return []
+        size, read = values[op.results[0]].elements, [value for value, _ in reads]
+        found = {
+            self.writes[v]
+            for v in read
+            if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
+        }
+        last = max(found, default=-1)
+        waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
+        return [] if waits else sorted(found)
+
+    def _takes(self, host: Op, op: Op) -> bool:
+        return host.loop == op.loop and (host.kind.matrix_unit or host.kind.elementwise)
+
+    def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
+        """Notes that a kernel reads so much and writes what op `end` makes."""
+        made = self._program.ops[end].results
+        self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
+        self.writes.update(dict.fromkeys(made, kernel))

@@ -1,0 +1,33 @@
+"""Narrow stores: what comes out of a contraction and is only widened later is written before it is widened.
+
+A bf16 result that is converted to f32 (and perhaps reshaped) for its readers lies in memory as bf16, since each of them can widen it as it
+reads. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass the widened array is written.
+
+Enters: a program, and a value that would be written. Leaves: what is written instead.
+"""
+
+from __future__ import annotations
+
+from toast_cli.program.model import Program
+from toast_cli.program.ops import CONVERT, RESHAPE
+
+NAME = "narrow-stores"
+
+
+def narrower_views(program: Program, sizes: list[int], stored: list[bool], value: int) -> list[int]:
+    """What a value that comes out of a contraction is a wider view of, the narrowest last; empty where it is not wider than anything.
+
+    sizes: [values] bytes. stored: [values] what is written so far.
+    """
+    ops, producer = program.ops, program.producer
+    found: list[int] = []
+    views: list[int] = []
+    source = value
+    while (op := ops[producer[source]]).name in (CONVERT, RESHAPE):
+        source = op.operands[0]
+        views.append(source)
+        if stored[source] or sizes[source] > sizes[value]:
+            break
+        if sizes[source] < sizes[value]:
+            found = views.copy()
+    return found

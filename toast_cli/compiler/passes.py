@@ -1,0 +1,76 @@
+"""The passes: everything that a compiler makes of a partitioned program, as named rules in the order in which they matter.
+
+Each pass is one file of this folder, whose docstring says what the compiler does, on what evidence, and what holds without the pass. A
+`CompilerProfile` names those that its compiler has; `CompilerProfile.without` switches some of them off, and a rule that is switched off
+has no part in any prediction. `benchmarks/ablation.py` tells what each is worth.
+
+Enters: nothing. Leaves: the list `PASSES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from toast_cli.compiler import (
+    bf16_widening,
+    fusion,
+    in_place_updates,
+    late_reductions,
+    loop_copies,
+    loop_gathers,
+    loops_first,
+    memory_space_assignment,
+    multi_output_fusion,
+    narrow_stores,
+    narrowing,
+    on_chip_reuse,
+    output_fusion,
+    overlap,
+    polynomials,
+    recomputation,
+    reduce_scatter,
+    reduction_combining,
+    reduction_fusion,
+    scan_unification,
+    schedule,
+    shared_exponentials,
+    small_gathers,
+    space_to_batch,
+    sunk_conversions,
+    temporaries,
+    tile_dimensions,
+    tiling,
+    windowed_products,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rule. name: by which profiles have it. description: the docstring of its file."""
+
+    name: str
+    description: str
+
+    @property
+    def title(self) -> str:
+        """What the compiler does, in a sentence."""
+        return self.description.partition("\n\n")[0].partition(": ")[2].replace("\n", " ")
+
+
+def _listed(*files: ModuleType) -> tuple[Pass, ...]:
+    return tuple(Pass(file.NAME, file.__doc__ or "") for file in files)
+
+
+PASSES = _listed(
+    # What the partitioner's collectives become, and what they move.
+    narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
+    # What is computed together, and what reaches memory.
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials, narrow_stores,
+    # How arrays lie.
+    tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
+    # When things run, and when arrays are there.
+    schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
+    # Where they are.
+    memory_space_assignment, on_chip_reuse, temporaries,
+)  # fmt: skip

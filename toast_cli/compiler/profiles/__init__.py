@@ -1,0 +1,42 @@
+"""The profiles there are: one file for each version of a compiler, each with one profile for each chip that it was measured on.
+
+Enters: a chip. Leaves: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`, chip preset ->
+`CompilerProfile`, and `RELEASE`, the version as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.hardware.model import Chip
+
+ANY = ""  # the preset of chips that nobody has measured
+
+
+def find_profile(chip: Chip, version: str = "") -> CompilerProfile:
+    """The profile of the chip's compiler: of that version, else of the newest there is. Raises ValueError for a version nobody measured."""
+    known = profiles_of(chip.preset) or profiles_of(ANY)
+    if not version:
+        return known[-1]
+    for profile in known:
+        if profile.version == version:
+            return profile
+    versions = ", ".join(profile.version for profile in known)
+    raise ValueError(f"no profile of version {version} for {chip.preset or chip.name}; there are {versions}")
+
+
+def profiles_of(preset: str) -> list[CompilerProfile]:
+    """All profiles for the chips of one preset, the newest last."""
+    return [profile for found in _files() if (profile := found.get(preset))]
+
+
+@cache
+def _files() -> tuple[Mapping[str, CompilerProfile], ...]:
+    """What the files of this folder hold, the oldest release first."""
+    files: list[ModuleType] = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+    return tuple(file.PROFILES for file in sorted(files, key=lambda file: file.RELEASE))

@@ -1,0 +1,42 @@
+"""XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), compiling for P100 to B200.
+
+Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in `benchmarks/data/gpu.jsonl`). The compiler estimates no cycles,
+so what kernels attain is an estimate of what vendors' own libraries reach.
+"""
+
+from __future__ import annotations
+
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.profiles import plain
+from toast_cli.cost.model import Attained
+
+RELEASE = (0, 10, 2)
+VERSION = "jaxlib 0.10.2"
+CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
+ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.9, kernel_seconds=2.5e-6)
+SOURCES = {
+    "passes": "none that change kind or bytes of collectives",
+    "attained": "estimate",
+    "memory_tile": "arrays are not padded",
+    "on_chip": "caches hold no arrays of their own",
+    "fusion": "estimate: as XLA:TPU",
+    "combined_bytes": "--xla_gpu_all_reduce_combine_threshold_bytes, its default",
+    "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
+    "peak_error": "`python benchmarks/gpu.py`: 90th percentile of the test points",
+}
+# They list no rate for bf16, and XLA widens it to f32.
+WIDENED = ("P100", "V100")
+
+PROFILES = {
+    chip: CompilerProfile(
+        compiler="XLA:GPU",
+        version=VERSION,
+        chip=chip,
+        passes=plain.PASSES | {"temporary-growth"} | ({"bf16-widening"} if chip in WIDENED else set()),
+        attained=ATTAINED,
+        fusion=plain.FUSION,
+        temporary_growth=1.12,
+        sources=SOURCES,
+    )
+    for chip in CHIPS
+}

@@ -1,0 +1,87 @@
+"""XLA:TPU as in libtpu 0.0.42.1, compiling for v2 to tpu7x.
+
+What was measured was measured ahead of time, without a TPU: single operations (`python benchmarks/calibrate_ops.py --compile`, stored in
+`benchmarks/data/ops.csv`), whole programs (`python benchmarks/calibrate.py`, `programs.jsonl`) and the memory they need
+(`python benchmarks/calibrate_memory.py`, `memory.jsonl`). Nobody has compiled for v2, v3 and tpu7x: their figures are those of the chips nearest to them.
+"""
+
+from __future__ import annotations
+
+from toast_cli.compiler.profile import CompilerProfile, OnChip
+from toast_cli.compiler.profiles import plain
+from toast_cli.cost.model import Attained
+
+RELEASE = (0, 0, 42, 1)
+VERSION = "libtpu 0.0.42.1"
+MIB = 2**20
+
+# Every figure but `vector` and `pass_bytes`, which all chips share, is fitted chip by chip.
+V4 = Attained(
+    matrix=0.90, vector=0.66, memory=0.735, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.5e-6, kept_bytes=4 * MIB
+)
+V5E = Attained(
+    matrix=0.84,
+    vector=0.66,
+    memory=0.675,
+    pass_bytes=4.0,
+    narrow_write=2.65,
+    kernel_seconds=1.9e-6,
+    kept_bytes=32 * MIB,
+)
+V5P = Attained(
+    matrix=0.91, vector=0.66, memory=0.545, pass_bytes=4.0, narrow_write=2.7, kernel_seconds=3.8e-6, kept_bytes=16 * MIB
+)
+V6E = Attained(
+    matrix=0.65, vector=0.66, memory=0.80, pass_bytes=4.0, narrow_write=2.9, kernel_seconds=1.45e-6, kept_bytes=32 * MIB
+)
+ATTAINED = {"v2": V4, "v3": V4, "v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "tpu7x": V6E}
+ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
+
+# What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device memory's. It lets an
+# array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its own estimate of time; plans take about three
+# times what an ideal split of all work would, which is what `refills` are counted in.
+ON_CHIP = {
+    name: OnChip(bytes=mib * MIB, filled=0.75, refills=3.0)
+    for name, mib in {"v4": 128, "v5e": 112, "v5p": 46, "v6e": 94}.items()
+}
+
+PASSES = plain.PASSES | {
+    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing", "tiled-reduce-scatter",
+    "small-gathers", "windowed-products",
+}  # fmt: skip
+
+SOURCES = {
+    "passes": "programs compiled for v4, v5e, v5p and v6e; each pass tells in its file what was seen",
+    "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of programs.jsonl",
+    "memory_tile": f"layouts in {VERSION}'s compiled programs: T(8,128)",
+    "fusion": f"{VERSION}'s compiled programs; polynomials: `python benchmarks/calibrate_ops.py --compile`",
+    "space_to_batch": f"{VERSION}'s compiled programs, `python benchmarks/calibrate_memory.py --programs unet_small`",
+    "scatter": f"some three thousand sums and products compiled by {VERSION} for slices of v4, v5e, v5p and v6e",
+    "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
+    "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
+    "temporary_growth": "1: the rules are those of XLA:TPU",
+    "peak_error": "`python benchmarks/calibration.py`: 90th percentile of the test points",
+}
+ON_CHIP_SOURCE = f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl"
+
+
+def _profile(chip: str) -> CompilerProfile:
+    estimated, known = ESTIMATED.get(chip), chip in ON_CHIP
+    sources = SOURCES | {"on_chip": ON_CHIP_SOURCE if known else "unknown, counted as none"}
+    if estimated:
+        sources["attained"] = f"estimate: as {estimated}"
+    return CompilerProfile(
+        compiler="XLA:TPU",
+        version=VERSION,
+        chip=chip,
+        # Seen in loops compiled for each generation: v5e alone gathers at the start of an iteration.
+        passes=PASSES | ({"loop-gathers-first"} if chip == "v5e" else set()),
+        attained=ATTAINED[chip],
+        memory_tile=(8, 128),
+        fusion=plain.FUSION,
+        on_chip=ON_CHIP.get(chip, OnChip()),
+        sources=sources,
+    )
+
+
+PROFILES = {chip: _profile(chip) for chip in ATTAINED}

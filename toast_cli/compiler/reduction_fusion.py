@@ -1,0 +1,35 @@
+"""Reduction fusion: a reduction rides on another kernel, which has what it sums up in registers.
+
+That is the kernel that makes the array, or one that reads it together with the largest element that the reduction found (a softmax in one
+pass). The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e, where XLA calls it multi-output fusion, too.
+Without this pass every reduction reads what it sums up.
+
+Enters: the kernels of a program. Leaves: the same with those of some reductions marked as riding.
+"""
+
+from __future__ import annotations
+
+from toast_cli.compiler.kernel import Kernel
+from toast_cli.program.model import Program
+from toast_cli.program.ops import REDUCE
+
+NAME = "reduction-fusion"
+
+
+def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
+    """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel -> what it reads from memory."""
+    readers: dict[int, list[int]] = {}
+    for end, values in reads.items():
+        for value in values:
+            readers.setdefault(value, []).append(end)
+    for number, values in reads.items():
+        op, kernel = program.ops[number], found[number]
+        if kernel is None or op.name != REDUCE or not values:
+            continue
+        largest = max(values, key=lambda v: (program.values[v].bytes, v))
+        maker = program.ops[program.producer[largest]]
+        made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
+        if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
+            kernel.rides = True
+            for side in kernel.operands:
+                side.bytes = side.elements = side.passing = 0
