@@ -103,7 +103,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is a directory"):
         load_spec(str(tmp_path))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(SpecError, match="is not a text file"):
+    with pytest.raises(SpecError, match="is not UTF-8 text"):
         load_spec(str(tmp_path / "binary.yaml"))
     (tmp_path / "control.yaml").write_text("chip: \x01v4")
     with pytest.raises(SpecError, match=r"control\.yaml: not valid YAML"):

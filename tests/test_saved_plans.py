@@ -142,11 +142,11 @@ def test_files_that_are_no_plans(tmp_path: Path, text: str, what: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         read_plan(str(path))
-    assert what in caught.value.what and caught.value.where == str(path) and "--save-plan" in caught.value.hint
+    assert what in caught.value.what and caught.value.where.startswith(str(path)) and "--save-plan" in caught.value.hint
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"nowhere\.json: cannot be read"):
+    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
         read_plan("nowhere.json")
 
 
@@ -184,7 +184,7 @@ def test_a_plan_goes_from_run_to_run(
         ("--complete", "--complete adds to a saved plan"),
         ("--plan p.json --strategy fsdp", "--plan: is a plan already"),
         ("--plan p.json --tactic fsdp:data", "--plan: is a plan already"),
-        ("--plan p.json", "p.json: cannot be read"),
+        ("--plan p.json", "p.json: no such file"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -90,6 +90,38 @@ def test_ops_run_as_often_as_all_loops_around_them_together() -> None:
     assert outer.first < inner.first < inner.last <= outer.last
 
 
+# Where a bound comes from: operations that hold a constant, and what they are written as.
+CONSTANTS = {
+    "stablehlo": "%n = stablehlo.constant dense<32> : tensor<i32>",
+    "sdy": "%n = sdy.constant dense<32> : tensor<i32>",
+    "chlo": "%n = chlo.constant dense<32> : tensor<i32>",
+    "arith": "%n = arith.constant dense<32> : tensor<i32>",
+    "behind a conversion": "%m = sdy.constant dense<32> : tensor<i64>\n%n = stablehlo.convert %m : (tensor<i64>) -> tensor<i32>",
+}
+
+
+@pytest.mark.parametrize("bound", CONSTANTS.values(), ids=CONSTANTS)
+def test_constants_of_every_dialect_are_bounds(bound: str) -> None:
+    text = f"""
+    func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+      {bound}
+      %zero = sdy.constant dense<0> : tensor<i32>
+      %loop:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+      cond {{
+        %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      }} do {{
+        %one = sdy.constant dense<1> : tensor<i32>
+        %k = stablehlo.add %i, %one : tensor<i32>
+        %d = stablehlo.sine %a : tensor<4xf32>
+        stablehlo.return %k, %d : tensor<i32>, tensor<4xf32>
+      }}
+      return %loop#1 : tensor<4xf32>
+    }}
+    """
+    assert [loop.trips for loop in source_of_text(text).program.loops] == [32]
+
+
 def test_a_bound_that_an_outer_loop_carries_unchanged_is_known() -> None:
     text = """
     func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

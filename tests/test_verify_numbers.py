@@ -181,6 +181,48 @@ def test_whole_numbers_are_equal_or_wrong() -> None:
     assert error.wrong and error.allowed == 0.0
 
 
+# Element type, what a result is, what it is found to be, whether that is right.
+WHOLE = [
+    ("i1", np.array([True, False]), np.array([True, False]), True),
+    ("i1", np.array([True, False]), np.array([False, False]), False),
+    ("ui8", np.array([1, 255], np.uint8), np.array([1, 255], np.uint8), True),
+    ("ui8", np.array([1, 255], np.uint8), np.array([2, 255], np.uint8), False),
+    ("ui8", np.array([0], np.uint8), np.array([128], np.uint8), False),
+    ("i8", np.array([-128], np.int8), np.array([127], np.int8), False),
+    ("i8", np.array([-128], np.int8), np.array([-128], np.int8), True),
+    ("i64", np.array([2**62]), np.array([2**62 + 1]), False),
+    ("ui64", np.array([2**64 - 1], np.uint64), np.array([0], np.uint64), False),
+    ("i32", np.zeros(0, np.int32), np.zeros(0, np.int32), True),
+]
+
+
+@pytest.mark.parametrize(("element", "expected", "found", "right"), WHOLE)
+def test_truth_values_and_whole_numbers_of_every_width(
+    element: str, expected: np.ndarray, found: np.ndarray, right: bool
+) -> None:
+    runs = Runs([[expected]], {})
+    (error,) = result_errors([f"{element}[2]"], "f32", runs, runs, Runs([[found]], {}))
+    assert error.wrong is not right
+
+
+PLAIN = "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }"
+CALLBACK = """
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {{
+  %0 = stablehlo.custom_call @{target}(%a) {{backend_config = "94034567"}} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}}
+"""
+
+
+@pytest.mark.parametrize("target", ["xla_ffi_python_cpu_callback", "xla_python_cpu_callback", "CallbackXla"])
+@pytest.mark.parametrize("which", [ORIGINAL, PARTITIONED])
+def test_a_callback_in_either_program_is_not_called(tmp_path: Path, target: str, which: str) -> None:
+    for name in (ORIGINAL, PARTITIONED):
+        (tmp_path / name).write_text(CALLBACK.format(target=target) if name == which else PLAIN)
+    with pytest.raises(ValueError, match="calls back into Python"):
+        numbers_task({"form": "stablehlo", "devices": 1, "shardy": True, "seed": 0, "seconds": 60}, tmp_path)
+
+
 def test_what_rounding_decides_is_not_judged() -> None:
     """The sign of a number that rounding makes positive or negative says nothing about a partition."""
     one, other = Runs([[np.array([1.0], "f4")]], {}), Runs([[np.array([-1.0], "f4")]], {})

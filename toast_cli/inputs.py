@@ -166,6 +166,10 @@ def whole_number(text: str) -> int | None:
 def resolved(path: str, where: str, kind: type[Error]) -> Path:
     """The path without links and dots. Raises `kind` where the file system cannot say, e.g. for links that go round in circles."""
     try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        raise kind("the working directory does not exist any more", hint="change to another one") from None
+    try:
         return Path(path).resolve()
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

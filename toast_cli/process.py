@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+INTERRUPTED = 130  # 128 + SIGINT
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -36,15 +37,43 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def interrupt_at_once(*_: object) -> NoReturn:
+    """What Ctrl-C does while the command is still being loaded: there is nothing yet that must be tidied up."""
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def open_standard_streams() -> None:
+    """Gives the descriptors 0, 1 and 2 a meaning where whoever started the process has closed them.
+
+    Otherwise the next file that is opened would take the place of one, and be written to as if it was the terminal. Reading from a closed stdin and
+    writing to a closed stdout fail, as they should; stderr has nowhere to complain to, and is forgotten.
+    """
+    for descriptor, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, flags)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
 def end_with_parent(parent: int | None = None) -> None:
     """Lets the system kill this process as soon as the thread that started it ends, however that comes about.
 
-    `parent` is the parent's process id where it is known. Elsewhere than on Linux this does nothing.
+    `parent` is the parent's process id where it is known; where it is another by now, this process ends at once. Elsewhere than on Linux this
+    does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1 or (parent is not None and os.getppid() != parent):  # it ended before the line above
+    if parent is not None and os.getppid() != parent:  # it ended before the line above
         os._exit(1)

@@ -5,16 +5,19 @@ Nothing here is imported before it is needed: `toast --help` loads neither jax n
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import NoReturn
 
-from toast_cli.process import leave
+from toast_cli.process import interrupt_at_once, leave, open_standard_streams
 
 __all__ = ["command", "main"]
 
 
 def command() -> NoReturn:
     """The process `toast`."""
+    signal.signal(signal.SIGINT, interrupt_at_once)
+    open_standard_streams()
     leave(main())
 
 

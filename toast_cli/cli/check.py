@@ -19,6 +19,7 @@ from toast_cli.cli.progress import counted, progress_line
 from toast_cli.cli.values import CheckFormat, Search, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
+from toast_cli.inputs import resolved
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import Verdict
@@ -89,6 +90,13 @@ def check(
             metavar="FILE", help="The project file (default: the nearest toast.yaml or pyproject.toml, upwards)."
         ),
     ] = None,
+    allow_project_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-project-code",
+            help="Run Python files of tactics that the project file names. Only for files you trust.",
+        ),
+    ] = False,
     output_format: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,7 +174,7 @@ def check(
     if mesh is not None:
         points = points_of(programs or [], mesh, given, config, update)
     else:
-        points = points_of_project(programs or [], given, config, update)
+        points = points_of_project(programs or [], given, config, update, allow_project_code)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
     if len(points) == 1:
@@ -256,7 +264,7 @@ def _store(point: Point, judged: Judged, quiet: bool) -> None:
         return
     status = judged.verdict.status
     if judged.stored is not None:
-        Path(point.against).resolve().parent.mkdir(parents=True, exist_ok=True)
+        resolved(point.against, "--update", UsageError).parent.mkdir(parents=True, exist_ok=True)
         write_target(Target("--update", point.against), judged.stored)
         said = f"wrote {point.against}"
     elif status == "passed":
@@ -303,4 +311,4 @@ def _write(verdicts: list[Verdict], targets: list[tuple[CheckFormat, Target]], q
         if target.is_stdout:
             sys.stdout.write(content)
         else:
-            write_target(target, content.encode())
+            write_target(target, content.encode("utf-8", "backslashreplace"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toast_cli.cli import options
 from toast_cli.cli.values import Search, bytes_or_none, one_of, parse_fraction, seconds_or_none, whole_number
 from toast_cli.errors import ToastError, UsageError
+from toast_cli.inputs import resolved
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
@@ -54,7 +55,9 @@ def points_of(
     return [make_point(program, mesh, given, update) for program in programs]
 
 
-def points_of_project(programs: list[str], given: Mapping[str, Any], config: str | None, update: bool) -> list[Point]:
+def points_of_project(
+    programs: list[str], given: Mapping[str, Any], config: str | None, update: bool, allow_code: bool
+) -> list[Point]:
     """What the project file lists; of it only the programs named on the command line, if any are."""
     from toast_cli.cli.project import DOCUMENTATION, find_project, read_project
 
@@ -68,14 +71,14 @@ def points_of_project(programs: list[str], given: Mapping[str, Any], config: str
         raise UsageError("no --mesh is given and there is no project file here or above", hint=hint)
     if not path.is_file():
         raise UsageError("no such file", where=f"--config: {path}", hint=DOCUMENTATION)
-    entries = read_project(path, given)
-    wanted = {Path(program).resolve() for program in programs}
-    if wanted:
-        missing = wanted - {Path(entry.program).resolve() for entry in entries}
-        if missing:
-            name = next(program for program in programs if Path(program).resolve() in missing)
-            raise UsageError(f"{path} lists no check of it", where=name, hint="give --mesh SPEC, or list it there")
-        entries = [entry for entry in entries if Path(entry.program).resolve() in wanted]
+    entries = read_project(path, given, allow_code=allow_code, update=update)
+    if programs:
+        listed = [(resolved(entry.program, entry.place, UsageError), entry) for entry in entries]
+        wanted = {resolved(program, "PROGRAM", UsageError): program for program in programs}
+        for file, name in wanted.items():
+            if all(file != other for other, _ in listed):
+                raise UsageError(f"{path} lists no check of it", where=name, hint="give --mesh SPEC, or list it there")
+        entries = [entry for file, entry in listed if file in wanted]
     points = []
     for entry in entries:
         try:

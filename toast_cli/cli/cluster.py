@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli.sweep_points import Point
 from toast_cli.cli.workers import Failure, failure_of
-from toast_cli.errors import MissingExtraError, ToastError, UsageError
+from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
+from toast_cli.inputs import PROGRAM_BYTES, read_file
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import Row
@@ -99,7 +100,9 @@ def _in_process(point: Point, folder: Path) -> Row | Failure:
 def work_in(folder: Path) -> None:
     """In the process on the worker: reads the point there, leaves the result beside it."""
     from toast_cli.cli.sweep import run_point
+    from toast_cli.process import end_with_parent
 
+    end_with_parent()
     point: Point = pickle.loads((folder / "point").read_bytes())
     result: Row | Failure
     try:
@@ -116,9 +119,10 @@ def _ship(number: int, point: Point) -> Shipped:
 
 
 def _content(path: str) -> bytes | None:
+    """The file as it is; a file that is too large is a failure of its point on the worker, where it is missing."""
     try:
-        return Path(path).read_bytes()
-    except OSError:
+        return read_file(path, PROGRAM_BYTES) if Path(path).is_file() else None
+    except (InputError, OSError, ValueError):
         return None
 
 

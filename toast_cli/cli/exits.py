@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 import typer
 
 from toast_cli.errors import ToastError
+from toast_cli.printable import printable, printable_lines
+from toast_cli.process import interrupt_at_once
 
 OK = 0
 CHECK_FAILED = 1
@@ -21,9 +24,6 @@ INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-# Where stdout goes to a full or broken device: nothing toast could do better.
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
 _RED, _CYAN, _RESET = "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
 
 # Public names for the parser's base exceptions do not exist; their subclass BadParameter is public.
@@ -32,6 +32,7 @@ _PARSER_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro_
 
 def guarded(call: Callable[[], object], *, debug: bool) -> int:
     """Exit code of `call`; what it raises is told on stderr in a line or two, with a traceback only for bugs and `debug`."""
+    interrupted = _note_interrupts()
     try:
         returned = call()
         # Here, and not when Python shuts down, so that a reader who left is noticed in time.
@@ -41,24 +42,52 @@ def guarded(call: Callable[[], object], *, debug: bool) -> int:
     except typer.Exit as error:
         return int(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
-            return _internal(error, debug)
-        return _explain(BAD_INPUT, f"cannot write: {error.strerror}", "")
+        return _explain(BAD_INPUT, *_system_message(error))
     except _PARSER_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error, file=sys.stderr)
+            _tell(f"{printable_lines(str(error))}\n")
             return BAD_INPUT
         return _explain(BAD_INPUT, *_parser_message(error))
+    except MemoryError:
+        return _explain(BAD_INPUT, "there is not enough memory", "give a smaller program, or a machine with more")
     except Exception as error:
+        if interrupted:  # native code reports an exception that passes through it as an error of its own
+            _tell("interrupted\n")
+            return INTERRUPTED
         return _internal(error, debug)
     return returned if isinstance(returned, int) else OK
+
+
+def _note_interrupts() -> list[int]:
+    """From now on Ctrl-C raises KeyboardInterrupt and adds the signal's number to the list returned."""
+    noted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # not the main thread, which alone receives signals
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt_at_once):
+            signal.signal(signal.SIGINT, interrupt)
+    return noted
+
+
+def _system_message(error: OSError) -> tuple[str, str]:
+    """(what, hint) of something that the system refused."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return "the working directory does not exist any more", "change to another one"
+    if error.filename is None:
+        return f"cannot write: {error.strerror or error}", ""
+    return f"{error.filename}: {error.strerror or error}", ""
 
 
 def debug_wanted(arguments: list[str]) -> bool:
@@ -72,7 +101,15 @@ def say(kind: str, text: str, stream: TextIO | None = None) -> None:
     word = f"{kind}:"
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         word = f"{_RED if kind == 'error' else _CYAN}{word}{_RESET}"
-    print(word, " ".join(text.split()), file=stream)
+    _tell(f"{word} {' '.join(printable(text).split())}\n", stream)
+
+
+def _tell(text: str, stream: TextIO | None = None) -> None:
+    """Writes to stderr. Where that cannot be written to there is nobody to tell."""
+    with suppress(OSError, ValueError):
+        stream = stream or sys.stderr
+        stream.write(text)
+        stream.flush()
 
 
 def _explain(code: int, what: str, hint: str) -> int:
@@ -84,7 +121,7 @@ def _explain(code: int, what: str, hint: str) -> int:
 
 def _internal(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        _tell(printable_lines("".join(traceback.format_exception(error))))
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119
     again = "" if debug else "run it again with --verbose or TOAST_DEBUG=1 for the traceback and "

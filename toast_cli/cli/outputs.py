@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toast_cli.cli.values import Format
 from toast_cli.errors import UsageError
+from toast_cli.inputs import resolved
 
 STDOUT = "-"
 
@@ -64,7 +65,7 @@ def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
     """
     seen: dict[Path | str, str] = {}
     for target in targets:
-        key = STDOUT if target.is_stdout else Path(target.path).resolve()
+        key = STDOUT if target.is_stdout else resolved(target.path, target.option, UsageError)
         if key in seen:
             raise UsageError(f"{seen[key]} and {target.option} both write to {target.path}", hint="give two files")
         seen[key] = target.option
@@ -79,7 +80,7 @@ def write_target(target: Target, content: bytes) -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
         return
-    path = Path(target.path).resolve()
+    path = resolved(target.path, target.option, UsageError)
     content = _compress(content, path.suffix)
     try:
         if path.exists() and not path.is_file():  # a device or a pipe: nothing to replace
@@ -91,13 +92,20 @@ def write_target(target: Target, content: bytes) -> None:
 
 
 def _check_file(target: Target, inputs: Sequence[str]) -> None:
+    try:
+        _check_path(target, inputs)
+    except OSError as error:  # a path that is too long, say
+        raise _cannot_write(target, error) from None
+
+
+def _check_path(target: Target, inputs: Sequence[str]) -> None:
     path = Path(target.path)
     if not target.path or path.is_dir():
         raise UsageError("is a directory" if target.path else "no file name", where=target.option, hint="give a file")
     for name in inputs:
-        if name != STDOUT and path.exists() and Path(name).exists() and path.samefile(name):
+        if name != STDOUT and path.exists() and _same_file(path, name):
             raise UsageError(f"{target.path} is the input itself", where=target.option, hint="write to another file")
-    folder = path.resolve().parent
+    folder = resolved(target.path, target.option, UsageError).parent
     if not folder.is_dir():
         raise UsageError(f"there is no directory {folder}", where=target.option, hint=f"make it: mkdir -p {folder}")
     try:
@@ -110,6 +118,13 @@ def _check_file(target: Target, inputs: Sequence[str]) -> None:
         os.close(descriptor)
     except OSError as error:
         raise _cannot_write(target, error) from None
+
+
+def _same_file(path: Path, name: str) -> bool:
+    try:
+        return Path(name).exists() and path.samefile(name)
+    except (OSError, ValueError):  # what cannot be read will be told when it is read
+        return False
 
 
 def _replace(path: Path, content: bytes) -> None:

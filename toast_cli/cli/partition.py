@@ -193,4 +193,4 @@ def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose
         return
     print_report(report, stream, verbose=verbose)
     if written:
-        print(f"\n{written}", file=stream)
+        print(f"\n{plain_text(written, stream.encoding)}", file=stream)

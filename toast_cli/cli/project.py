@@ -6,6 +6,8 @@ Keys are the names of `toast check`'s options; those beside `checks` hold for ev
 from __future__ import annotations
 
 import os
+import re
+import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import UsageError
+from toast_cli.inputs import TEXT_BYTES, read_file, resolved, text_of
+from toast_cli.printable import is_printable
 
+ALLOW_CODE = "--allow-project-code"
 NAMES = ("toast.yaml", "pyproject.toml")
 DOCUMENTATION = "see docs/ci.md"
 
@@ -56,10 +61,14 @@ def find_project(folder: Path) -> Path | None:
     return None
 
 
-def read_project(path: Path, given: Mapping[str, Any]) -> list[Entry]:
+def read_project(
+    path: Path, given: Mapping[str, Any], *, allow_code: bool = False, update: bool = False
+) -> list[Entry]:
     """Every program on every mesh that the file lists; options `given` on the command line win over the file's.
 
-    Raises UsageError, with the key's place, for what is wrong with it.
+    Whoever wrote the file may be somebody else than the user who runs toast. So a tactic that it names from a Python file is refused unless
+    `allow_code`, and a stored report outside the file's folder is refused where `update` would write it.
+    Raises UsageError, with the key's place, for what is wrong with the file.
     """
     shown = _shown(path)
     top = _mapping(_content(path, shown), shown)
@@ -70,8 +79,14 @@ def read_project(path: Path, given: Mapping[str, Any]) -> list[Entry]:
     entries: list[Entry] = []
     for number, item in enumerate(listed):
         place = f"{shown}: checks[{number}]"
-        merged = {**defaults, **_options(_mapping(item, place), place), **given}
-        entries += _entries(merged, path.parent, place)
+        own = {**defaults, **_options(_mapping(item, place), place)}
+        if not allow_code:
+            _refuse_code(own, place)
+        merged = {**_from_folder(own, path.parent), **given}
+        for entry in _entries(merged, path.parent, place):
+            if update and "against" not in given:
+                _refuse_outside(entry, path.parent)
+            entries.append(entry)
     _refuse_shared_reports(entries)
     return entries
 
@@ -92,11 +107,62 @@ def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Ent
                 yield Entry(_shown(program), mesh, filled, place)
 
 
+def _wishes(options: Mapping[str, Any]) -> list[str]:
+    """What the tactics and the strategy of some options are made of: `FILE:NAME:AXIS` or `NAME:AXIS`."""
+    from toast_cli.tactics.wishes import parts_of
+
+    return [*options.get("tactic", ()), *parts_of(str(options.get("strategy", "")))]
+
+
+def _refuse_code(options: Mapping[str, Any], place: str) -> None:
+    """Raises UsageError for a tactic that is Python code."""
+    from toast_cli.tactics.wishes import file_of
+
+    code = next((wish for wish in _wishes(options) if (file_of(wish) or "").endswith(".py")), None)
+    if code is not None:
+        hint = f"{ALLOW_CODE} allows it; give that only where you trust the file, and who can change it"
+        raise UsageError(
+            f"the tactic {code} is Python code, which a project file cannot have run", where=place, hint=hint
+        )
+
+
+def _refuse_outside(entry: Entry, root: Path) -> None:
+    """Raises UsageError for a stored report that does not lie in the project file's folder, links followed."""
+    path = entry.options.get("against")
+    if path is None:
+        return
+    folder = resolved(str(root), entry.place, UsageError)
+    if not resolved(str(path), entry.place, UsageError).is_relative_to(folder):
+        hint = (
+            "--update writes reports in the project file's folder only; or name the program with --mesh and --against"
+        )
+        raise UsageError(f"the stored report {path} is outside {_shown(root)}", where=entry.place, hint=hint)
+
+
+def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
+    """The options with files of tactics relative to the working directory."""
+    from toast_cli.tactics.wishes import file_of, parts_of
+
+    def moved(wish: str) -> str:
+        file = file_of(wish)
+        return wish if not file else _shown(root / file) + wish.strip()[len(file) :]
+
+    changed = dict(options)
+    if "tactic" in options:
+        changed["tactic"] = [moved(wish) for wish in options["tactic"]]
+    if "strategy" in options:
+        changed["strategy"] = "+".join(moved(wish) for wish in parts_of(options["strategy"]))
+    return changed
+
+
 def _matching(root: Path, pattern: str, place: str) -> list[Path]:
     """The files that a path or pattern means, in order. A path without wildcards need not exist: reading it says so."""
     if not any(letter in pattern for letter in "*?["):
         return [root / pattern]
-    found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
+    try:
+        found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
+    except (ValueError, NotImplementedError, RecursionError, re.error):
+        found = []
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=f"patterns are relative to {_shown(root)}")
     return found
@@ -151,7 +217,12 @@ def _options(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
         kind = KEYS[name]
         read = _read(kind, value)
         if read is None:
-            raise UsageError(f"{key} is {value!r:.40}, not {_WANTED[kind]}", where=place, hint=DOCUMENTATION)
+            raise UsageError(
+                f"{key} is {reprlib.repr(value):.40}, not {_WANTED[kind]}", where=place, hint=DOCUMENTATION
+            )
+        for text in read if isinstance(read, list) else [read]:
+            if isinstance(text, str) and not is_printable(text):
+                raise UsageError(f"{key} holds control characters", where=place, hint=DOCUMENTATION)
         found[name] = read
     return found
 
@@ -185,9 +256,11 @@ def _content(path: Path, shown: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=shown) from None
+        return yaml.safe_load(text_of(read_file(str(path), TEXT_BYTES), shown, UsageError))
+    except RecursionError:
+        raise UsageError("not valid YAML: nested too deeply", where=shown) from None
+    except ValueError as error:
+        raise UsageError(f"not valid YAML: {error}", where=shown) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
@@ -197,11 +270,10 @@ def _content(path: Path, shown: str) -> Any:
 def _tool_section(path: Path) -> Any:
     """`[tool.toast]` of a pyproject.toml (or the file's top, for another name); None where there is none."""
     try:
-        facts = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=_shown(path)) from None
-    except ValueError as error:
-        raise UsageError(f"not valid TOML: {error}", where=_shown(path)) from None
+        facts = tomllib.loads(text_of(read_file(str(path), TEXT_BYTES), _shown(path), UsageError))
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"not valid TOML: {why}", where=_shown(path)) from None
     tool = facts.get("tool")
     return tool.get("toast") if isinstance(tool, dict) else None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from toast_cli.errors import UsageError
+from toast_cli.inputs import REPORT_BYTES, limit_of, too_large
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import Row
@@ -50,6 +51,8 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
     with _opened(path) as file:
         if fresh:
             file.truncate(0)
+        if os.fstat(file.fileno()).st_size > limit_of(REPORT_BYTES):
+            raise too_large(path, limit_of(REPORT_BYTES))
         finished, whole = _read(file.read(), path)
         file.truncate(whole)  # what is beyond is a line that a killed sweep did not finish
         yield SweepLog(file, finished)
@@ -59,12 +62,16 @@ def line_of(row: Row) -> bytes:
     from toast_cli.report.sweep_table import ROW_SCHEMA
 
     facts = {key: value for key, value in asdict(row).items() if key != "best"}
-    return (json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise UsageError(f"{path} is no file", where=OPTION, hint="give a file, or - for stdout")
         file = Path(path).open("a+b")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", where=OPTION) from None
@@ -106,7 +113,7 @@ def _row(line: bytes) -> Row | None:
 
     try:
         facts: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(facts, dict) or facts.get("schema") != ROW_SCHEMA:
         return None

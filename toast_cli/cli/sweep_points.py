@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toast_cli.errors import ToastError, UsageError
+from toast_cli.inputs import whole_number
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
@@ -57,12 +58,12 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f'"{part.strip()}" is no seed and no range of them', where="--seeds", hint=_SEEDS_HINT)
-        end = int(last) if dash else int(first)
-        if not 0 <= end - int(first) < MOST_SEEDS:
+        begin, end = whole_number(first), whole_number(last if dash else first)
+        if begin is None or end is None:
+            raise UsageError(f'"{part.strip():.40}" is no seed and no range of them', where="--seeds", hint=_SEEDS_HINT)
+        if not 0 <= end - begin < MOST_SEEDS:
             raise UsageError(f'"{part.strip()}" is no range', where="--seeds", hint=_SEEDS_HINT)
-        seeds += range(int(first), end + 1)
+        seeds += range(begin, end + 1)
     return list(dict.fromkeys(seeds))
 
 
@@ -82,9 +83,11 @@ def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
 def _digest(path: str) -> str:
     """Of a file's content; empty where there is no such file (a ready specification, or nothing)."""
     try:
+        if not Path(path).is_file():  # reading a pipe would leave nothing in it
+            return ""
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

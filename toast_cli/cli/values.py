@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from toast_cli.errors import UsageError
+from toast_cli.inputs import whole_number as read_number
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -76,10 +77,11 @@ def whole_number(least: int, option: str) -> Callable[[str | int], int]:
     """Reads a whole number of at least `least`; anything else is a UsageError at `option`."""
 
     def read(text: str | int) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise UsageError(f'"{text}" is not a whole number', where=option, hint=f"give {least} or more") from None
+        written = str(text).strip()
+        number = read_number(written.removeprefix("-"))
+        if number is None:
+            raise UsageError(f'"{written:.40}" is not a whole number', where=option, hint=f"give {least} or more")
+        number = -number if written.startswith("-") else number
         if number < least:
             raise UsageError(f"{number} is too small", where=option, hint=f"give {least} or more")
         return number

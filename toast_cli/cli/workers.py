@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from toast_cli.cli.exits import debug_wanted
 from toast_cli.errors import ToastError
+from toast_cli.process import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,6 +83,8 @@ def _work_on(connection: Connection, work: Callable[[Item], Result], item: Item)
     """In the worker: do it and send what came of it."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    end_with_parent(None if parent is None else parent.pid)
     try:
         connection.send(_Done(work(item)))
     except ToastError as error:

@@ -104,7 +104,7 @@ def snippet(specs: BoundarySpecs) -> str:
     head = HEAD.format(
         program=program,
         devices=prod(specs.axes.values()),
-        axes=", ".join(f"{name}={size}" for name, size in specs.axes.items()),
+        axes=words(", ".join(f"{name}={size}" for name, size in specs.axes.items())),
         usage=", ".join(f"{name}={name}" for name in roots) if roots else "*arguments",
         sizes=tuple(specs.axes.values()),
         names=tuple_text(specs.axes),
@@ -132,14 +132,14 @@ def folded_lines(named: tuple[NamedSpec, ...] | list[NamedSpec]) -> str:
     lines = []
     for pattern, members in families.items():
         common = Counter(member.spec for member in members).most_common(1)[0][0]
-        lines.append(f"    {json.dumps(pattern)}: {spec_text(common)},\n")
-        lines += [f"    {json.dumps(m.name)}: {spec_text(m.spec)},\n" for m in members if m.spec != common]
+        lines.append(f"    {quoted(pattern)}: {spec_text(common)},\n")
+        lines += [f"    {quoted(m.name)}: {spec_text(m.spec)},\n" for m in members if m.spec != common]
     return "".join(lines)
 
 
 def flat_lines(named: tuple[NamedSpec, ...]) -> str:
     """One line per array, with its path as a comment."""
-    return "".join(f"    {spec_text(one.spec)},{f'  # {one.name}' if one.name else ''}\n" for one in named)
+    return "".join(f"    {spec_text(one.spec)},{f'  # {words(one.name)}' if one.name else ''}\n" for one in named)
 
 
 def spec_text(spec: Spec) -> str:
@@ -154,10 +154,20 @@ def entry_text(axes: tuple[str, ...] | None) -> str:
     """`None`, `"data"` or `("data", "model")`."""
     if axes is None:
         return "None"
-    return json.dumps(axes[0]) if len(axes) == 1 else tuple_text(axes)
+    return quoted(axes[0]) if len(axes) == 1 else tuple_text(axes)
 
 
 def tuple_text(names: Iterable[str]) -> str:
     """`("data", "model")`, `("data",)`."""
-    quoted = [json.dumps(name) for name in names]
-    return f"({', '.join(quoted)}{',' if len(quoted) == 1 else ''})"
+    texts = [quoted(name) for name in names]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def quoted(text: str) -> str:
+    """A text from outside as a Python literal. All that is not plain ASCII is escaped, so that no text can end the literal."""
+    return json.dumps(text)
+
+
+def words(text: str) -> str:
+    """A text from outside for a comment or a docstring: one line, without what could end either."""
+    return quoted(text)[1:-1].replace('\\"', "'")

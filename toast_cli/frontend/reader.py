@@ -15,6 +15,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.rules import ShardyRules, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count, trip_limit
@@ -24,6 +25,8 @@ from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
+# Reading descends once per loop or branch. Programs have a handful in each other.
+MAX_DEPTH = 100
 
 
 class Reader:
@@ -41,6 +44,7 @@ class Reader:
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
         self._unsure: Counter[str] = Counter()  # what trip counts that data decides are taken as -> how many
+        self._depth = 0  # of the block that is being read
         self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -84,6 +88,10 @@ class Reader:
             self.uses[op, 0] = (terminator.operation, position)
 
     def _block(self, block: Any, trips: float, loop: int) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            what = f"loops and branches are nested more than {MAX_DEPTH} deep"
+            raise InputError(what, where=place_of(block.owner.operation, ""), hint="is the file intact?")
         for view in block.operations:
             operation = view.operation
             name = operation.name
@@ -95,6 +103,7 @@ class Reader:
                 self._barrier(operation, trips, loop)
             elif name not in ("stablehlo.return", "func.return"):
                 self._plain(operation, name, trips, loop)
+        self._depth -= 1
 
     def _plain(self, operation: Any, name: str, trips: float, loop: int) -> None:
         operands = tuple(self._numbers[o] for o in operation.operands)

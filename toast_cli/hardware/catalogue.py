@@ -7,10 +7,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from toast_cli.errors import SpecError
+from toast_cli.errors import InputError, SpecError
 from toast_cli.hardware.schema import parse_spec
 from toast_cli.hardware.spec import Spec
 from toast_cli.hardware.yamltree import nearest
+from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 
 
 def load_spec(name_or_path: str) -> Spec:
@@ -19,18 +20,33 @@ def load_spec(name_or_path: str) -> Spec:
     A file of that path comes first. Raises SpecError for an unknown name or an invalid file.
     """
     path = Path(name_or_path)
-    if path.is_file():
-        return parse_spec(_read(path), name_or_path)
+    if _is_a_file(path):
+        return parse_spec(_read(name_or_path), name_or_path)
     ready = _ready_files()
     name = name_or_path.removesuffix(".yaml")
     if name in ready:
         return parse_spec(ready[name].read_text(encoding="utf-8"), ready[name].name)
-    if path.is_dir():
+    if path.name and _is_a_folder(path):
         raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
     raise SpecError(
         f'no mesh specification "{name_or_path}", neither a file nor a ready one',
         hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; see `toast mesh list`",
     )
+
+
+def _is_a_file(path: Path) -> bool:
+    """Whether something can be read there: also a pipe. A name that no file can have is none."""
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_a_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def available_specs() -> list[str]:
@@ -44,13 +60,12 @@ def _ready_files() -> dict[str, Traversable]:
     return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise SpecError("is not a text file", where=str(path), hint="a mesh specification is YAML") from None
-    except OSError as error:
-        raise SpecError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        content = read_file(path, TEXT_BYTES)
+    except InputError as error:
+        raise SpecError(error.what, where=path, hint=error.hint) from None
+    return text_of(content, path, SpecError, "a mesh specification is YAML")
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -13,6 +13,7 @@ from toast_cli.hardware.axis_links import divisors, lay_out
 from toast_cli.hardware.chips import Preset
 from toast_cli.hardware.model import Axis, Chip, Mesh
 from toast_cli.hardware.topology import Dimension
+from toast_cli.inputs import whole_number
 
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # In a pin, a report and a PartitionSpec this word says that a dimension is whole.
@@ -136,13 +137,14 @@ def parse_shape(text: str, where: str = "--mesh-shape") -> dict[str, int]:
     shape: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (piece.strip() for piece in part.partition("="))
-        if not equals or not AXIS_NAME.fullmatch(name) or not size.isdecimal() or int(size) < 1:
-            raise UsageError(f'"{part.strip()}" is not an axis', where=where, hint="write e.g. data=8,model=2")
+        number = whole_number(size)
+        if not equals or not AXIS_NAME.fullmatch(name) or not number:
+            raise UsageError(f'"{part.strip():.60}" is not an axis', where=where, hint="write e.g. data=8,model=2")
         if name in RESERVED_NAMES:
             raise UsageError(f'"{name}" cannot name an axis', where=where, hint=RESERVED_HINT)
         if name in shape:
             raise UsageError(f'axis "{name}" is given twice', where=where, hint="name each axis once")
-        shape[name] = int(size)
+        shape[name] = number
     return shape
 
 

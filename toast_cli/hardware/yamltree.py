@@ -10,6 +10,7 @@ from typing import TypeVar
 import yaml
 
 from toast_cli.errors import SpecError, UsageError
+from toast_cli.inputs import whole_number
 
 T = TypeVar("T")
 
@@ -49,9 +50,10 @@ class Entry:
     def integer(self) -> int:
         """A whole number, one or more."""
         text = self.scalar("a whole number")
-        if not text.isdecimal() or int(text) < 1:
-            raise self.error(f'{self.name} is "{text}", not a whole number of one or more')
-        return int(text)
+        number = whole_number(text)
+        if not number:
+            raise self.error(f'{self.name} is "{text:.40}", not a whole number of one or more')
+        return number
 
     def boolean(self) -> bool:
         text = self.scalar("true or false")
@@ -124,8 +126,10 @@ def read_yaml(text: str, source: str) -> Entry:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise SpecError(f"not valid YAML: {error.problem or error.context}", where=where) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"not valid YAML: {str(error).splitlines()[0]}", where=source) from None
+    except RecursionError:
+        raise SpecError("not valid YAML: nested too deeply", where=source) from None
     if node is None:
         raise SpecError("the file holds no specification", where=source, hint="see docs/mesh-spec.md")
     return Entry(node, source, "")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
+from toast_cli.inputs import read_json
 from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 
@@ -81,17 +82,12 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
         "decisions": [asdict(decision) for decision in decisions],
     }
-    return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def read_plan(path: str) -> SavedPlan:
     """The plan in the file. Raises InputError for a file that holds none."""
-    try:
-        facts = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=path, hint=_MAKE_ONE) from None
-    except (ValueError, RecursionError):
-        raise InputError("is not JSON", where=path, hint=_MAKE_ONE) from None
+    facts = read_json(path, _MAKE_ONE)
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         raise InputError(f'is no plan of schema "{SCHEMA}"', where=path, hint=_MAKE_ONE)
     try:
@@ -247,7 +243,7 @@ def _traits(facts: Any) -> Traits:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{reprlib.repr(value):.40} is no text")
     return value
 
 
@@ -257,5 +253,5 @@ def _side(value: Any) -> int:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r:.40} is no number")
+        raise TypeError(f"{reprlib.repr(value):.40} is no number")
     return value

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.printable import printable, printable_lines
 from toast_cli.report import style
 from toast_cli.report.checks import ERROR, FAILED, PASSED, Check, Verdict
 from toast_cli.report.format import format_plural
@@ -153,8 +154,9 @@ def _xml(text: str) -> str:
 def _annotation(level: str, verdict: Verdict, title: str, message: str) -> str:
     """Escaped as actions/toolkit's `issueCommand` does: properties lose `:` and `,` too."""
     properties = {"file": verdict.program, "title": f"toast check: {title}"}
+    title, message = printable(_title(verdict)), printable_lines(message)
     given = ",".join(f"{key}={_escape(value, _PROPERTY)}" for key, value in properties.items())
-    return f"::{level} {given}::{_escape(f'{_title(verdict)}: {message}', _MESSAGE)}"
+    return f"::{level} {given}::{_escape(f'{title}: {message}', _MESSAGE)}"
 
 
 _MESSAGE: dict[str, str | int | None] = {"%": "%25", "\r": "%0D", "\n": "%0A"}

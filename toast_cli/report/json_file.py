@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.inputs import read_json
 from toast_cli.report.model import SCHEMA, DimensionAxes, Report
 
 
@@ -35,20 +36,14 @@ def to_bytes(report: Report) -> bytes:
 
 
 def write_json(facts: Any) -> bytes:
-    return (json.dumps(_finite(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps(_finite(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def read_report(path: str) -> StoredReport:
     """The stored report at `path`. Raises InputError for a file that is none, with the field that is missing or wrong."""
-    try:
-        facts = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not JSON: not UTF-8 text", where=path, hint=_REMAKE) from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        line = f":{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InputError("is not JSON", where=f"{path}{line}", hint=_REMAKE) from None
+    facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:
         said = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
@@ -86,8 +81,8 @@ def same_facts(path: str, report: Report) -> bool:
 def _facts(path: str) -> dict[str, Any]:
     """The JSON object in the file; empty where there is none."""
     try:
-        facts = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        facts = read_json(path, "")
+    except InputError:
         return {}
     return facts if isinstance(facts, dict) else {}
 
@@ -109,14 +104,14 @@ def _field(facts: Any, path: str, kind: Any, *names: str) -> Any:
             raise InputError(f"the report has no {'.'.join(names)}", where=path, hint=_REMAKE)
         facts = facts[name]
     if not isinstance(facts, kind) or isinstance(facts, bool):
-        raise InputError(f"{'.'.join(names)} is {json.dumps(facts)[:40]}", where=path, hint=_REMAKE)
+        raise InputError(f"{'.'.join(names)} is {reprlib.repr(facts):.40}", where=path, hint=_REMAKE)
     return facts
 
 
 def _sharding(argument: Any, path: str) -> DimensionAxes:
     sharding: DimensionAxes = _field(argument, path, list, "sharding")
     if not all(isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) for axes in sharding):
-        raise InputError(f"sharding is {json.dumps(sharding)[:40]}", where=path, hint=_REMAKE)
+        raise InputError(f"sharding is {reprlib.repr(sharding):.40}", where=path, hint=_REMAKE)
     return sharding
 
 

@@ -51,7 +51,7 @@ def frame(title: str, about: str, body: str) -> bytes:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1><p class='faint'>{escape(about)}</p>\n"
         f"{body}\n</body></html>\n"
-    ).encode()
+    ).encode("utf-8", "backslashreplace")
 
 
 def plot(figure: Any, name: str, height: int, *, first: bool) -> str:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.hardware.yamltree import nearest
+from toast_cli.inputs import read_json
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
 
+_REMAKE = "make one with `toast partition --json FILE`"
+
 
 def stored_shape(path: str) -> str:
     """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that is no report."""
     read_report(path)
-    axes = json.loads(Path(path).read_bytes())["mesh"].get("axes")
-    if not isinstance(axes, dict) or not axes:
+    axes = read_json(path, _REMAKE)["mesh"].get("axes")
+    if not isinstance(axes, dict) or not axes or not all(type(size) is int for size in axes.values()):
         raise InputError("the report has no mesh.axes", where=path)
     return ",".join(f"{axis}={size}" for axis, size in axes.items())
 
@@ -27,7 +28,7 @@ def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where the plan decides them
     apart. Raises InputError where they do not belong to the program."""
     read_report(path)
-    decisions = json.loads(Path(path).read_bytes())["plan"]["decisions"]
+    decisions = read_json(path, _REMAKE)["plan"]["decisions"]
     problem = _taken_apart(problem, decisions)
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
     plan = [_decision(decision, names, problem, path) for decision in decisions]

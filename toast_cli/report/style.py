@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from toast_cli.printable import printable, printable_lines
 
 NARROWEST, WIDEST = 60, 200
 # Below this width, tables leave out what can be missed; from the other on, they show more.
@@ -37,6 +40,17 @@ _ASCII = str.maketrans("×·…→µ█▓▒░━─╸✓✗★–α", "x-.>u
 _TRAILING_SPACE = re.compile(r"[ ]+((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
 
 
+class HarmlessConsole(Console):
+    """A console on which text cannot do what only the console's own styles may: it shows control characters as `�`."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a bar: which fraction of it (0 to 1), drawn with what."""
@@ -51,7 +65,7 @@ def make_console(stream: TextIO, width: int | None = None) -> Console:
 
     Colour follows the stream (none unless it is a terminal) and NO_COLOR, FORCE_COLOR and TERM as rich reads them.
     """
-    console = Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    console = HarmlessConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=False)
     if width is None:
         known = console.is_terminal or "COLUMNS" in os.environ
         width = console.width if known else UNKNOWN_WIDTH
@@ -64,12 +78,15 @@ def render(renderables: Iterable[RenderableType], console: Console) -> str:
     with console.capture() as captured:
         for renderable in renderables:
             console.print(renderable)
-    text = _TRAILING_SPACE.sub(r"\1", captured.get())
-    return plain_text(text, console.encoding)
+    return _encodable(_TRAILING_SPACE.sub(r"\1", captured.get()), console.encoding)
 
 
 def plain_text(text: str, encoding: str | None) -> str:
-    """`text` with what an encoding other than UTF cannot hold replaced, character for character."""
+    """`text` on one line, harmless, and with what an encoding other than UTF cannot hold replaced, character for character."""
+    return _encodable(printable(text), encoding)
+
+
+def _encodable(text: str, encoding: str | None) -> str:
     if encoding is None or encoding.lower().startswith("utf"):
         return text
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)

@@ -118,7 +118,7 @@ def to_csv(rows: Sequence[Row], *, head: bool = True) -> bytes:
         writer.writeheader()
     for row in rows:
         writer.writerow({**asdict(row), "best": str(row.best).lower()})
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 def to_json(rows: Sequence[Row]) -> bytes:

@@ -20,6 +20,7 @@ from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.process import end_with_parent
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
@@ -172,6 +173,8 @@ def _receive(process: Any, receiver: Any, all_processes: list[Any], stop: Stop) 
 
 def _serve(one: Callable[..., SearchResult], root: int, sender: Any) -> None:
     """The life of a forked process: one root, which may be asked to stop any number of times."""
+    parent = multiprocessing.parent_process()
+    end_with_parent(None if parent is None else parent.pid)
     stop = Stop(patient=True)
     signal.signal(signal.SIGINT, stop)
     sender.send(one(root, stop))

@@ -6,10 +6,10 @@ A Python file is run when the user names it, and only then.
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 
 from toast_cli.errors import InputError, ToastError
 from toast_cli.hardware.yamltree import Entry, nearest, read_yaml
+from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.plan.decisions import Decision, Replicate, Shard
 from toast_cli.tactics.model import Decide, DoesNotApply, Look, Tactic
 
@@ -19,12 +19,7 @@ _STEPS = ("split", "keep", "use")
 
 def read_tactics(path: str) -> dict[str, Tactic]:
     """The tactics of a file, by name. Raises ToastError with the line for what cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not UTF-8 text", where=path) from None
+    text = text_of(read_file(path, TEXT_BYTES), path, InputError)
     return _from_python(path) if path.endswith(".py") else _from_yaml(text, path)
 
 
@@ -88,7 +83,7 @@ def _from_python(path: str) -> dict[str, Tactic]:
         values = runpy.run_path(path)
     except ToastError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else path
         raise InputError(f"cannot be run: {type(error).__name__}: {error}", where=where) from None
     found = {
@@ -111,7 +106,7 @@ def _guarded(tactic: Tactic, path: str) -> Tactic:
             found = list(tactic.decide(look))
         except (ToastError, DoesNotApply):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"tactic {tactic.name!r} failed: {type(error).__name__}: {error}", where=path) from None
         wrong = next((d for d in found if not isinstance(d, Shard | Replicate)), None)
         if wrong is not None:

@@ -80,12 +80,23 @@ def parse_wishes(tactics: Sequence[str] = (), strategy: str | None = None) -> Wi
         return Wishes(tuple(_wish(text, "--tactic") for text in tactics))
     if tactics:
         raise UsageError("--strategy is a whole plan", where="--tactic", hint="give --tactic or --strategy")
-    wishes = tuple(_wish(text, "--strategy") for text in _PARTS.split(strategy.strip()))
+    wishes = tuple(_wish(text, "--strategy") for text in parts_of(strategy))
     if any(wish.is_search for wish in wishes):
         raise UsageError(
             "a strategy leaves nothing to the search", where="--strategy", hint="give --tactic search:AXIS"
         )
     return Wishes(wishes, whole=True)
+
+
+def parts_of(strategy: str) -> list[str]:
+    """The tactics that a strategy names: `fsdp:data+megatron:model`."""
+    return _PARTS.split(strategy.strip())
+
+
+def file_of(text: str) -> str | None:
+    """The file that one tactic of `--tactic` or `--strategy` comes from; None for a tactic of toast's own."""
+    matched = _WISH.fullmatch(text.strip())
+    return None if matched is None else matched["file"]
 
 
 def _wish(text: str, option: str) -> Wish:

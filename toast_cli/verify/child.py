@@ -93,6 +93,7 @@ def abort_reason(code: int, stderr: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """TASK FOLDER."""
+    from toast_cli.process import end_with_parent
     from toast_cli.verify.ahead import ahead_task
     from toast_cli.verify.compile import compile_task
     from toast_cli.verify.numbers import numbers_task
@@ -105,6 +106,7 @@ def main(arguments: list[str]) -> int:
         "partitioned": partitioned_task,
     }
     folder = Path(arguments[1])
+    end_with_parent()
     try:
         facts = tasks[arguments[0]](json.loads((folder / REQUEST).read_text()), folder)
     except Exception as error:  # whatever the compiler's bindings raise is the verdict

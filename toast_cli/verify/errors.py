@@ -143,12 +143,13 @@ def relative_error(expected: Array, found: Array) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    return float(np.abs(a[finite] - b[finite]).max()) / (largest(a) or 1.0)
+    return float(apart(a[finite], b[finite]).max()) / (largest(a) or 1.0)
 
 
 def largest(array: Array) -> float:
     """The largest finite absolute value; 0 where there is none."""
-    numbers = np.abs(wide(array))
+    given = wide(array)
+    numbers = np.abs(given.astype(np.float64) if given.dtype.kind in "iub" else given)
     finite = numbers[np.isfinite(numbers)]
     return float(finite.max()) if finite.size else 0.0
 
@@ -160,6 +161,16 @@ def wide(array: Array) -> Array:
     if array.dtype.kind == "b":  # which cannot be subtracted
         return array.astype(np.int8)
     return array if array.dtype.kind in "iu" else array.astype(np.float64)
+
+
+def apart(a: Array, b: Array) -> Array:
+    """How far numbers are apart, in double precision: truth values cannot be subtracted, and small whole numbers wrap around.
+
+    Whole numbers of 64 bits that differ never come out as equal.
+    """
+    if a.dtype.kind not in "iub":
+        return np.asarray(np.abs(a - b))
+    return np.where(a == b, 0.0, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0))
 
 
 def narrowest_float(elements: set[str]) -> str:

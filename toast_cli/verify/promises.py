@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
+from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.hardware.schema import MOST_DEVICES
+from toast_cli.inputs import read_json
 from toast_cli.report.model import SCHEMA, CollectiveFacts
 
 
@@ -26,18 +28,47 @@ class Promises:
 def read_promises(path: str) -> Promises:
     """The promises in a report stored with `toast partition --json`. Raises `InputError` for anything else."""
     hint = "give a file written by `toast partition --json`"
-    try:
-        facts = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=path, hint=hint) from None
-    except ValueError:
-        raise InputError("is not JSON", where=path, hint=hint) from None
+    facts = read_json(path, hint)
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         raise InputError(f"is not a {SCHEMA} report", where=path, hint=hint)
     try:
-        return promises_of(facts)
-    except (KeyError, TypeError) as error:
+        promises = promises_of(facts)
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"lacks {error}", where=path, hint=hint) from None
+    wrong = next(wrong_fields(promises), "")
+    if wrong:
+        raise InputError(f"{wrong} is not what a report says there", where=path, hint=hint)
+    return promises
+
+
+def wrong_fields(promises: Promises) -> Iterator[str]:
+    """Names of fields whose values are of another kind than a report's."""
+    axes = promises.axes
+    if (
+        not isinstance(axes, dict)
+        or not axes
+        or not all(type(size) is int and size > 0 for size in axes.values())
+        or prod(axes.values()) > MOST_DEVICES
+    ):
+        yield "mesh.axes"
+    for name in ("peak_bytes", "argument_bytes", "limit_bytes"):
+        if type(getattr(promises, name)) is not int:
+            yield f"predicted.{name}"
+    if type(promises.fits) is not bool:
+        yield "predicted.fits"
+    kinds: dict[str, Any] = {
+        "str": str,
+        "int": int,
+        "float": (int, float),
+        "bool": bool,
+        "list[str]": list,
+        "list[int]": list,
+    }
+    for collective in promises.collectives:
+        for field in fields(collective):
+            kind = kinds.get(str(field.type))
+            if kind is not None and not isinstance(getattr(collective, field.name), kind):
+                yield f"collectives.{field.name}"
 
 
 def promises_of(facts: dict[str, Any]) -> Promises:

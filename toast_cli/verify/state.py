@@ -6,9 +6,11 @@ a result that has an argument's type and is reached from it element by element (
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.frontend import attributes as foreign
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RESHAPE, kind_of
 
 
@@ -31,7 +33,12 @@ def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
 def aliases(main: Any, count: int) -> dict[int, int]:
     """Argument number -> number of the result that takes over its buffer."""
     attributes = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
-    return {k: int(a["tf.aliasing_output"].value) for k, a in enumerate(attributes) if "tf.aliasing_output" in a}
+    results = len(main.type.results)
+    found = {
+        k: foreign.integer(one, "tf.aliasing_output", partial("argument {}".format, k), least=0, most=results - 1)
+        for k, one in enumerate(attributes)
+    }
+    return {k: number for k, number in found.items() if number is not None}
 
 
 def origins(value: Any) -> list[Any]:
