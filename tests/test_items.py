@@ -20,7 +20,7 @@ def test_readers_left_out_take_the_array_as_it_is_made(data: st.DataObject) -> N
                 made = problem.iterate(patterns[number], plan)
                 for user, position in program.users[value]:
                     if reads_as_made(problem, patterns[number], k, patterns[user], position):
-                        assert made.shardings[k] is problem.iterate(patterns[user], plan).operands[position]
+                        assert made.shardings[k] == problem.iterate(patterns[user], plan).operands[position]
                         assert not made.reduced
                         assert not any(made.scattered)
 

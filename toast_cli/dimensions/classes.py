@@ -58,12 +58,12 @@ def classify(program: Program) -> Classes:
     """Names every dimension, equates what the rules equate, and cuts every op's factors into slots."""
     names = Names()
     value_names = [tuple(names.new(s) if s > 1 else NO_NAME for s in value.shape) for value in program.values]
-    plans: dict[int, RulePlan] = {}
+    plans: dict[Rule, RulePlan] = {}
     misaligned: set[int] = set()
     for number, op in enumerate(program.ops):
-        plan = plans.get(id(op.rule))
+        plan = plans.get(op.rule)
         if plan is None:
-            plan = plans[id(op.rule)] = plan_rule(op.rule)
+            plan = plans[op.rule] = plan_rule(op.rule)
         if plan.alone or plan.products:
             arrays = [value_names[v] for v in op.operands + op.results]
             if not _equate(names, op.rule, plan, arrays):
@@ -115,7 +115,7 @@ def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int,
 class _Cutter:
     """Turns final names into class numbers and every op's factors into slots."""
 
-    def __init__(self, names: Names, value_names: list[tuple[int, ...]], plans: dict[int, RulePlan]) -> None:
+    def __init__(self, names: Names, value_names: list[tuple[int, ...]], plans: dict[Rule, RulePlan]) -> None:
         self._names = names
         self._value_names = value_names
         self._plans = plans
@@ -155,7 +155,7 @@ class _Cutter:
     def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
         """The op's form, the class of each of its slots, and whether every dimension lined up."""
         arrays = tuple(self._array(v) for v in op.operands + op.results)
-        key = (id(op.rule), arrays)
+        key = (op.rule, arrays)
         found = self._ops.get(key)
         if found is None:
             found = self._ops[key] = self._cut_op(op, arrays)
@@ -169,7 +169,7 @@ class _Cutter:
         return found
 
     def _cut_op(self, op: Op, arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Form, tuple[int, ...], bool]:
-        plan = self._plans[id(op.rule)]
+        plan = self._plans[op.rule]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
         blocked: set[int] = set(op.rule.need_replication)
@@ -231,7 +231,7 @@ class _Cutter:
     ) -> tuple[Form, tuple[int, ...]]:
         classes = tuple(c for f in sorted(pieces) for c in pieces[f])
         key = (
-            id(rule),
+            rule,
             tuple((f, tuple(self._sizes[c] for c in pieces[f])) for f in sorted(pieces)),
             tuple(sorted((f, tuple(e)) for f, e in extents.items())),
             tuple(sorted(blocked)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -17,7 +17,7 @@ class SlotKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An op's rule with its factors cut into *slots*, one per dimension class; shared by all ops that look alike.
+    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are looked up once for each op, so each keeps its hash.
 
     Attributes:
         sizes: [slots] elements along each.
@@ -34,6 +34,15 @@ class Form:
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
     majors: tuple[tuple[int, ...], ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "_hash", hash((self.sizes, self.kinds, self.extents, self.operands, self.results, self.majors))
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

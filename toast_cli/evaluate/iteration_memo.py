@@ -12,13 +12,14 @@ Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.axis_assignment import START, Bid, Spender, bid_of, replicates_first
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
 
 Row = tuple[Iteration, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
@@ -86,6 +87,8 @@ class IterationMemo:
         self._number: dict[Decision, int] = {}
         self._weights: list[int] = []  # [decisions] views it reaches, and one
         self._iterations: list[dict[int, Iteration]] = [{} for _ in problem.patterns]  # choice -> iteration
+        self._iteration_count = 0
+        self._shardings: dict[Sharding, Sharding] = {}
         self._alike: dict[tuple[object, ...], dict[Choice, Iteration]] = {}
         self._known = [self._alike.setdefault(_arrangement(pattern), {}) for pattern in problem.patterns]
         self.views = self._make_views()
@@ -163,15 +166,25 @@ class IterationMemo:
         return found
 
     def _lay_out(self, pattern: int, spender: Spender, number: int) -> Iteration:
-        """Equal choices give one object, so that items can be remembered by identity."""
+        """Equal choices give one iteration, so that items can be remembered by its number."""
         found = self._iterations[pattern].get(number)
         if found is None:
             choice, alike = spender.choices[number], self._known[pattern]
             found = alike.get(choice)
             if found is None:
-                found = alike[choice] = lay_out(self._problem.patterns[pattern], choice)
+                found = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))
             self._iterations[pattern][number] = found
         return found
+
+    def _numbered(self, iteration: Iteration) -> Iteration:
+        """The iteration with a number of its own. Equal shardings become one object, which makes comparing them cheap."""
+        self._iteration_count += 1
+        known = self._shardings
+        operands, shardings = (
+            tuple([known.setdefault(sharding, sharding) for sharding in arrays])
+            for arrays in (iteration.operands, iteration.shardings)
+        )
+        return replace(iteration, operands=operands, shardings=shardings, number=self._iteration_count)
 
     def iteration(self, pattern: int, rows: RowNumbers) -> Iteration:
         """What a pattern iterates over; `rows` [views]."""

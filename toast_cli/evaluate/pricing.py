@@ -208,7 +208,7 @@ class Pricer:
         wanted: dict[Sharding, list[int]] = {}
         for place, reader in enumerate(item.readers):
             sharding = lowered[reader.pattern].operands[reader.position]
-            if sharding is not made:
+            if sharding != made:
                 wanted.setdefault(sharding, []).append(place)
         if not wanted or item.free:
             return []

@@ -15,6 +15,7 @@ from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Timeline
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.sharding import Sharding
 
 Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
 NO_MEMORY = 0
@@ -24,13 +25,13 @@ NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
 
 
 class ShareMemo:
-    """Shares of the buckets of one problem. Equal shardings, and equal iterations of a pattern, are one object each: keys hold their `id`."""
+    """Shares of the buckets of one problem. Keys hold the numbers that an `IterationMemo` gives iterations."""
 
     def __init__(self, pricer: Pricer, work: WorkPricer, holdings: Buffers, timeline: Timeline) -> None:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
         self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
-        self._of_sums: dict[tuple[int, ...], float] = {}
-        self._of_arrays: dict[tuple[int, ...], ArrayShare] = {}
+        self._of_sums: dict[tuple[int | Sharding, ...], float] = {}
+        self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[Memory] = [()]
         self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
@@ -72,7 +73,7 @@ class ShareMemo:
 
     def _work_share(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(compute, communication) seconds of one item."""
-        key = (work.op, id(iteration))
+        key = (work.op, iteration.number)
         found = self._of_work.get(key)
         if found is None:
             communication = sum([use.seconds for use in self._pricer.work_collectives(work, iteration)])
@@ -83,9 +84,9 @@ class ShareMemo:
         terms = [lowered[term.pattern] for term in item.terms]
         if not any(iteration.reduced or iteration.scattered[0] for iteration in terms):
             return 0.0
-        key = (item.ops[0], *map(id, terms))
+        key: tuple[int | Sharding, ...] = (item.ops[0], *[iteration.number for iteration in terms])
         if any(iteration.reduced for iteration in terms):  # what readers cut then matters
-            key += tuple([id(lowered[pattern].operands[position]) for pattern, position in item.readers])
+            key += tuple([lowered[pattern].operands[position] for pattern, position in item.readers])
         found = self._of_sums.get(key)
         if found is None:
             found = self._of_sums[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
@@ -99,7 +100,7 @@ class ShareMemo:
         partial = iteration.reduced or iteration.scattered[item.result]
         if not (item.stored or partial) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
-        key = (item.values[0], id(iteration if partial else made), *map(id, shardings))
+        key = (item.values[0], iteration.number if partial else made, *shardings)
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)

@@ -1,13 +1,13 @@
 """Op rules: Shardy's, read off the attribute it populates, and a small table for the ops Shardy says nothing about.
 
 Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows. Equal
-rules are one object where that is cheap to arrange, since everything downstream gathers ops by their rule's identity.
+rules are one object where that is cheap to arrange, since everything downstream looks them up once for each op.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from toast_cli import xla
@@ -24,20 +24,20 @@ BATCHED_CUSTOM_CALLS = {
 }  # fmt: skip
 
 
-@cache
+@lru_cache(maxsize=4096)
 def free_rule(shape: tuple[int, ...]) -> Rule:
     """`()->([i, j, …])`: a value that can be made in any sharding."""
     return Rule(shape, (), (tuple((d,) for d in range(len(shape))),))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def identity_rule(shape: tuple[int, ...], operands: int, results: int) -> Rule:
     """`([i, j], …)->([i, j], …)`: elementwise."""
     factors = tuple((d,) for d in range(len(shape)))
     return Rule(shape, (factors,) * operands, (factors,) * results)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def whole_rule(operand_ranks: tuple[int, ...], result_ranks: tuple[int, ...]) -> Rule:
     """No factors: every operand and result is needed whole."""
     return Rule((), tuple(((),) * rank for rank in operand_ranks), tuple(((),) * rank for rank in result_ranks))

@@ -16,7 +16,6 @@ Enters: an `OpPattern` and a plan. Leaves: a `Choice`.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ class Spender:
     """Ops of one set of rules on a mesh of these sizes. States and choices are numbered as they are met."""
 
     def __init__(self, rules: Rules, sizes: tuple[int, ...]) -> None:
-        self._rules, self._sizes = rules, sizes
+        self.rules, self._sizes = rules, sizes
         self._scatters = frozenset(slot for dims in rules.results for slots in dims for slot in slots)
         self._states: list[Spent] = []
         self._number: dict[Spent, int] = {}
@@ -122,7 +121,7 @@ class Spender:
 
     def _eligible(self, slot_axes: SlotAxes, bid: Bid) -> int:
         """The first slot that can be split further by the axis; NOWHERE if none."""
-        rules, sizes = self._rules, self._sizes
+        rules, sizes = self.rules, self._sizes
         for slot in bid.slots:
             if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[bid.axis]):
                 continue
@@ -131,17 +130,17 @@ class Spender:
         return NOWHERE
 
     def _partial(self, slot_axes: SlotAxes) -> list[int]:
-        return [axis for slot in self._rules.summed for axis in slot_axes[slot]]
+        return [axis for slot in self.rules.summed for axis in slot_axes[slot]]
 
     def _settle(self, spent: Spent) -> Choice:
-        space, slot_axes = self._rules.space, spent.slot_axes
+        space, slot_axes = self.rules.space, spent.slot_axes
         if space is not None:
             slot_axes = _space_left(space, slot_axes, self._sizes)
         partial = self._partial(slot_axes)
         if not partial:
             return slot_axes, ()
         wanted: list[tuple[int, ...]] = []
-        for dims in self._rules.results:
+        for dims in self.rules.results:
             own = {slot: slot_axes[slot] for slots in dims for slot in slots}
             places: list[int] = []
             for axis in partial:
@@ -163,17 +162,24 @@ class Spender:
 
     def _room(self, slot: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
         """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are used up."""
-        rules, sizes = self._rules, self._sizes
+        rules, sizes = self.rules, self._sizes
         if rules.limits[slot] % (_count(own[slot], sizes) * more):
             return False
         slots = next(slots for slots in dims if slot in slots)
         return all(_count(own[major], sizes) == rules.full[major] for major in slots[: slots.index(slot)])
 
 
-@lru_cache(maxsize=20_000)
-def spender(rules: Rules, sizes: tuple[int, ...]) -> Spender:
-    """One for all problems, since the rules are all that matters."""
-    return Spender(rules, sizes)
+class Spenders:
+    """The spenders of a problem and of all made from it: rules and sizes are all that matters to one."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Rules, tuple[int, ...]], Spender] = {}
+
+    def of(self, rules: Rules, sizes: tuple[int, ...]) -> Spender:
+        found = self._known.get((rules, sizes))
+        if found is None:
+            found = self._known[rules, sizes] = Spender(rules, sizes)
+        return found
 
 
 def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> Rules:

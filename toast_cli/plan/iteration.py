@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from toast_cli.dimensions.model import Form, SlotKind, Strand
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.sharding import Sharding, one_of
+from toast_cli.plan.sharding import Sharding
 
 NO_ROLE = -1
 SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
@@ -52,7 +52,7 @@ class OpPattern:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One op under one plan. Equal shardings are one object.
+    """One op under one plan.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
@@ -60,6 +60,7 @@ class Iteration:
         computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are resolved. shardings: [results]
             the same, but as pinned where a result is.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
+        number: which of the iterations of its `IterationMemo` it is; -1 for one that is in none.
     """
 
     slot_axes: SlotAxes
@@ -69,6 +70,7 @@ class Iteration:
     shardings: tuple[Sharding, ...]
     reduced: tuple[int, ...]
     scattered: tuple[tuple[int, ...], ...]
+    number: int = field(default=-1, repr=False, compare=False)
 
 
 # What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis it is
@@ -99,7 +101,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     slot_axes, wanted = choice
 
     def sharding(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Sharding:
-        return one_of(tuple([_along(slots, axes_of) for slots in dims]))
+        return tuple([_along(slots, axes_of) for slots in dims])
 
     operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
@@ -138,9 +140,7 @@ def _pin(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
     if pin is None:
         return sharding
     taken = {axis for axes in pin if axes is not None for axis in axes}
-    return one_of(
-        tuple(
-            tuple(a for a in axes if a not in taken) if want is None else want
-            for axes, want in zip(sharding, pin, strict=True)
-        )
+    return tuple(
+        tuple(a for a in axes if a not in taken) if want is None else want
+        for axes, want in zip(sharding, pin, strict=True)
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
-from toast_cli.plan.axis_assignment import START, Spender, bid_of, replicates_first, rules_of, spender
+from toast_cli.plan.axis_assignment import START, Spender, Spenders, bid_of, replicates_first, rules_of
 from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
@@ -56,6 +56,7 @@ class Problem:
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
         mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that each of
             its groups has become (see `mirrors`).
+        spending: what is known of how ops spend axes; problems made from this one know it too.
     """
 
     program: Program
@@ -72,6 +73,7 @@ class Problem:
     goal: Goal = FASTEST
     closed: frozenset[int] = frozenset()
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
+    spending: Spenders = field(default_factory=Spenders, repr=False, compare=False)
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""
@@ -101,17 +103,18 @@ class Problem:
     @cached_property
     def spenders(self) -> tuple[Spender, ...]:
         """[patterns] what says who gets which axis in their ops."""
-        sizes, known = self.mesh.sizes, {}
+        sizes = self.mesh.sizes
+        known: dict[tuple[Form, Space | None], Spender] = {}
         for pattern in self.patterns:
-            key = id(pattern.form), pattern.space
+            key = pattern.form, pattern.space
             if key not in known:
-                known[key] = spender(rules_of(pattern.form, pattern.space, sizes), sizes)
-        return tuple(known[id(pattern.form), pattern.space] for pattern in self.patterns)
+                known[key] = self.spending.of(rules_of(pattern.form, pattern.space, sizes), sizes)
+        return tuple(known[pattern.form, pattern.space] for pattern in self.patterns)
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
-        return tuple((p.groups, p.strands, p.role, id(s)) for p, s in zip(self.patterns, self.spenders, strict=True))
+        return tuple((p.groups, p.strands, p.role, s.rules) for p, s in zip(self.patterns, self.spenders, strict=True))
 
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
@@ -361,7 +364,7 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form)
-        key = (id(form), groups, strands, role, operand_pins, result_pins, space)
+        key = (form, groups, strands, role, operand_pins, result_pins, space)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)

@@ -8,12 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 Sharding = tuple[tuple[int, ...], ...]
-_KNOWN: dict[Sharding, Sharding] = {}
-
-
-def one_of(sharding: Sharding) -> Sharding:
-    """The one object that stands for all shardings equal to this one, so that they can be told apart by identity."""
-    return _KNOWN.setdefault(sharding, sharding)
 
 
 def replicated(rank: int) -> Sharding:

@@ -140,4 +140,4 @@ def following(decisions: Iterable[Decision], plan: Plan, fixed: Plan = ()) -> li
 
 def decided(plan: Plan) -> frozenset[object]:
     """What has been decided, in whatever order and with whatever sides."""
-    return frozenset([d[:2] if isinstance(d, Shard) else d for d in plan])
+    return frozenset([(Shard, d.group, d.axis) if isinstance(d, Shard) else d for d in plan])
