@@ -13,9 +13,8 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes
-from toast_cli.plan.partitioned import in_mesh_order
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.plan.sharding import Sharding, in_mesh_order, shards
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.program.transposed import transposed

@@ -6,7 +6,8 @@ Enters: a `Source`, a `PartitionedProgram` and a value that is computed in one s
 from __future__ import annotations
 
 from toast_cli.frontend.source import Source
-from toast_cli.plan.partitioned import PartitionedProgram, in_mesh_order
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.sharding import in_mesh_order
 from toast_cli.program.ops import DOT_GENERAL
 
 

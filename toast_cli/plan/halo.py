@@ -5,20 +5,64 @@ what is missing in collective-permutes, one for each shard to the left and to th
 stretches are far from home and short it sends piece by piece; and where nearly everything would be sent it gathers the operand instead.
 (As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
 
-Enters: a `Window` and into how many shards its dimension is split. Leaves: the elements along the dimension that go through each permute.
+Enters: a `Window` and into how many shards its dimension is split, or a whole op and what it iterates over. Leaves: the elements along the
+dimension that go through each permute, or the collectives with their bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
-from toast_cli.program.model import Window
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.reshard import GATHER, PERMUTE
+from toast_cli.plan.sharding import shards
+from toast_cli.program.model import Op, Program, Window
 
 # [shards] first and last element (excluded) of the operand that each needs; there may be fewer on its ends.
 Stretches = tuple[tuple[int, int], ...]
 # Stretches this much shorter than the longest way to them are sent piece by piece.
 _FAR = 2
+
+
+class Exchange(NamedTuple):
+    """A collective by which devices send each other what they read of their neighbours'. bytes: of its result on each device."""
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: float
+
+
+def exchanges(
+    program: Program, op: Op, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
+) -> Iterator[Exchange]:
+    """What devices send each other of an op's first operand where its windows reach beyond their shards, or of its result where it moves elements
+    about otherwise. kinds: [slots] of the op's form."""
+    if not op.windows:
+        for axes, kind in zip(iteration.slot_axes, kinds, strict=True):
+            if axes and kind is SlotKind.PERMUTATION:
+                whole = program.values[op.results[0]].bytes
+                yield Exchange(PERMUTE, axes, whole / shards(iteration.computed[0], sizes))
+        return
+    size = program.values[op.operands[0]].bytes / shards(iteration.operands[0], sizes)
+    for window in op.windows:
+        axes = iteration.operands[0][window.operand_dim]
+        if not axes:
+            continue
+        count = shards((axes,), sizes)
+        summed = iteration.computed[0][window.result_dim] != axes
+        sent = exchanged(window, count, summed=summed)
+        if sent is None:
+            size *= count
+            yield Exchange(GATHER, axes, size)
+            continue
+        element = size * count / window.inputs
+        for elements in sent:
+            yield Exchange(PERMUTE, axes, element * elements)
+        size += element * sum(sent)
 
 
 @lru_cache(maxsize=50_000)

@@ -1,52 +1,232 @@
-"""Lowers a plan over the whole program: the sharding of every value and of every use. See `iteration` for the semantics, `accumulate` for
-sums of partial results."""
+"""Lowers a plan over the whole program: what every op computes on, how every value lies, and every collective. The rules are those of `iteration`,
+`partials`, `reshard` and `halo`; this file asks them op by op.
+
+Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
+"""
 
 from __future__ import annotations
 
-from toast_cli.plan.accumulate import accumulated
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.halo import exchanges
+from toast_cli.plan.partials import (
+    Hop,
+    Partial,
+    Sum,
+    axes_of,
+    completed,
+    cut_by_readers,
+    found_by_partitioner,
+    gathers_terms,
+    one_at_a_time,
+    partial_of,
+    readers,
+    reductions_of,
+)
+from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.plan.reshard import copies_of, put_in_order_first, reshard_steps, runs_by_loop
+from toast_cli.plan.sharding import Sharding, replicated, without
+from toast_cli.program.ops import ARGUMENT, CARRY
 
 
 def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
-    """Shardings of all values and uses under `plan`."""
-    program = problem.program
-    iterated: list[Iteration] = [problem.iterate(p, plan) for p in range(len(problem.patterns))]
-    iterations = tuple([iterated[pattern] for pattern in problem.op_pattern])
-    shardings: list[Sharding] = [replicated(len(v.shape)) for v in program.values]
-    computed: dict[int, Sharding] = {}
-    reduced: dict[int, tuple[int, ...]] = {}
-    partial: dict[int, tuple[int, ...]] = {}
-    for number, op in enumerate(program.ops):
-        iteration = iterations[number]
+    """What `plan` means for every op, value and use of the program."""
+    return _Lowering(problem, plan).program()
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """A part of a sum that is reduced in one go. value: what is reduced. op: the first term's. inside: values that stay partial on the way to it.
+    cut: axes by which uses
+    on the way cut it. readers: all uses of the sum; none where only a part of it is reduced."""
+
+    value: int
+    op: int
+    terms: int
+    partial: Partial
+    cut: tuple[int, ...]
+    inside: tuple[int, ...]
+    readers: tuple[tuple[int, int], ...]
+
+
+class _Lowering:
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self._problem, self._program, self._sizes = problem, problem.program, problem.mesh.sizes
+        iterated = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
+        self._iterations = tuple([iterated[pattern] for pattern in problem.op_pattern])
+        self._made: list[Sharding] = [replicated(len(v.shape)) for v in problem.program.values]
+        for op, iteration in zip(problem.program.ops, self._iterations, strict=True):
+            for k, value in enumerate(op.results):
+                self._made[value] = iteration.shardings[k]
+
+    def program(self) -> PartitionedProgram:
+        ops, iterations, shardings = self._program.ops, self._iterations, list(self._made)
+        computed: dict[int, Sharding] = {}
+        partial: dict[int, tuple[int, ...]] = {}
+        found: set[int] = set()
+        for op, iteration in zip(ops, iterations, strict=True):
+            for k, value in enumerate(op.results):
+                if over := {*iteration.reduced, *iteration.scattered[k]}:
+                    partial[value] = tuple(sorted(over))
+                if iteration.computed[k] != iteration.shardings[k]:
+                    computed[value] = iteration.computed[k]
+                    if found_by_partitioner(op, iteration, k, self._sizes):
+                        found.add(value)
+        required = {
+            (number, k): iterations[number].operands[k]
+            for number, op in enumerate(ops)
+            for k, value in enumerate(op.operands)
+            if iterations[number].operands[k] != shardings[value]
+        }
+        reduced = [part for each in self._problem.sums for part in self._reduced(each)]
+        added: dict[int, int] = {}
+        for part in reduced:
+            over = axes_of(part.partial.to).difference(axes_of(part.partial.at))
+            for value in part.inside:
+                added[value] = part.value
+                partial[value] = partial[ops[part.op].results[0]]
+                shardings[value] = without(shardings[value], over)
+                computed.pop(value, None)
+            if part.inside:
+                partial[part.value] = partial[ops[part.op].results[0]]
+                if over:
+                    computed[part.value] = part.partial.at
+        alone = {value for value in computed if one_at_a_time(ops[self._program.producer[value]], 1)}
+        return PartitionedProgram(
+            self._problem.mesh.names,
+            self._sizes,
+            shardings,
+            computed,
+            required,
+            frozenset(computed.keys() - alone),
+            frozenset(v for v in computed if ops[self._program.producer[v]].kind.convolution),
+            iterations=iterations,
+            partial=partial,
+            added=added,
+            found=frozenset(found & computed.keys()),
+            collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
+        )
+
+    def _reduced(self, of: Sum) -> Iterator[_Reduced]:
+        """What is reduced of a sum."""
+        ops = self._program.ops
+        for part in reductions_of(of.steps, self._iterations.__getitem__):
+            first = of.steps[part.first].op
+            value = ops[of.steps[part.added].op].results[0]
+            # What is scattered into something stays apart for the partitioner; the compiler adds up its reductions afterwards.
+            apart = part.into or part.cut_before
+            inside = () if apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
+            uses = tuple(readers(self._program, of.end)) if part.whole else ()
+            yield _Reduced(value, first, part.terms, part.partial, part.cut, inside, uses)
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def _collectives(self, reduced: list[_Reduced]) -> Iterator[Collective]:
+        ops, in_sums = self._program.ops, self._problem.terms
+        for part in reduced:
+            yield from self._completions(part)
+        for number, op in enumerate(ops):
+            if op.results and op.name not in (ARGUMENT, CARRY):
+                if number not in in_sums:
+                    yield from self._results(number)
+                yield from self._pinned(number)
+                yield from self._exchanges(number)
+        for value, uses in enumerate(self._program.users):
+            if self._program.values[value].shape and uses and not self._problem.free[value]:
+                yield from self._reshards(value, uses)
+
+    def _completions(self, part: _Reduced) -> Iterator[Collective]:
+        """Of a sum, or part of one."""
+        op = self._program.ops[part.op]
+        wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
+        cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted)))
+        apart = one_at_a_time(op, part.terms)
+        for hop in completed(part.partial, self._sizes, apart=apart, cut=cut):
+            yield self._completion(hop, part.op, part.value)
+
+    def _results(self, number: int) -> Iterator[Collective]:
+        """Of the partial results of an op that are in no sum: of several, or pinned."""
+        op, iteration = self._program.ops[number], self._iterations[number]
         for k, value in enumerate(op.results):
-            shardings[value] = iteration.shardings[k]
-            if over := (*iteration.reduced, *iteration.scattered[k]):
-                partial[value] = over
-            if iteration.computed[k] != iteration.shardings[k]:
-                computed[value] = iteration.computed[k]
-                reduced[value] = iteration.reduced
-    required: dict[tuple[int, int], Sharding] = {}
-    for number, op in enumerate(program.ops):
-        iteration = iterations[number]
-        for k, value in enumerate(op.operands):
-            if iteration.operands[k] != shardings[value]:
-                required[number, k] = iteration.operands[k]
-    shardings, computed, sums = accumulated(program, shardings, computed, reduced, required)
-    makers = {value: program.ops[program.producer[value]].kind for value in computed}
-    at_once = sums | {value for value, kind in makers.items() if not kind.matrix_unit}
-    convolved = frozenset(value for value, kind in makers.items() if kind.convolution)
-    return PartitionedProgram(
-        problem.mesh.names,
-        problem.mesh.sizes,
-        shardings,
-        computed,
-        required,
-        at_once,
-        convolved,
-        iterations=iterations,
-        partial=partial,
-    )
+            partial = partial_of(iteration, k)
+            if partial is not None:
+                apart = one_at_a_time(op, 1)
+                for hop in completed(partial, self._sizes, apart=apart, gathers=gathers_terms(op)):
+                    yield self._completion(hop, number, value)
+
+    def _completion(self, hop: Hop, number: int, value: int) -> Collective:
+        op, size = self._program.ops[number], self._program.values[value].bytes
+        local = size * hop.fraction
+        return Collective(
+            hop.kind, hop.axes, value, number, hop.before, hop.after, local, op.trips, op.loop, "inside", "partial"
+        )
+
+    def _pinned(self, number: int) -> Iterator[Collective]:
+        """Reshards to where results are pinned."""
+        op, iteration = self._program.ops[number], self._iterations[number]
+        for value, source, target in zip(op.results, iteration.reduced_to, iteration.shardings, strict=True):
+            if source != target:
+                whole = self._program.values[value]
+                for step in reshard_steps(source, target, self._sizes, whole.shape):
+                    local = whole.bytes * step.fraction
+                    yield Collective(
+                        step.kind, step.axes, value, number, source, target, local, op.trips, op.loop, "inside", "pin"
+                    )
+
+    def _exchanges(self, number: int) -> Iterator[Collective]:
+        op, iteration = self._program.ops[number], self._iterations[number]
+        kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
+        for kind, axes, local in exchanges(self._program, op, kinds, iteration, self._sizes):
+            value = op.operands[0] if op.windows else op.results[0]
+            uses = ((number, 0),) if op.windows else ()
+            at = iteration.operands[0] if op.windows else iteration.computed[0]
+            yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours", uses)
+
+    def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
+        """Between where an array is made and where it is read."""
+        program, problem = self._program, self._problem
+        made, whole, maker = self._made[value], program.values[value], program.ops[program.producer[value]]
+        needed = [self._iterations[op].operands[k] for op, k in uses]
+        for copy in copies_of(made, needed, self._sizes, whole.shape):
+            served = [uses[place] for place in copy.places]
+            runs = runs_by_loop([(problem.edge_loop(*use), problem.edge_trips(*use)) for use in served])
+            for place, step in enumerate(copy.steps):
+                local, before = whole.bytes * step.fraction, made if place == 0 else None
+                after = copy.sharding if place == len(copy.steps) - 1 else None
+                if place == 0 and put_in_order_first(copy) and sum(runs.values()) > maker.trips:
+                    once: Edge = "before" if runs.keys() != {maker.loop} else "inside"
+                    yield Collective(
+                        step.kind,
+                        step.axes,
+                        value,
+                        served[0][0],
+                        before,
+                        after,
+                        local,
+                        maker.trips,
+                        maker.loop,
+                        once,
+                        "reshard",
+                        tuple(served),
+                    )
+                    continue
+                for loop, count in runs.items():
+                    there = tuple([use for use in served if problem.edge_loop(*use) == loop])
+                    yield Collective(
+                        step.kind,
+                        step.axes,
+                        value,
+                        there[0][0],
+                        before,
+                        after,
+                        local,
+                        count,
+                        loop,
+                        "inside",
+                        "reshard",
+                        there,
+                    )

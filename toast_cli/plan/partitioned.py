@@ -6,9 +6,42 @@ Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.sharding import Sharding, refinements
+from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements
+
+# Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or an op reads what
+# neighbours have.
+Reason = Literal["partial", "reshard", "pin", "neighbours"]
+# Where a collective stands with regard to `loop`, the innermost one around the op it belongs to: in each trip, or once before or behind the loop.
+Edge = Literal["inside", "before", "behind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a partitioned program.
+
+    Attributes:
+        kind: all-reduce, reduce-scatter, all-gather, all-to-all or collective-permute. axes: of the mesh.
+        value: whose array it communicates. op: the one that makes or needs it.
+        before, after: the value's sharding on either side; None where it comes to lie as readers that see it in another form cut it.
+        local_bytes: of its result on each device. runs: in one run of the program. loop, edge: where it runs; -1 outside loops.
+        reason: why it is there. uses: (op, operand position) of those it serves; none where it serves all.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    value: int
+    op: int
+    before: Sharding | None
+    after: Sharding | None
+    local_bytes: float
+    runs: float
+    loop: int
+    edge: Edge
+    reason: Reason
+    uses: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -27,6 +60,10 @@ class PartitionedProgram:
         paths: of values in `computed` the shardings they go through where that is known, see `path`.
         iterations: [ops] what each computes on. partial: value -> mesh axes over which it is still partial where it is made, where there are any:
             each device holds a term of it.
+        added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there. Terms of sums that the compiler
+            reduces once of its own accord, though each is written to be reduced (see `partials.scatters_into`), are not among them.
+        found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see `partials.found_by_partitioner`).
+        collectives: all of them, as the partitioner writes them, in program order.
     """
 
     axis_names: tuple[str, ...]
@@ -39,6 +76,9 @@ class PartitionedProgram:
     paths: dict[int, tuple[Sharding, ...]] = field(default_factory=dict)
     iterations: tuple[Iteration, ...] = ()
     partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    added: dict[int, int] = field(default_factory=dict)
+    found: frozenset[int] = frozenset()
+    collectives: tuple[Collective, ...] = ()
 
     def path(self, value: int) -> tuple[Sharding, ...]:
         """Shardings a value goes through from where it is computed to where it stays.
@@ -59,8 +99,3 @@ class PartitionedProgram:
         steps = refinements(self.computed[value], self.shardings[value])
         told = value in self.convolved and len(steps) > 3
         return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps
-
-
-def in_mesh_order(sharding: Sharding) -> bool:
-    """Whether the axes of every dimension stand in the order they have in the mesh."""
-    return all(list(axes) == sorted(axes) for axes in sharding)

@@ -28,6 +28,7 @@ from toast_cli.plan.iteration import (
     decisive,
     lay_out,
 )
+from toast_cli.plan.partials import Sum, SumStep, adds_up, find_sums
 from toast_cli.plan.pins import number_pins
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DOT_GENERAL, RESULT
@@ -172,6 +173,25 @@ class Problem:
                 for major in majors:
                     found.add((pattern.groups[major], pattern.groups[minor]))
         return frozenset(found | {(b, a) for a, b in found})
+
+    @cached_property
+    def sums(self) -> tuple[Sum, ...]:
+        """The program's sums of what may be partial, those of one term too: of every op that leaves one result, which no pin binds."""
+        ops, partial = self.program.ops, [self._can_be_partial(number) for number in range(len(self.program.ops))]
+        terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
+        others = (number for number, can in enumerate(partial) if can and not terms[number])
+        alone = [Sum((SumStep("term", number),), ops[number].results[0]) for number in others]
+        return (*find_sums(self.program, terms), *alone)
+
+    @cached_property
+    def terms(self) -> frozenset[int]:
+        """Ops whose results are terms of `sums`."""
+        return frozenset(number for found in self.sums for number in found.terms)
+
+    def _can_be_partial(self, number: int) -> bool:
+        pattern = self.patterns[self.op_pattern[number]]
+        one_result = len(self.program.ops[number].results) == 1
+        return one_result and SlotKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
 
     def edge_trips(self, op: int, position: int) -> float:
         """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""

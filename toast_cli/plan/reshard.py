@@ -3,12 +3,15 @@
 XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever writes the program
 says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
 
-Enters: two shardings of one array. Leaves: the collectives in order, and the shardings in between that have to be spelled out.
+Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: XLA moves no collective out of one.
+
+Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order, the shardings in between
+that have to be spelled out, and how often each collective runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -30,6 +33,15 @@ class Step:
     fraction: float
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `steps` that communicate."""
+
+    sharding: Sharding
+    places: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
 Hop = tuple[Step, Sharding]  # a step and the sharding it leads to
 _Queued = tuple[float, int, Sharding, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
 
@@ -43,6 +55,32 @@ def reshard_steps(
     Given the `shape` of the array, no dimension is cut unevenly on the way, which would pad it.
     """
     return tuple(step for step, _ in route(source, target, sizes, shape) if step.kind != SLICE)
+
+
+def copies_of(
+    made: Sharding, needed: Sequence[Sharding], sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> list[Copy]:
+    """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each needs."""
+    wanted: dict[Sharding, list[int]] = {}
+    for place, sharding in enumerate(needed):
+        if sharding is not made and sharding != made:
+            wanted.setdefault(sharding, []).append(place)
+    found = [Copy(at, tuple(places), reshard_steps(made, at, sizes, shape)) for at, places in wanted.items()]
+    return [copy for copy in found if copy.steps]
+
+
+def runs_by_loop(uses: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Loop -> how often a copy is made in it, for uses given by their loop and how often they are read."""
+    runs: dict[int, float] = {}
+    for loop, count in uses:
+        runs[loop] = max(runs.get(loop, 0.0), count)
+    return runs
+
+
+def put_in_order_first(copy: Copy) -> bool:
+    """Whether a copy is put in another order before it is gathered. What a loop reads then goes into the loop in that order, since propagation takes
+    the sharding on the way to be the array's: the first step runs no more often than the array is made."""
+    return len(copy.steps) > 1 and copy.steps[0].kind == PERMUTE
 
 
 @lru_cache(maxsize=200_000)

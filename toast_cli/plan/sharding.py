@@ -5,6 +5,7 @@ A `Sharding` has one entry per dimension: the mesh axes (by number) that split i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 Sharding = tuple[tuple[int, ...], ...]
@@ -25,10 +26,25 @@ def shards(sharding: Sharding, sizes: tuple[int, ...]) -> int:
     return count
 
 
+def without(sharding: Sharding, axes: Collection[int]) -> Sharding:
+    """The sharding in which those axes split nothing."""
+    return one_of(tuple([tuple([axis for axis in have if axis not in axes]) for have in sharding]))
+
+
+def refines(fine: Sharding, coarse: Sharding) -> bool:
+    """Whether the array in `fine` is the one in `coarse` with some dimensions cut further."""
+    return all(b[: len(a)] == a for a, b in zip(coarse, fine, strict=True))
+
+
+def in_mesh_order(sharding: Sharding) -> bool:
+    """Whether the axes of every dimension stand in the order they have in the mesh."""
+    return all(list(axes) == sorted(axes) for axes in sharding)
+
+
 def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
     """Shardings from `coarse` to `fine`, both included, one more axis at a time; only the two where `fine` does not refine `coarse`."""
     steps = [coarse]
-    if any(b[: len(a)] != a for a, b in zip(coarse, fine, strict=True)):
+    if not refines(fine, coarse):
         return (coarse, fine)
     for dim, axes in enumerate(fine):
         for count in range(len(coarse[dim]) + 1, len(axes) + 1):

@@ -1,0 +1,356 @@
+"""Partial results and what completes them: which are added up before they are reduced, over which axes, how, and where.
+
+A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a term of it. An all-reduce
+completes it, or a reduce-scatter where it is to lie split over that axis. Partial values that are added up are reduced once, at the end of the
+sum, if all terms are partial over the same axes, lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. The gradient of a
+block's input is such a sum, with a term for each projection that read it; so is the gradient of a weight that is used again and again. XLA does this
+where nobody else reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over other
+axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both are scattered over one axis (see
+`scatters_into`). Which ops could be terms, and in which order they are added up, follows from the program; the rest from the plan.
+
+These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the incremental evaluator for
+every kind of sum; nobody else decides what becomes of a partial result.
+
+Enters: a program, for its sums; a sum and its ops' iterations, for what is reduced of it. Leaves: `Sum`s, and `Reduction`s of parts of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.sharding import Sharding, in_mesh_order, refines, shards, without
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import ADD, CONVERT, DOT_GENERAL, REDUCE, SCATTER
+from toast_cli.program.rematerialised import expands_scalar
+
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
+
+# What a step of a sum does: brings in a term, sees the step before it through a view, or adds up the two before it. "into" adds up as well, where
+# one of the two is scattered into the other (see `scatters_into`).
+Does = Literal["term", "view", "add", "into"]
+
+
+class SumStep(NamedTuple):
+    """op: its number in the program, or of its pattern, as the user of a `Sum` needs it."""
+
+    does: Does
+    op: int
+
+
+Steps = tuple[SumStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """steps: in reverse Polish notation, with op numbers. end: the value that the sum is."""
+
+    steps: Steps
+    end: int
+
+    @property
+    def terms(self) -> tuple[int, ...]:
+        return tuple([step.op for step in self.steps if step.does == "term"])
+
+
+class Partial(NamedTuple):
+    """How a partial value lies and what it is to become.
+
+    Attributes:
+        at: its sharding while it is partial. to: the one it is to have; axes that `to` has and `at` has not are scattered over.
+        reduced: axes it is all-reduced over.
+    """
+
+    at: Sharding
+    to: Sharding
+    reduced: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Terms of a sum that are reduced in one go.
+
+    Attributes:
+        first: place of its first term in the sum's steps. added: of its last addition; `first` again where it is one term.
+        terms: how many it has. whole: it is all of the sum, so that the sum's end is what is reduced.
+        partial: how it lies at `added` and what it becomes. cut: axes it is reduced over by which a use behind `added` cuts it.
+        cut_before: the same of uses before `added`; what it becomes has them. into: some addition is a scatter into the other side.
+    """
+
+    first: int
+    added: int
+    terms: int
+    whole: bool
+    partial: Partial
+    cut: tuple[int, ...]
+    cut_before: tuple[int, ...]
+    into: bool
+
+
+class Hop(NamedTuple):
+    """One collective that completes a partial value. fraction: of the whole array that is its result on each device. before, after: shardings of the
+    value; None where it comes to lie as its readers, which see it in another form, cut it."""
+
+    kind: str
+    axes: tuple[int, ...]
+    fraction: float
+    before: Sharding | None
+    after: Sharding | None
+
+
+# -- what a program adds up ------------------------------------------------------------------------------------------------
+
+
+def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
+    """Every sum of results of such ops, as long as can be; those of one term too.
+
+    Args:
+        can_be_term: [ops] whether an op adds up over something that may be split, and leaves what it finds as it is.
+    """
+    written: dict[int, list[SumStep]] = {}  # value -> the steps of the sum it is
+    for number, op in enumerate(program.ops):
+        if len(op.results) != 1:
+            continue
+        if can_be_term[number]:
+            written[op.results[0]] = [SumStep("term", number)]
+        elif op.operands and all(v in written and _read_only_here(program, v, op) for v in _read(op)):
+            if op.name == ADD:
+                fewer, more = sorted((written.pop(v) for v in op.operands), key=len)
+                more += fewer  # so that long sums take no quadratic time
+                more.append(SumStep("into" if scatters_into(op, program) else "add", number))
+                written[op.results[0]] = more
+            elif is_view(op, program):
+                steps = written[op.results[0]] = written.pop(op.operands[0])
+                steps.append(SumStep("view", number))
+    return [Sum(tuple(steps), end) for end, steps in written.items()]
+
+
+def adds_up(op: Op) -> bool:
+    """Whether an op that combines elements adds them up."""
+    return not op.name.endswith(("reduce", "reduce_window", "scatter")) or op.detail == "add"
+
+
+def _read_only_here(program: Program, value: int, op: Op) -> bool:
+    return len(program.users[value]) == 1 and program.ops[program.producer[value]].loop == op.loop
+
+
+def _read(op: Op) -> tuple[int, ...]:
+    return op.operands if op.name == ADD else op.operands[:1]
+
+
+def is_view(op: Op, program: Program) -> bool:
+    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more. A conversion is none: it rounds."""
+    if not op.kind.view and (op.name != REDUCE or len(op.results) > 1):
+        return False
+    return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
+
+
+def scatters_into(op: Op, program: Program) -> bool:
+    """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
+
+    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
+    scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that; over several axes
+    products are scattered one axis at a time and look-ups over all at once (see `completed`), and stay apart.
+    """
+    return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
+
+
+def _starts_anew(op: Op, program: Program) -> bool:
+    if op.name != SCATTER:
+        return False
+    base = program.ops[program.producer[op.operands[0]]]
+    return base.kind.source or expands_scalar(base, program)
+
+
+# -- what a plan leaves of a sum to be reduced -----------------------------------------------------------------------------
+
+
+class _Open(NamedTuple):
+    """A part of a sum that may yet grow: a `Reduction` to be. partial: as it lies here; None where the value is complete. at_addition: as it lay at
+    `added`. The others: see `Reduction`."""
+
+    partial: Partial | None
+    first: int
+    added: int = 0
+    at_addition: Partial | None = None
+    terms: int = 1
+    cut: tuple[int, ...] = ()
+    cut_before: tuple[int, ...] = ()
+    into: bool = False
+
+
+def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Iterator[Reduction]:
+    """What is reduced of a sum, and of which terms. iteration_of: what the op of each step iterates over."""
+    waiting: list[_Open] = []
+    for place, (does, op) in enumerate(steps):
+        iteration = iteration_of(op)
+        if does == "term":
+            partial = partial_of(iteration)
+            waiting.append(_Open(partial, place, place, partial))
+            continue
+        read = [_read_in(waiting.pop(), iteration.operands[0]) for _ in range(1 if does == "view" else 2)]
+        (left, _), (right, _) = read[-1], read[0]
+        grown = _viewed(left, iteration) if does == "view" else _added(left, right, place, iteration, does)
+        if grown is None:
+            for _, ended in read:
+                yield from _closed(ended, whole=False)
+            grown = _Open(None, read[-1][1].first)
+        waiting.append(grown)
+    for part in waiting:
+        yield from _closed(part, whole=True)
+
+
+def partial_of(iteration: Iteration, k: int = 0) -> Partial | None:
+    """How result k of an op lies and what becomes of it; None where it is complete."""
+    if not iteration.reduced and not iteration.scattered[k]:
+        return None
+    return Partial(iteration.computed[k], iteration.reduced_to[k], iteration.reduced)
+
+
+def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
+    if part.partial is not None and part.at_addition is not None:
+        yield Reduction(
+            part.first, part.added, part.terms, whole, part.at_addition, part.cut, part.cut_before, part.into
+        )
+
+
+def _read_in(part: _Open, required: Sharding) -> tuple[_Open | None, _Open]:
+    """The part as a use reads it that needs `required`, and as it is reduced if it ends there. Of axes that it is reduced over and that split
+    `required`, each device keeps a piece of the total. None where it has to be resharded besides, or is complete."""
+    partial = part.partial
+    if partial is None or partial.to == required:
+        return (part if partial else None), part
+    at, to, reduced = partial
+    cut = tuple([axis for axis in reduced if axis in axes_of(required)])
+    ended = part._replace(cut=(*part.cut, *cut))
+    if not refines(required, to) or axes_of(required) - axes_of(to) != set(cut):
+        return None, ended
+    left = tuple([axis for axis in reduced if axis not in cut])
+    return ended._replace(partial=Partial(at, required, left)), ended
+
+
+def _viewed(part: _Open | None, iteration: Iteration) -> _Open | None:
+    """The part seen through a view; None where the view of a partial value is not split as the value is."""
+    if part is None or part.partial is None:
+        return None
+    at, to, reduced = part.partial
+    seen, over = iteration.shardings[0], axes_of(to).difference(axes_of(at))
+    before = without(seen, over)
+    if axes_of(seen) != axes_of(to) or not refines(seen, before):
+        return None
+    return part._replace(partial=Partial(before, seen, reduced))
+
+
+def _added(left: _Open | None, right: _Open | None, place: int, iteration: Iteration, does: Does) -> _Open | None:
+    """Both parts as one; None where they are not partial alike."""
+    if left is None or right is None or left.partial is None or right.partial is None:
+        return None
+    one, other, needed = left.partial, right.partial, iteration.operands
+    alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
+    if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
+        return None
+    if does == "into" and len(axes_of(one.to).difference(axes_of(one.at))) != 1:
+        return None
+    into, cut = left.into or right.into or does == "into", (*left.cut_before, *left.cut)
+    return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into)
+
+
+# -- how it is reduced -----------------------------------------------------------------------------------------------------
+
+
+def completed(
+    partial: Partial, sizes: tuple[int, ...], *, apart: bool, gathers: bool = False, cut: Iterable[int] = ()
+) -> Iterator[Hop]:
+    """The collectives that complete a partial value, in order.
+
+    Args:
+        apart: scattered one axis after the other (see `one_at_a_time`), not over all at once. gathers: see `gathers_terms`.
+        cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter of that.
+    """
+    at, to, reduced = partial
+    scattered = tuple([axis for axes in _over(at, to) for axis in axes])
+    if gathers:
+        over = tuple(sorted({*scattered, *reduced}))
+        yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
+        return
+    cut = tuple(cut)
+    steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
+    lies: Sharding | None = at
+    fraction = 1 / shards(at, sizes)
+    for axes in filter(None, steps):
+        known = None if lies is None or not set(cut).isdisjoint(axes) else split_further(lies, to, axes)
+        fraction /= shards((axes,), sizes)
+        yield Hop(REDUCE_SCATTER, axes, fraction, lies, known)
+        lies = known
+    if rest := tuple([axis for axis in reduced if axis not in cut]):
+        yield Hop(ALL_REDUCE, rest, fraction, lies, lies)
+
+
+def one_at_a_time(op: Op, terms: int) -> bool:
+    """Whether the partial result of an op is scattered over one axis after the other: a product's, unless it is added to others before."""
+    return op.kind.matrix_unit and terms == 1
+
+
+def gathers_terms(op: Op) -> bool:
+    """Whether every device gathers what each has found, as XLA does for reductions with several results (an argmax)."""
+    return op.name == REDUCE and len(op.results) > 1
+
+
+def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding]) -> tuple[int, ...]:
+    """Of the axes a value is reduced over, those by which all that read it cut it in the same way: each device keeps a piece of the total.
+
+    Args:
+        wanted: shardings in which its readers need it, or what it becomes by changes of form.
+    """
+    different = set(wanted)
+    if len(different) != 1:
+        return ()
+    (sharding,) = different
+    return tuple([axis for axis in reduced if axis in axes_of(sharding)])
+
+
+def readers(program: Program, value: int) -> list[tuple[int, int]]:
+    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for."""
+    while len(uses := program.users[value]) == 1:
+        op = program.ops[uses[0][0]]
+        if len(op.results) != 1 or not (op.name == CONVERT or is_view(op, program)):
+            break
+        value = op.results[0]
+    return program.users[value]
+
+
+def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+    """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a reduce-scatter.
+
+    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each
+    dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a gather of everything and a slice. A reduction needs a
+    constraint for another reason: what it reads is mostly elementwise, and without one the sharding of the result may spread over all of that.
+    Whether it does hangs on the order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
+    """
+    if op.name != DOT_GENERAL or iteration.reduced or len(iteration.scattered[k]) != 1:
+        return False
+    target = iteration.shardings[k]
+    busy = {axis for axes in iteration.slot_axes for axis in axes}
+    idle = any(size > 1 and axis not in busy for axis, size in enumerate(sizes))
+    return not idle and iteration.scattered[k] in target and in_mesh_order(target)
+
+
+# -- shardings -------------------------------------------------------------------------------------------------------------
+
+
+def axes_of(sharding: Sharding) -> set[int]:
+    """All axes that split the array."""
+    return {axis for axes in sharding for axis in axes}
+
+
+def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> Sharding:
+    """`sharding` once `axes` split the dimensions that they split in `target`."""
+    return tuple([(*have, *(a for a in want if a in axes)) for have, want in zip(sharding, target, strict=True)])
+
+
+def _over(at: Sharding, to: Sharding) -> list[tuple[int, ...]]:
+    """[dimensions] axes that `to` has and `at` has nowhere, in the order in which they split it."""
+    there = axes_of(at)
+    return [tuple([axis for axis in axes if axis not in there]) for axes in to]
