@@ -13,10 +13,10 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes
+from toast_cli.plan.partials import found_by_partitioner, split_further
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, in_mesh_order, shards
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import DTYPE_BITS, Op
-from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.program.transposed import transposed
 
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device keeps its piece.
@@ -29,18 +29,25 @@ class ScatterFates:
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._profile = profile
         self._program, self._mesh = problem.program, problem.mesh
-        self._axes = {axis for axis, size in enumerate(problem.mesh.sizes) if size > 1}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes], Fate] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], Fate] = {}
 
     def fate(
-        self, op: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, *, updates: bool
+        self,
+        op: int,
+        k: int,
+        axes: tuple[int, ...],
+        sharding: Sharding,
+        iteration: Iteration,
+        *,
+        updates: bool,
+        alone: bool,
     ) -> Fate:
         """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far. updates: it is a gradient, with
-        which a device updates what it keeps."""
-        key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes
+        which a device updates what it keeps. alone: nothing is added to it before."""
+        key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, alone
         known = self._known.get(key)
         if known is None:
-            if self._passed_around(op, k, axes, iteration):
+            if alone and self._passed_around(op, k, axes, iteration):
                 known = "around"
             else:
                 known = "kept" if self._stays(op, k, axes, sharding, iteration, updates) else "all-reduced"
@@ -48,17 +55,12 @@ class ScatterFates:
         return known
 
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
-        """Windowed products are summed over one axis and split by all others, and go on split along a dimension that was whole: then the
-        partitioner is left to find the reduce-scatter (`emit.reductions.scatters`), and finds this."""
-        op, target = self._program.ops[number], iteration.reduced_to[k]
-        split = {axis for slot in iteration.slot_axes for axis in slot}
-        summed = (*iteration.reduced, *iteration.scattered[k])
-        fresh = axes in target and in_mesh_order(target)
-        if op.name != DOT_GENERAL or summed != axes or len(axes) != 1 or split != self._axes or not fresh:
+        """Whether the partitioner, left to find the reduce-scatter of a product, makes a windowed product of it."""
+        op, sizes = self._program.ops[number], self._mesh.sizes
+        if not found_by_partitioner(op, iteration, k, sizes):
             return False
-        sizes = self._mesh.sizes
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
-        return passed_around(self._profile, self._mesh, axes, op.flops / prod(sizes[axis] for axis in split), size)
+        return passed_around(self._profile, self._mesh, axes, op.flops / prod(sizes), size)
 
     def _stays(
         self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
@@ -91,11 +93,6 @@ def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
     """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
     over = iteration.scattered[k]
     return tuple([axis for axes in iteration.reduced_to[k] for axis in axes if axis in over]) if over else ()
-
-
-def split_further(sharding: Sharding, target: Sharding, axes: tuple[int, ...]) -> Sharding:
-    """`sharding` once `axes` split the dimensions that they split in `target`."""
-    return tuple((*have, *(axis for axis in want if axis in axes)) for have, want in zip(sharding, target, strict=True))
 
 
 def sides_of(op: Op) -> Sides:

@@ -23,7 +23,6 @@ from toast_cli.emit.marks import (
     pinnable_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
-from toast_cli.emit.reductions import scatters
 from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -72,7 +71,7 @@ class Chooser:
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
-        self._twofold = {v for v in lowered.computed if v in self._movable and not scatters(source, lowered, v)}
+        self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         self.pinned = set(self._twofold)
         self.rounds = 0
         self._insufficient: list[set[int]] = []

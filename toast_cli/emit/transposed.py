@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toast_cli.emit.reductions import scatters
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints
@@ -29,7 +28,7 @@ def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> Pa
             continue
         path = lowered.path(value)
         del computed[value]
-        if scatters(source, lowered, value):
+        if value in lowered.found:
             path = path[-1:]
         shardings[value] = path[0]
         want = required.pop((of.op, 0), None)

@@ -75,7 +75,7 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     for work in items.work:
         bucket([work.pattern]).work.append(work)
     for added in items.sums:
-        bucket([*(term.pattern for term in added.terms), *(p for p, _ in added.readers)]).sums.append(added)
+        bucket(added.patterns).sums.append(added)
     for array in filter(attrgetter("costs"), items.arrays):
         bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
     for each in buckets.values():

@@ -19,10 +19,11 @@ from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
 from toast_cli.evaluate.items import ArrayItem, Items
-from toast_cli.evaluate.pricing import Copy, Pricer
+from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 
 OWN, PARTIAL, REDUCED = "own", "partial", "reduced"

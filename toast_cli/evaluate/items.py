@@ -115,8 +115,8 @@ class Items:
 def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
     """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
     made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
-    sums, terms = sum_items(problem, made.late, made.needs)
-    return Items(work_items(problem, made, terms), sums, _arrays(problem, made), made)
+    sums = sum_items(problem, made.late, made.needs)
+    return Items(work_items(problem, made, problem.terms), sums, _arrays(problem, made), made)
 
 
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tuple[WorkItem, ...]:

@@ -11,45 +11,44 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from toast_cli.compiler.reduction_combining import combined_bytes
-from toast_cli.compiler.scatter_fates import ScatterFates, in_order, split_further
+from toast_cli.compiler.scatter_fates import ScatterFates
 from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
-from toast_cli.evaluate.sum_items import SumItem, cut_by_readers, together
-from toast_cli.plan.halo import exchanged
+from toast_cli.evaluate.sum_items import SumItem, reduced
+from toast_cli.plan.halo import exchanges
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.partials import (
+    REDUCE_SCATTER,
+    completed,
+    gathers_terms,
+    one_at_a_time,
+    partial_of,
+    split_further,
+)
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, PERMUTE, Step, reshard_steps
+from toast_cli.plan.reshard import GATHER, Copy, copies_of, put_in_order_first, reshard_steps, runs_by_loop
 from toast_cli.plan.sharding import Sharding, shards
-from toast_cli.program.ops import ARGUMENT, REDUCE
+from toast_cli.program.ops import ARGUMENT
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A resharded copy of the arrays of one item: in `sharding`, for the readers at `places`, by `steps` that communicate."""
-
-    sharding: Sharding
-    places: tuple[int, ...]
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Reduced:
     """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the program. needed: [results]
-    part of the bits that readers need."""
+    part of the bits that readers need. terms: partial results that are added up before."""
 
     op: int
     runs: float
     needed: tuple[float, ...]
     late: bool
     in_loop: bool
+    terms: int = 1
 
 
 class Pricer:
@@ -75,7 +74,7 @@ class Pricer:
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
-                yield from self._reductions(iteration, k, whole, how, apart=work.kind.matrix_unit)
+                yield from self._reductions(iteration, k, whole, how)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
@@ -95,86 +94,43 @@ class Pricer:
         yield from self._exchanges(work, iteration)
 
     def _exchanges(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """What devices send each other of the first operand, where its windows reach beyond their shards."""
-        op = self._problem.program.ops[work.op]
-        form = self._problem.patterns[work.pattern].form
-        if not work.windows:
-            for slot, axes in enumerate(iteration.slot_axes):
-                if axes and form.kinds[slot] is SlotKind.PERMUTATION:
-                    yield self._exchange(
-                        work, "collective-permute", axes, self.local(work.whole_bytes[0], iteration.computed[0])
-                    )
-            return
-        size = self.local(self._problem.program.values[op.operands[0]].bytes, iteration.operands[0])
-        for window in work.windows:
-            axes = iteration.operands[0][window.operand_dim]
-            if not axes:
-                continue
-            pieces = shards((axes,), self._sizes)
-            summed = iteration.computed[0][window.result_dim] != axes
-            sent = exchanged(window, pieces, summed=summed)
-            if sent is None:
-                size *= pieces
-                yield self._exchange(work, "all-gather", axes, size)
-                continue
-            element = size * pieces / window.inputs
-            for elements in sent:
-                yield self._exchange(work, "collective-permute", axes, element * elements)
-            size += element * sum(sent)
-
-    def _exchange(self, work: WorkItem, kind: str, axes: tuple[int, ...], size: float) -> CollectiveUse:
-        op = self._problem.program.ops[work.op]
-        seconds = self._seconds_of(kind, size, axes)
-        return _use(kind, axes, size, work.runs, seconds, work.op, op.operands[0] if work.windows else op.results[0])
+        program = self._problem.program
+        op, kinds = program.ops[work.op], self._problem.patterns[work.pattern].form.kinds
+        value = op.operands[0] if work.windows else op.results[0]
+        for kind, axes, size in exchanges(program, op, kinds, iteration, self._sizes):
+            yield _use(kind, axes, size, work.runs, self._seconds_of(kind, size, axes), work.op, value)
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
-        for found in together(self._problem, item, lowered):
-            term = item.terms[found.first]
-            iteration = lowered[term.pattern]
-            cut = cut_by_readers(item, iteration.reduced, lowered) if found.whole and iteration.reduced else ()
-            needed = item.needed if found.whole else 1.0
-            how = _Reduced(item.ops[found.first], item.runs, (needed,), item.late, item.in_loop)
-            apart = term.product and found.count == 1
-            yield from self._reductions(iteration, 0, term.bytes, how, apart=apart, cut=cut)
+        for place, part, cut in reduced(item, lowered):
+            term, number = item.terms[place], item.ops[place]
+            needed = item.needed if part.whole else 1.0
+            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.terms)
+            yield from self._reductions(lowered[term.pattern], 0, term.bytes, how, cut)
 
     def _reductions(
-        self,
-        iteration: Iteration,
-        k: int,
-        whole: int,
-        how: _Reduced,
-        *,
-        apart: bool,
-        cut: tuple[int, ...] = (),
+        self, iteration: Iteration, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
     ) -> Iterator[CollectiveUse]:
-        """What makes partial result k, of `whole` bytes on all devices, complete.
-
-        Args:
-            apart: scattered one axis after the other, as a product's is (see `PartitionedProgram.path`), not over all at once. cut: axes it is
-                all-reduced over, and each device then keeps a piece, which makes a reduce-scatter of that.
-        """
-        size = self.local(whole, iteration.computed[k])
-        scattered = in_order(iteration, k)
-        op = self._problem.program.ops[how.op]
-        if op.name == REDUCE and len(op.results) > 1:  # an argmax: XLA gathers what each device found
-            over = tuple(sorted({*scattered, *iteration.reduced}))
-            yield self._reduction("all-gather", over, size * shards((over,), self._sizes), k, how)
+        """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
+        partial = partial_of(iteration, k)
+        if partial is None:
             return
-        sharding = iteration.computed[k]
-        steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
-        for axes in filter(None, steps):
-            size /= shards((axes,), self._sizes)
-            yield self._scatter(axes, size, sharding, iteration, k, how)
-            sharding = split_further(sharding, iteration.reduced_to[k], axes)
-        if rest := tuple(axis for axis in iteration.reduced if axis not in cut):
-            yield self._reduction("all-reduce", rest, size, k, how)
+        op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
+        apart, gathers = one_at_a_time(op, how.terms), gathers_terms(op)
+        for hop in completed(partial, self._sizes, apart=apart, gathers=gathers, cut=cut):
+            size = whole * hop.fraction
+            if hop.kind == REDUCE_SCATTER:
+                yield self._scatter(hop.axes, size, sharding, iteration, k, how)
+                sharding = split_further(sharding, iteration.reduced_to[k], hop.axes)
+            else:
+                yield self._reduction(hop.kind, hop.axes, size, k, how)
 
     def _scatter(
         self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays in its place."""
-        fate = self._scatters.fate(how.op, k, axes, sharding, iteration, updates=how.late and not how.in_loop)
+        updates = how.late and not how.in_loop
+        fate = self._scatters.fate(how.op, k, axes, sharding, iteration, updates=updates, alone=how.terms == 1)
         if fate == "all-reduced":
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
@@ -204,42 +160,32 @@ class Pricer:
 
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
         """Shardings other than its own in which readers need the array, where getting there communicates."""
-        made = lowered[item.pattern].shardings[item.result]
-        wanted: dict[Sharding, list[int]] = {}
-        for place, reader in enumerate(item.readers):
-            sharding = lowered[reader.pattern].operands[reader.position]
-            if sharding != made:
-                wanted.setdefault(sharding, []).append(place)
-        if not wanted or item.free:
+        if item.free or not item.readers:
             return []
-        found = [
-            Copy(at, tuple(places), reshard_steps(made, at, self._sizes, item.shape)) for at, places in wanted.items()
-        ]
-        return [copy for copy in found if copy.steps]
+        made = lowered[item.pattern].shardings[item.result]
+        needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        return copies_of(made, needed, self._sizes, item.shape)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `narrowing`."""
         return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
-        """Reshards between where an array is made and where it is read; equal ones are shared, but not across the bounds of a loop:
-        XLA moves no collective out of one. Only what is to be put in another order before it is gathered goes into the loop in that order,
-        since propagation takes the sharding on the way to be the array's."""
+        """Reshards between where an array is made and where it is read."""
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for copy in copies:
             least = self.copied_bytes(item, copy)
-            steps = copy.steps
-            for k, step in enumerate(steps):
-                each = _runs(item, copy)
-                if k == 0 and len(steps) > 1 and step.kind == PERMUTE:
-                    each = min(each, made_runs)
-                runs = each * len(item.values)
-                op = self._reader_op(item, item.readers[copy.places[0]])
+            served = [item.readers[place] for place in copy.places]
+            runs = sum(runs_by_loop([(reader.loop, reader.runs) for reader in served]).values())
+            for k, step in enumerate(copy.steps):
+                each = min(runs, made_runs) if k == 0 and put_in_order_first(copy) else runs
+                op = self._reader_op(item, served[0])
                 written = (step.kind, item.moved_bytes * step.fraction)
                 size, value, waited_for = least * step.fraction, item.values[0], item.waited_for
                 kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
                 seconds = self._seconds_of(kind, size, step.axes)
-                yield _use(kind, step.axes, size, runs, seconds, op, value, waited_for=waited_for, written=written)
+                count = each * len(item.values)
+                yield _use(kind, step.axes, size, count, seconds, op, value, waited_for=waited_for, written=written)
 
     def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""
@@ -311,12 +257,3 @@ def _use(
     written: tuple[str, float] | None = None,
 ) -> CollectiveUse:
     return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written or (kind, size))
-
-
-def _runs(item: ArrayItem, copy: Copy) -> float:
-    """How often the copy of one array is made: in each loop anew."""
-    runs: dict[int, float] = {}
-    for place in copy.places:
-        reader = item.readers[place]
-        runs[reader.loop] = max(runs.get(reader.loop, 0.0), reader.runs)
-    return sum(runs.values())

@@ -84,7 +84,8 @@ class ShareMemo:
         terms = [lowered[term.pattern] for term in item.terms]
         if not any(iteration.reduced or iteration.scattered[0] for iteration in terms):
             return 0.0
-        key: tuple[int | Sharding, ...] = (item.ops[0], *[iteration.number for iteration in terms])
+        steps = [lowered[step.op] for step in item.steps] if len(item.steps) > len(terms) else terms
+        key: tuple[int | Sharding, ...] = (item.ops[0], *[iteration.number for iteration in steps])
         if any(iteration.reduced for iteration in terms):  # what readers cut then matters
             key += tuple([lowered[pattern].operands[position] for pattern, position in item.readers])
         found = self._of_sums.get(key)

@@ -1,43 +1,38 @@
-"""Partial results and what completes them: an all-reduce, a reduce-scatter where the plan says so, or where every device goes on with its own
-piece. Sums of partial results are reduced once (see `plan.sums`): terms that are partial over the same axes under the plan at hand share one
-reduction. This is why Megatron needs two all-reduces a block and direction and not five.
+"""The program's sums of partial results as cost items, each for all that look alike. What becomes of one under a plan is for `plan.partials` to say. Sums
+are why Megatron needs two all-reduces a block and direction and not five.
 
-Enters: a `Problem`. Leaves: its sums, those of one term too, as cost items, each for all that look alike; and for an item and a plan, which
-terms are reduced together and how.
+Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, what is reduced together.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from toast_cli.compiler.narrowing import Narrowing
-from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.iteration import Iteration, OpPattern
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.partials import Reduction, Steps, SumStep, cut_by_readers, one_at_a_time, readers, reductions_of
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sums import Partial, Sum, Together, find_sums, is_view, reduced_together
-from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import CONVERT
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """bytes: of the whole result. product: whether the op is one."""
+    """bytes: of the whole result. alone: whether it is scattered one axis at a time where it is reduced by itself."""
 
     pattern: int
     bytes: int
-    product: bool
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SumItem:
-    """Sums that look alike. steps: see `Sum`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
-    of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the
-    terms of one of them."""
+    """Sums that look alike. steps: see `partials.Sum`, with op patterns. readers: patterns and operand positions of all that read the sum, or a view of
+    it. needed: part of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. runs: of all of them
+    together in one run of the program. ops: the terms of one of them."""
 
     terms: tuple[Term, ...]
-    steps: tuple[int, ...]
+    steps: Steps
     readers: tuple[tuple[int, int], ...]
     needed: float
     late: bool
@@ -45,79 +40,50 @@ class SumItem:
     runs: float
     ops: tuple[int, ...]
 
+    @property
+    def patterns(self) -> frozenset[int]:
+        """All that decide what is reduced."""
+        return frozenset([*(step.op for step in self.steps), *(pattern for pattern, _ in self.readers)])
 
-_Alike = tuple[tuple[Term, ...], tuple[int, ...], tuple[tuple[int, int], ...], float, bool, bool]
+    def term(self, place: int) -> int:
+        """The place in `terms` of the term that step `place` brings in."""
+        return sum([step.does == "term" for step in self.steps[:place]])
 
 
-def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[tuple[SumItem, ...], frozenset[int]]:
-    """The program's sums, and all ops that are terms of one; late: [values]."""
-    program = problem.program
+_Alike = tuple[tuple[Term, ...], Steps, tuple[tuple[int, int], ...], float, bool, bool]
+
+
+def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[SumItem, ...]:
+    """The program's sums; late: [values]."""
+    program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
-    example: dict[object, tuple[int, ...]] = {}
-    partial = [number for number in range(len(program.ops)) if _can_be_partial(problem, number)]
-    can_be_term = [False] * len(program.ops)
-    for number in partial:
-        can_be_term[number] = _adds_up(program.ops[number])
-    alone = [Sum((number,), (0,), program.ops[number].results[0]) for number in partial if not can_be_term[number]]
-    sums = [*find_sums(program, can_be_term), *alone]
-    for found in sums:
-        first = program.ops[found.terms[0]]
-        terms = tuple(_term(problem, number) for number in found.terms)
-        readers = tuple(sorted({(problem.op_pattern[op], k) for op, k in _readers(program, found.end)}))
-        key = (terms, found.steps, readers, needs.of_value(found.end), late[first.results[0]], first.loop >= 0)
+    example: dict[_Alike, tuple[int, ...]] = {}
+    for found in problem.sums:
+        numbers = found.terms
+        first = program.ops[numbers[0]]
+        terms = tuple([_term(problem, number) for number in numbers])
+        steps = tuple([SumStep(does, pattern[op]) for does, op in found.steps])
+        read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
+        key = (terms, steps, read, needs.of_value(found.end), late[first.results[0]], first.loop >= 0)
         runs[key] += first.trips
-        example.setdefault(key, found.terms)
-    items = tuple(SumItem(*key, count, example[key]) for key, count in runs.items())
-    return items, frozenset(number for found in sums for number in found.terms)
+        example.setdefault(key, numbers)
+    return tuple(SumItem(*key, count, example[key]) for key, count in runs.items())
 
 
-def together(problem: Problem, item: SumItem, lowered: Mapping[int, Iteration]) -> list[Together]:
-    """What is reduced together, see `reduced_together`; `lowered`: pattern -> what it iterates over."""
-    if len(item.terms) == 1:
-        iteration = lowered[item.terms[0].pattern]
-        return [Together(0, 1, whole=True)] if iteration.reduced or iteration.scattered[0] else []
-    keys = {t.pattern: _partial(problem.patterns[t.pattern], lowered[t.pattern]) for t in item.terms}
-    return list(reduced_together(item.steps, [keys[t.pattern] for t in item.terms]))
+def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[tuple[int, Reduction, tuple[int, ...]]]:
+    """What is reduced together, each with the place of its first term in `terms` and the axes that uses cut it along.
 
-
-def cut_by_readers(item: SumItem, reduced: tuple[int, ...], lowered: Mapping[int, Iteration]) -> tuple[int, ...]:
-    """Of the axes a sum is reduced over, those by which all that read it cut it in the same way: each device keeps a piece of the total."""
-    wanted = {lowered[pattern].operands[position] for pattern, position in item.readers}
-    if len(wanted) != 1:
-        return ()
-    (sharding,) = wanted
-    return tuple(axis for axis in reduced if any(axis in axes for axes in sharding))
-
-
-def _can_be_partial(problem: Problem, number: int) -> bool:
-    pattern = problem.patterns[problem.op_pattern[number]]
-    one_result = len(problem.program.ops[number].results) == 1
-    return one_result and SlotKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
-
-
-def _adds_up(op: Op) -> bool:
-    return not op.name.endswith(("reduce", "reduce_window", "scatter")) or op.detail == "add"
-
-
-def _readers(program: Program, value: int) -> list[tuple[int, int]]:
-    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for."""
-    while len(uses := program.users[value]) == 1:
-        op = program.ops[uses[0][0]]
-        if len(op.results) != 1 or not (op.name == CONVERT or is_view(op, program)):
-            break
-        value = op.results[0]
-    return program.users[value]
+    Args:
+        lowered: pattern -> what it iterates over.
+    """
+    for part in reductions_of(item.steps, lowered.__getitem__):
+        cut = (*part.cut_before, *part.cut)
+        if part.whole and part.partial.reduced:
+            wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
+            cut = tuple(dict.fromkeys((*cut, *cut_by_readers(part.partial.reduced, wanted))))
+        yield item.term(part.first), part, cut
 
 
 def _term(problem: Problem, number: int) -> Term:
     op = problem.program.ops[number]
-    return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, op.kind.matrix_unit)
-
-
-def _partial(pattern: OpPattern, iteration: Iteration) -> Partial | None:
-    """What a result is partial over, where that goes, and along which groups it is split meanwhile; None where it is not partial."""
-    if not iteration.reduced and not iteration.scattered[0]:
-        return None
-    kept = {slot for slots in pattern.form.results[0] for slot in slots if iteration.slot_axes[slot]}
-    split = frozenset((pattern.groups[slot], iteration.slot_axes[slot]) for slot in kept)
-    return Partial(iteration.reduced, iteration.scattered[0], split)
+    return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, one_at_a_time(op, 1))

@@ -28,7 +28,7 @@ def shards(sharding: Sharding, sizes: tuple[int, ...]) -> int:
 
 def without(sharding: Sharding, axes: Collection[int]) -> Sharding:
     """The sharding in which those axes split nothing."""
-    return one_of(tuple([tuple([axis for axis in have if axis not in axes]) for have in sharding]))
+    return tuple([tuple([axis for axis in have if axis not in axes]) for have in sharding])
 
 
 def refines(fine: Sharding, coarse: Sharding) -> bool:

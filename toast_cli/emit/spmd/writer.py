@@ -18,9 +18,9 @@ from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
+from toast_cli.plan.partials import is_view, scatters_into
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
-from toast_cli.plan.sums import is_view, scatters_into
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ADD, ARGUMENT, REDUCE
 from toast_cli.program.rematerialised import remade_values
