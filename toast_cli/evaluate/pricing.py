@@ -104,7 +104,7 @@ class Pricer:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
         for place, part, cut in reduced(item, lowered):
             term, number = item.terms[place], item.ops[place]
-            needed = item.needed if part.whole else 1.0
+            needed = item.needed if part.terms == len(item.terms) else 1.0
             how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.terms)
             yield from self._reductions(lowered[term.pattern], 0, term.bytes, how, cut)
 

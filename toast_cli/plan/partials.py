@@ -183,6 +183,9 @@ class _Open(NamedTuple):
 
 def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Iterator[Reduction]:
     """What is reduced of a sum, and of which terms. iteration_of: what the op of each step iterates over."""
+    if len(steps) == 1:  # as most are
+        yield from _closed(_Open(partial := partial_of(iteration_of(steps[0].op)), 0, 0, partial), whole=True)
+        return
     waiting: list[_Open] = []
     for place, (does, op) in enumerate(steps):
         iteration = iteration_of(op)

@@ -1,0 +1,50 @@
+"""One meaning: what the evaluator prices, what the lowered program lists, what a report promises and what XLA:CPU partitions are the same collectives.
+
+`benchmarks/law.py` holds all twins, strategies and meshes to it; here stands a part of that, and random programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import cases, plans
+
+from benchmarks.common import choose, is_tiny
+from benchmarks.law import MESHES, differing, plans_of, request, statements
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import Source
+from toast_cli.pipeline import Outcome, partition
+from toast_cli.plan.decisions import Plan
+
+TWINS = {name: str(path) for name, path in choose([]).items() if is_tiny(name)}
+
+
+def outcome_of(name: str, mesh: str) -> Outcome:
+    return partition(replace(request(TWINS[name], mesh), iterations=1))
+
+
+def disagreements(source: Source, evaluator: Evaluator, plan: Plan) -> list[str]:
+    said = statements(source, evaluator, plan)
+    return [f"{who} says {text}" for who in said if (text := differing(said[who], said["lowered"]))]
+
+
+@pytest.mark.parametrize(("name", "mesh"), [(name, MESHES[k % len(MESHES)]) for k, name in enumerate(TWINS)])
+def test_evaluator_lowering_and_report_say_the_same(name: str, mesh: str) -> None:
+    outcome = outcome_of(name, mesh)
+    found = {
+        label: disagreements(outcome.source, outcome.evaluator, plan)
+        for label, plan in plans_of(outcome.problem, ()).items()
+    }
+    assert len(found) > 5
+    assert {label: texts for label, texts in found.items() if texts} == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_of_random_programs_too(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    for plan in data.draw(st.lists(plans(case.problem), min_size=1, max_size=4)):
+        assert disagreements(case.source, case.evaluator, plan) == []
