@@ -146,8 +146,8 @@ def judge(outcome: Outcome, plan: Plan, *, quick: bool = False) -> Row:
 
 
 def statements(source: Source, evaluator: Evaluator, plan: Plan) -> dict[str, Totals]:
-    """What the evaluator, the lowered program and the report say is sent, as the partitioner writes it. What is only widened where it is read counts in
-    the narrow type."""
+    """What the evaluator, the lowered program and the report say is sent, as the partitioner writes it. What is only
+    widened where it is read counts in the narrow type."""
     problem = evaluator.problem
     program, names = problem.program, problem.mesh.names
 

@@ -1,4 +1,5 @@
-"""One meaning: what the evaluator prices, what the lowered program lists, what a report promises and what XLA:CPU partitions are the same collectives.
+"""One meaning: what the evaluator prices, what the lowered program lists, what a report promises and what XLA:CPU
+partitions are the same collectives.
 
 `benchmarks/law.py` holds all twins, strategies and meshes to it; here stands a part of that, and random programs.
 """

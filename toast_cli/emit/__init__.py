@@ -1,9 +1,10 @@
 """The plan leaves the tool: what enters is a `Source` and a `PartitionedProgram`, what leaves is the bytes of a file.
 
-`stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and `snippet` as
-Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into the module (in the notation
-of `shardy` or `hlo`) and takes them off again. `settle` and `transposed` say beforehand how values lie that a plan leaves open.
-`spmd` writes the program of one device instead, which leaves nothing to a partitioner and needs no marks. `constraints` lists them for people, and `recheck` reads the written file again.
+`stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and
+`snippet` as Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into
+the module (in the notation of `shardy` or `hlo`) and takes them off again. `settle` and `transposed` say beforehand how
+values lie that a plan leaves open. `spmd` writes the program of one device instead, which leaves nothing to a
+partitioner and needs no marks. `constraints` lists them for people, and `recheck` reads the written file again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
 
 
 def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
-    """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see `emit_shardy`."""
+    """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
+    `emit_shardy`."""
     if format in ("stablehlo", "bytecode"):
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
     return Written(emit(source, lowered, format))

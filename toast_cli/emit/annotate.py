@@ -1,7 +1,7 @@
 """Writes marks into a module and takes them off again.
 
-Enters: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`); after it,
-the module is what it was before.
+Enters: a module and `Marks`. Inside the `with` block the module carries them in one dialect or the other (`Notation`);
+after it, the module is what it was before.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], not
 
 
 def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
-    """Puts constraints right after the definition and lets all uses read from the last of them, save a loop that hands an argument on."""
+    """Puts constraints right after the definition and lets all uses read from the last of them, save a loop that hands
+    an argument on."""
     value = pin.handle
     if isinstance(value, ir.BlockArgument):
         where, location = ir.InsertionPoint.at_block_begin(value.owner), value.owner.owner.location

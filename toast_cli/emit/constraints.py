@@ -1,6 +1,7 @@
 """The constraints of a written program, for people: where each stands and the line that says the same in JAX.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program order.
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program
+order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, reparsed and counted: every distinct sharding, every
-parameter and every constraint has arrived.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, reparsed and counted: every
+distinct sharding, every parameter and every constraint has arrived.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def refuse_shardy_operations(source: Source) -> None:
 def bare_bytecode(module: Any) -> bytes:
     """The module without its `sdy.mesh` declarations, which would turn up in the HLO as attributes.
 
-    What is bound to one device (a host callback) names a mesh of that device alone; it says the same in GSPMD's words instead.
+    What is bound to one device (a host callback) names a mesh of that device alone; it says the same in GSPMD's words
+    instead.
     """
     if not any(op.operation.name == "sdy.mesh" for op in module.body.operations):
         return xla.write_bytecode(module)

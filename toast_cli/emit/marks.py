@@ -1,7 +1,8 @@
 """Where shardings have to stand for the compiler to partition as the plan says, as plain data.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect or another.
-What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in `docs/emitting.md`.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect
+or another. What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in
+`docs/emitting.md`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from toast_cli.xla import ir
 class Pin:
     """A value lies, from where it is defined on, as `shardings` say one after the other: all its uses see the last.
 
-    Several shardings are a value that is computed in the first, partial, and reduce-scattered step by step to the last. Where a loop's body hands
-    its argument on unchanged, it goes on doing so.
+    Several shardings are a value that is computed in the first, partial, and reduce-scattered step by step to the last.
+    Where a loop's body hands its argument on unchanged, it goes on doing so.
     """
 
     handle: Any  # ir.Value: an op result or a block argument
@@ -35,8 +36,9 @@ class Pin:
 class Reshard:
     """`value` (its number) is brought to `sharding` in front of `anchor`; `uses` see the outcome instead of the value.
 
-    `edges` are the uses in the program: (op, position). Dimensions in `open` are left to propagation (which must find what `sharding` says of them).
-    `through` are shardings on the way, spelled out where XLA would find a worse one (see `plan.reshard`).
+    `edges` are the uses in the program: (op, position). Dimensions in `open` are left to propagation (which must find
+    what `sharding` says of them). `through` are shardings on the way, spelled out where XLA would find a worse one (see
+    `plan.reshard`).
     """
 
     value: int
@@ -90,7 +92,8 @@ def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """The same with shardings on the operations themselves.
 
-    Pins stay where a value goes on in another sharding than it is computed in, and where a sharding on the operation would be lost.
+    Pins stay where a value goes on in another sharding than it is computed in, and where a sharding on the operation
+    would be lost.
     """
     boundary = argument_marks(source, lowered)
     pins = [pin for pin in all_pins(source, lowered) if len(pin.shardings) > 1 or needs_pin(pin.handle)]
@@ -106,7 +109,8 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 def needs_pin(handle: Any) -> bool:
     """Whether a sharding on the operation that defines `handle` would not arrive in HLO.
 
-    CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts wrong.
+    CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts
+    wrong.
     """
     return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", "stablehlo.while"))
 
@@ -123,8 +127,8 @@ def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Shard
 def all_pins(source: Source, lowered: PartitionedProgram) -> Iterator[Pin]:
     """A pin for every array that an operation makes, and for every array a loop's body or condition is given.
 
-    Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their own, and
-    so do the results of Shardy's own operations. What nobody reads needs none.
+    Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their
+    own, and so do the results of Shardy's own operations. What nobody reads needs none.
     """
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
@@ -187,7 +191,8 @@ def sharding_finder(
 ) -> Callable[[Any], Sharding]:
     """A function from an op result to its sharding (the one it is computed in, given `computed`).
 
-    A value that a loop only passes through is no value of the program at the loop's result: there it lies as it does outside.
+    A value that a loop only passes through is no value of the program at the loop's result: there it lies as it does
+    outside.
     """
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
 

@@ -1,10 +1,13 @@
 """The smallest set of constraints found under which Shardy's propagation reproduces the plan.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Choice` of marks, and the values that stay elsewhere than planned, if any.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Choice` of marks, and the values that stay elsewhere than
+planned, if any.
 
-A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already says so. Then
-propagation runs, and where a value comes out differently, the first of the values that went wrong together is pinned; and again, then with all
-that are like it, since layers that are alike go wrong one after another. At last pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies elsewhere.
+A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already
+says so. Then propagation runs, and where a value comes out differently, the first of the values that went wrong
+together is pinned; and again, then with all that are like it, since layers that are alike go wrong one after another.
+At last pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies
+elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ PRUNING_WORK = 30_000
 
 @dataclass(frozen=True)
 class Choice:
-    """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation spent."""
+    """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation
+    spent."""
 
     marks: Marks
     unsettled: tuple[int, ...]
@@ -58,8 +62,8 @@ def choose_marks(source: Source, lowered: PartitionedProgram) -> Choice:
 class Chooser:
     """One choice; used once.
 
-    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one sharding and go on in
-    another, which only a pin can say.
+    `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one
+    sharding and go on in another, which only a pin can say.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
@@ -152,7 +156,8 @@ class Chooser:
         return [value for value in wrong if look(value) in wanted]
 
     def _behind_transpose(self, value: int) -> int:
-        """The transposed value, where nothing else reads `value` and it is not pinned yet: XLA then folds the transpose into what makes it."""
+        """The transposed value, where nothing else reads `value` and it is not pinned yet: XLA then folds the transpose
+        into what makes it."""
         behind = transposed(self._program, value)
         if behind is None or (behind.op, 0) in self._lowered.required or behind.value in self.pinned:
             return value
@@ -176,7 +181,8 @@ class Chooser:
         return self.pinned - self._twofold
 
     def _prune(self) -> None:
-        """Takes away pins, halves of them first, for as long as the work allowed lasts; what is known not to suffice is not tried."""
+        """Takes away pins, halves of them first, for as long as the work allowed lasts; what is known not to suffice is
+        not tried."""
         tries = PRUNING_WORK // max(1, len(self._program.ops))
         waiting = [sorted(self.optional())]
         while waiting and tries > 0:
@@ -196,7 +202,8 @@ class Chooser:
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: list[bool]) -> bool:
-    """Whether some use would not get its sharding, or several would each bring the value there for themselves, without it."""
+    """Whether some use would not get its sharding, or several would each bring the value there for themselves, without
+    it."""
     if remade[reshard.value]:
         return False
     if reshard.through:
@@ -217,8 +224,8 @@ def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:
 def follows(source: Source, number: int, position: int, cuts: list[int] | None) -> bool:
     """Whether a use comes by the sharding it requires without a constraint.
 
-    Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up where the operand only
-    has to be cut further, along dimensions the results have too.
+    Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up
+    where the operand only has to be cut further, along dimensions the results have too.
     """
     op = source.program.ops[number]
     if op.kind.elementwise or (op.kind.view and op.name != SLICE):

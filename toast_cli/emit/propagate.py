@@ -1,7 +1,7 @@
 """Shardy's own propagation, run in-process on a copy of the module.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` one thinks of writing. Leaves: the sharding that propagation gives every value, and
-the one it gives every reshard.
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` one thinks of writing. Leaves: the sharding that propagation
+gives every value, and the one it gives every reshard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ PART_OF_AXIS = -1
 
 @dataclass(frozen=True)
 class Propagated:
-    """`values`: value number -> sharding, where the value is still there. `reshards`: number in `Marks.reshards` -> sharding.
+    """`values`: value number -> sharding, where the value is still there. `reshards`: number in `Marks.reshards` ->
+    sharding.
 
     Axes of size 1 are left out.
     """
@@ -116,7 +117,8 @@ class NumberingNotation(ShardyNotation):
 
 
 def constraint_numbers(marks: Marks) -> Iterator[int]:
-    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for shardings on the way."""
+    """For each constraint in the order of writing, the number of the reshard that it ends; -1 for pins and for
+    shardings on the way."""
     for pin in marks.pins:
         yield from [-1] * len(pin.shardings)
     for number, reshard in enumerate(marks.reshards):

@@ -1,7 +1,7 @@
 """The written file, read again: does Shardy's propagation take it where the plan says?
 
-Enters: a `Source`, the `PartitionedProgram` and `Marks` it was written with, and the bytes of the StableHLO file. Leaves: the ops at
-which values lie elsewhere than planned, or a sentence about them for the report.
+Enters: a `Source`, the `PartitionedProgram` and `Marks` it was written with, and the bytes of the StableHLO file.
+Leaves: the ops at which values lie elsewhere than planned, or a sentence about them for the report.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def check_note(source: Source, lowered: PartitionedProgram, marks: Marks, conten
 
 
 def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> list[int]:
-    """Ops, in program order, whose result propagation over the file takes elsewhere than `lowered` says, or that get an operand elsewhere
-    than `marks` says; once for each value.
+    """Ops, in program order, whose result propagation over the file takes elsewhere than `lowered` says, or that get an
+    operand elsewhere than `marks` says; once for each value.
 
     Raises `ToastError` for a file that holds another program, `ir.MLIRError` for one that Shardy refuses.
     """
@@ -69,7 +69,8 @@ def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: b
 
 
 def put_numbers(source: Source, marks: Marks, module: Any) -> None:
-    """Numbers the operations of the file, which are the program's in the same order, and the constraints before their uses."""
+    """Numbers the operations of the file, which are the program's in the same order, and the constraints before their
+    uses."""
     numbers = value_numbers(source)
     uses: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for k, reshard in enumerate(marks.reshards):

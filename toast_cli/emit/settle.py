@@ -1,8 +1,9 @@
 """Values made from constants alone lie as those who read them want.
 
-Enters: a program and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which each such value has the sharding that its uses require. Making one
-anew costs nothing, so the sharding a plan gives it means nothing; but HLO keeps one copy of it, and so does a loop that it is handed
-through. Where uses disagree about something that further values are made from, it is whole everywhere, for each to cut its part from.
+Enters: a program and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which each such value has the sharding
+that its uses require. Making one anew costs nothing, so the sharding a plan gives it means nothing; but HLO keeps one
+copy of it, and so does a loop that it is handed through. Where uses disagree about something that further values are
+made from, it is whole everywhere, for each to cut its part from.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ class ShardyNotation:
 
 
 def check_manual_regions(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:
-    """Manual regions hold device numbers of the mesh they were written for; on another one they would mean something else.
+    """Manual regions hold device numbers of the mesh they were written for; on another one they would mean something
+    else.
 
     Raises `UsageError` for the first region on a mesh that is not exactly this one.
     """

@@ -1,7 +1,9 @@
-"""A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…, out_shardings=…)`.
+"""A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…,
+out_shardings=…)`.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax and numpy only. Where the program knows what its
-arguments are called, their specs are looked up by path, folded by pattern; otherwise they go by their order.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax and numpy only. Where the
+program knows what its arguments are called, their specs are looked up by path, folded by pattern; otherwise they go by
+their order.
 """
 
 from __future__ import annotations
@@ -164,7 +166,8 @@ def tuple_text(names: Iterable[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text from outside as a Python literal. All that is not plain ASCII is escaped, so that no text can end the literal."""
+    """A text from outside as a Python literal. All that is not plain ASCII is escaped, so that no text can end the
+    literal."""
     return json.dumps(text)
 
 

@@ -22,7 +22,8 @@ Spec = tuple[tuple[str, ...] | None, ...]
 
 @dataclass(frozen=True)
 class NamedSpec:
-    """How one argument or result is split. `name` is its path in the user's tree (`params['w']`), empty where unknown."""
+    """How one argument or result is split. `name` is its path in the user's tree (`params['w']`), empty where
+    unknown."""
 
     name: str
     spec: Spec

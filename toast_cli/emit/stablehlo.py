@@ -1,7 +1,8 @@
 """StableHLO that partitions as planned under Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments, results and constraints, and
-drops those on other operations (docs/emitting.md), so constraints carry everything in between.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file. XLA keeps shardings on arguments,
+results and constraints, and drops those on other operations (docs/emitting.md), so constraints carry everything in
+between.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def emit_shardy(
     """The program as StableHLO text (or MLIR bytecode) that partitions as `lowered` says.
 
     Args:
-        annotate: "minimal" has the fewest constraints found under which Shardy's propagation reproduces the plan, "full" one
-            on every value, "arguments" none: shardings on arguments and results, and the rest is up to the compiler.
+        annotate: "minimal" has the fewest constraints found under which Shardy's propagation reproduces the plan,
+            "full" one on every value, "arguments" none: shardings on arguments and results, and the rest is up to the
+            compiler.
 
     Raises `UsageError` for another value.
     """

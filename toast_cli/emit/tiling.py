@@ -1,8 +1,8 @@
 """Shardings in GSPMD's notation.
 
-`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, two copies of each part; devices
-0 to 7 dealt out in that order. `<=[4,2]T(1,0)` counts them through a 4 x 2 grid column by column. Notation:
-xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
+`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, two copies of each
+part; devices 0 to 7 dealt out in that order. `<=[4,2]T(1,0)` counts them through a 4 x 2 grid column by column.
+Notation: xla/hlo/ir/hlo_sharding.h and tile_assignment.h.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ REPLICATED = "{replicated}"
 
 
 def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...]) -> str:
-    """How GSPMD writes `sharding` on a mesh with these axis sizes, devices in row-major order; as XLA itself would print it."""
+    """How GSPMD writes `sharding` on a mesh with these axis sizes, devices in row-major order; as XLA itself would
+    print it."""
     tiles = [prod(axis_sizes[axis] for axis in axes) for axes in sharding]
     if prod(tiles) == 1:
         return REPLICATED

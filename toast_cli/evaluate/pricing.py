@@ -1,7 +1,7 @@
 """Prices what single items communicate and hold once the shardings around them are known: collectives, copies, bytes.
 
-Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier plans; the
-evaluator adds that.
+Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier
+plans; the evaluator adds that.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the program. needed: [results]
-    part of the bits that readers need. terms: partial results that are added up before."""
+    """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
+    program. needed: [results] part of the bits that readers need. terms: partial results that are added up before."""
 
     op: int
     runs: float
@@ -68,8 +68,8 @@ class Pricer:
     # -- what work communicates -------------------------------------------------------------------------------
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned, halo exchanges of split
-        neighbourhoods."""
+        """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned,
+        halo exchanges of split neighbourhoods."""
         results = self._problem.program.ops[work.op].results
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
@@ -128,7 +128,8 @@ class Pricer:
     def _scatter(
         self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced
     ) -> CollectiveUse:
-        """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays in its place."""
+        """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays
+        in its place."""
         updates = how.late and not how.in_loop
         fate = self._scatters.fate(how.op, k, axes, sharding, iteration, updates=updates, alone=how.terms == 1)
         if fate == "all-reduced":
@@ -147,7 +148,8 @@ class Pricer:
         *,
         hidden: bool = False,
     ) -> CollectiveUse:
-        """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's iterations."""
+        """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's
+        iterations."""
         moved = size * how.needed[k] if kind == "all-reduce" else size
         seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
         value = self._problem.program.ops[how.op].results[k]
@@ -167,7 +169,8 @@ class Pricer:
         return copies_of(made, needed, self._sizes, item.shape)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
-        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see `narrowing`."""
+        """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see
+        `narrowing`."""
         return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
@@ -203,7 +206,8 @@ class Pricer:
         return size / shards(sharding, self._sizes)
 
     def kept(self, item: ArrayItem, made: Sharding) -> float:
-        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that are kept of it."""
+        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that
+        are kept of it."""
         shape = self._local_shape(item.shape, made) if item.images else ()
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.bytes, made, made)
@@ -213,8 +217,8 @@ class Pricer:
         return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
 
     def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
-        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the sharding it has where it
-        is made, whose tiles copies keep."""
+        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the
+        sharding it has where it is made, whose tiles copies keep."""
         tiling = item.tiling
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:

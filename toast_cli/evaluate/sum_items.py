@@ -1,5 +1,5 @@
-"""The program's sums of partial results as cost items, each for all that look alike. What becomes of one under a plan is for `plan.partials` to say. Sums
-are why Megatron needs two all-reduces a block and direction and not five.
+"""The program's sums of partial results as cost items, each for all that look alike. What becomes of one under a plan
+is for `plan.partials` to say. Sums are why Megatron needs two all-reduces a block and direction and not five.
 
 Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, what is reduced together.
 """
@@ -27,9 +27,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SumItem:
-    """Sums that look alike. steps: see `partials.Sum`, with op patterns. readers: patterns and operand positions of all that read the sum, or a view of
-    it. needed: part of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. runs: of all of them
-    together in one run of the program. ops: the terms of one of them."""
+    """Sums that look alike. steps: see `partials.Sum`, with op patterns. readers: patterns and operand positions of all
+    that read the sum, or a view of it. needed: part of the bits of the sum that they need. late: nothing waits for
+    them, see `overlap`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the terms
+    of one of them."""
 
     terms: tuple[Term, ...]
     steps: Steps

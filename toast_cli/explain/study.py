@@ -1,4 +1,5 @@
-"""One plan under study: what everybody who explains needs to know of it. Enters: source, evaluator, plan. Leaves: answers."""
+"""One plan under study: what everybody who explains needs to know of it. Enters: source, evaluator, plan. Leaves:
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a source line computes on which pieces, and which decision causes a collective. Enters: a study. Leaves: explanations."""
+"""What a source line computes on which pieces, and which decision causes a collective. Enters: a study. Leaves:
+explanations."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _PLACE = re.compile(r"(.+):(\d+)")
 
 
 def explain_line(study: Study, place: str) -> Explanation:
-    """What the ops of a source line compute on, the collectives there, and what each decision that acts there is worth."""
+    """What the ops of a source line compute on, the collectives there, and what each decision that acts there is
+    worth."""
     matched = _PLACE.fullmatch(place)
     if matched is None:
         raise UsageError(f"cannot read {place!r}", where="--line", hint="write FILE:LINE, e.g. model.py:75")
@@ -88,7 +90,8 @@ def _computations(study: Study, ops: list[int]) -> list[Item]:
 
 
 def explain_collective(study: Study, number: int) -> Explanation:
-    """Why a collective (by its place in the report, from 1) is there, and what becomes of it without each decision it hangs on."""
+    """Why a collective (by its place in the report, from 1) is there, and what becomes of it without each decision it
+    hangs on."""
     if not 1 <= number <= len(study.collectives):
         total = len(study.collectives)
         raise UsageError(

@@ -1,15 +1,17 @@
 """How an op spends mesh axes, decision after decision: who gets which axis, and where partial results go.
 
-For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there. Eligible:
-the shards divide every extent, the op does not need the slot whole, it lies on the chosen side of its conflict, and every
-slot that is major to it in some dimension is already fully split. Results of an op that spent an axis on a reduction are
-partial; they are reduce-scattered where a decision wants that axis on one of their own dimensions, all-reduced otherwise.
+For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there.
+Eligible: the shards divide every extent, the op does not need the slot whole, it lies on the chosen side of its
+conflict, and every slot that is major to it in some dimension is already fully split. Results of an op that spent an
+axis on a reduction are partial; they are reduce-scattered where a decision wants that axis on one of their own
+dimensions, all-reduced otherwise.
 
-`Replicate` frees axes that other decisions would take, so all `Replicate`s of a plan come before the others here; then nothing is ever taken
-back, and what an op has made of the first decisions of a plan is all that has to be known of them. Such states are few, however many plans
-there are: most decisions find the axis taken, and orders that come to the same lead to the same state. Nor do they depend on much of the op:
-whatever its arrays are called and however large they are, ops whose slots can be split alike go through the same states, in all layers and on all
-sides of a program. So each is worked out once.
+`Replicate` frees axes that other decisions would take, so all `Replicate`s of a plan come before the others here; then
+nothing is ever taken back, and what an op has made of the first decisions of a plan is all that has to be known of
+them. Such states are few, however many plans there are: most decisions find the axis taken, and orders that come to the
+same lead to the same state. Nor do they depend on much of the op: whatever its arrays are called and however large they
+are, ops whose slots can be split alike go through the same states, in all layers and on all sides of a program. So each
+is worked out once.
 
 Enters: an `OpPattern` and a plan. Leaves: a `Choice`.
 """
@@ -27,7 +29,8 @@ START = 0  # the state in which nothing is decided
 
 
 class Bid(NamedTuple):
-    """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is to have it."""
+    """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is
+    to have it."""
 
     axis: int
     slots: tuple[int, ...]
@@ -39,7 +42,8 @@ class Rules(NamedTuple):
     Attributes:
         limits: [slots] number that the shards must divide. full: [slots] shards that split it fully; 0 where none do.
         majors: [slots] slots that must be fully split before. whole: slots that the op needs whole.
-        summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is summed.
+        summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is
+            summed.
         space: of a convolution with windows.
     """
 
@@ -154,14 +158,16 @@ class Spender:
     def _wants(
         self, waiting: tuple[Bid, ...], axis: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...]
     ) -> int:
-        """The slot of a result on which the first interested decision wants `axis`, which the result is partial over, or NOWHERE."""
+        """The slot of a result on which the first interested decision wants `axis`, which the result is partial over,
+        or NOWHERE."""
         for slot in (slot for bid in waiting if bid.axis == axis for slot in bid.slots):
             if slot in own and self._room(slot, own, dims, self._sizes[axis]):
                 return slot
         return NOWHERE
 
     def _room(self, slot: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...], more: int) -> bool:
-        """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are used up."""
+        """Whether `slot` of a result can be split `more` times further: it divides, and majors in its dimension are
+        used up."""
         rules, sizes = self.rules, self._sizes
         if rules.limits[slot] % (_count(own[slot], sizes) * more):
             return False
@@ -203,7 +209,8 @@ def replicates_first(plan: Plan) -> Plan:
 
 
 def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> Bid | None:
-    """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in `Shard.sides`."""
+    """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in
+    `Shard.sides`."""
     if isinstance(decision, Replicate):
         return Bid(decision.axis, ()) if decision.role == pattern.role else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
@@ -216,7 +223,8 @@ def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) 
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the conflict alone."""
+    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the conflict
+    alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
     if not pattern.strands:
         return slots
@@ -237,8 +245,9 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 def _space_left(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> SlotAxes:
     """Without the axes that split space where XLA's partitioner would not go along.
 
-    Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all devices: those that hold the
-    same pieces, because an axis does not split what is added up, count several times (jaxlib 0.10.2; a gradient comes out doubled).
+    Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all
+        devices: those that hold the same pieces, because an axis does not split what is added up, count several times
+        (jaxlib 0.10.2; a gradient comes out doubled).
     """
 
     def spent(slots: frozenset[int]) -> set[int]:

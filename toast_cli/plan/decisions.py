@@ -11,12 +11,14 @@ ASIDE = -1
 
 
 class Shard(NamedTuple):
-    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict, or `ASIDE`.
+    """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict,
+    or `ASIDE`.
 
-    Two things restrict a decision to a part of the program, and what it leaves is there for decisions behind it. `ASIDE` leaves the ops of one
-    kind of conflict: the sequence has the axis everywhere but in attention, and there the heads have it (Ulysses). `unless` leaves the ops that
-    have that group: experts get the axis ahead of the batch, but not where tokens are still in sequence (routing, dispatch,
-    combine). At the borders of such a part arrays travel from one sharding to the other, mostly in an all-to-all.
+    Two things restrict a decision to a part of the program, and what it leaves is there for decisions behind it.
+    `ASIDE` leaves the ops of one kind of conflict: the sequence has the axis everywhere but in attention, and there the
+    heads have it (Ulysses). `unless` leaves the ops that have that group: experts get the axis ahead of the batch, but
+    not where tokens are still in sequence (routing, dispatch, combine). At the borders of such a part arrays travel
+    from one sharding to the other, mostly in an all-to-all.
     """
 
     group: int
@@ -46,8 +48,8 @@ def independent(a: Shard, b: Shard) -> bool:
 
 
 def canonical(plan: Plan, commute: Commute = independent) -> Plan:
-    """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange neighbours that
-    commute (the normal form of a trace). `Replicate` commutes with everything and stands last.
+    """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange
+    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands last.
     """
     ordered: list[Shard] = []
     keys: list[_Key] = []

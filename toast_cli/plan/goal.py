@@ -1,7 +1,7 @@
 """Goals: which figures of a plan are to be small, the most important first, and what bounds others must keep.
 
-Enters: `--minimise` and `--subject-to` as people write them. Leaves: a `Goal`. What a figure comes to under a plan is for
-`cost` to say, which of two plans is better for `search.objective`.
+Enters: `--minimise` and `--subject-to` as people write them. Leaves: a `Goal`. What a figure comes to under a plan is
+for `cost` to say, which of two plans is better for `search.objective`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _BOUND = re.compile(r"(.+?)\s*(<=|≤|<)\s*(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a plan, per device and run. axis: a mesh axis, for communication over that axis alone; else empty."""
+    """One figure of a plan, per device and run. axis: a mesh axis, for communication over that axis alone; else
+    empty."""
 
     name: str
     axis: str = ""
@@ -48,7 +49,8 @@ PEAK_MEMORY = Figure("peak_memory")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`minimise`: the second figure counts where plans are equal in the first, and so on. Device memory is a bound always."""
+    """`minimise`: the second figure counts where plans are equal in the first, and so on. Device memory is a bound
+    always."""
 
     minimise: tuple[Figure, ...] = (STEP_TIME,)
     bounds: tuple[Bound, ...] = ()

@@ -1,12 +1,14 @@
-"""What devices send each other when a dimension is split along which an op reads neighbours, or other places: windows, slices, paddings.
+"""What devices send each other when a dimension is split along which an op reads neighbours, or other places: windows,
+slices, paddings.
 
-Each device needs a stretch of the operand: its own shard, more on either side (a halo), or something else altogether. XLA's partitioner sends
-what is missing in collective-permutes, one for each shard to the left and to the right that somebody needs a part of, as wide as the widest part; where
-stretches are far from home and short it sends piece by piece; and where nearly everything would be sent it gathers the operand instead.
-(As read in `ExchangeHalo`, `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
+Each device needs a stretch of the operand: its own shard, more on either side (a halo), or something else altogether.
+XLA's partitioner sends what is missing in collective-permutes, one for each shard to the left and to the right that
+somebody needs a part of, as wide as the widest part; where stretches are far from home and short it sends piece by
+piece; and where nearly everything would be sent it gathers the operand instead. (As read in `ExchangeHalo`,
+`ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
 
-Enters: a `Window` and into how many shards its dimension is split, or a whole op and what it iterates over. Leaves: the elements along the
-dimension that go through each permute, or the collectives with their bytes.
+Enters: a `Window` and into how many shards its dimension is split, or a whole op and what it iterates over. Leaves: the
+elements along the dimension that go through each permute, or the collectives with their bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _FAR = 2
 
 
 class Exchange(NamedTuple):
-    """A collective by which devices send each other what they read of their neighbours'. bytes: of its result on each device."""
+    """A collective by which devices send each other what they read of their neighbours'. bytes: of its result on each
+    device."""
 
     kind: str
     axes: tuple[int, ...]
@@ -39,8 +42,8 @@ class Exchange(NamedTuple):
 def exchanges(
     program: Program, op: Op, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
 ) -> Iterator[Exchange]:
-    """What devices send each other of an op's first operand where its windows reach beyond their shards, or of its result where it moves elements
-    about otherwise. kinds: [slots] of the op's form."""
+    """What devices send each other of an op's first operand where its windows reach beyond their shards, or of its
+    result where it moves elements about otherwise. kinds: [slots] of the op's form."""
     if not op.windows:
         for axes, kind in zip(iteration.slot_axes, kinds, strict=True):
             if axes and kind is SlotKind.PERMUTATION:
@@ -112,7 +115,8 @@ def contracted(window: Window, shards: int) -> Stretches | None:
 
 
 def halos(left: list[int], right: list[int], shard: int) -> tuple[int, ...] | None:
-    """Permutes that bring each device what it needs on either side, [shards] elements (negative: not even all of its own)."""
+    """Permutes that bring each device what it needs on either side, [shards] elements (negative: not even all of its
+    own)."""
     count = len(left)
     widest_left, widest_right = max(left[1:]), max(right[:-1])
     if widest_left + widest_right + shard >= count * shard and max(widest_left, widest_right) > shard:
@@ -134,7 +138,8 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[int, ...] | No
 
 
 def pieces(needed: Stretches, shard: int, elements: int) -> tuple[int, ...]:
-    """Permutes that send pieces of shards: in each every device sends one at most and receives one at most, all as wide as their union."""
+    """Permutes that send pieces of shards: in each every device sends one at most and receives one at most, all as wide
+    as their union."""
     waiting: list[list[tuple[int, int, int, int]]] = [
         [] for _ in needed
     ]  # [source] (place in the stretch, receiver, first, last)

@@ -19,8 +19,8 @@ PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Slots of a convolution that has windows. tiled: of its image and its result, reached over by windows; summed: of its image and its
-    kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows."""
+    """Slots of a convolution that has windows. tiled: of its image and its result, reached over by windows; summed: of
+    its image and its kernel, likewise; contracted: what else both have; kernel: of the kernel, all but windows."""
 
     tiled: frozenset[int]
     summed: frozenset[int]
@@ -33,7 +33,8 @@ class OpPattern:
     """All that decides an op's shardings; ops with equal patterns are split alike under every plan.
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
-    role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its buffer.
+    role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
+        buffer.
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
     """
 
@@ -44,7 +45,8 @@ class OpPattern:
     operand_pins: tuple[PinnedSharding | None, ...] = ()
     result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
-    # (group, sides) -> slots in the order in which they are tried, as far as asked for: plans ask for the same few again and again.
+    # (group, sides) -> slots in the order in which they are tried, as far as asked for: plans ask for the same few
+    # again and again.
     candidates: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -57,8 +59,8 @@ class Iteration:
     Attributes:
         slot_axes: [slots] mesh axes that split each.
         operands: [operands] sharding each must have.
-        computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are resolved. shardings: [results]
-            the same, but as pinned where a result is.
+        computed: [results] sharding the op computes each in. reduced_to: [results] sharding once reductions are
+            resolved. shardings: [results] the same, but as pinned where a result is.
         reduced: axes each result was partial on and is all-reduced over. scattered: axes it is reduce-scattered over.
         number: which of the iterations of its `IterationMemo` it is; -1 for one that is in none.
     """
@@ -73,8 +75,8 @@ class Iteration:
     number: int = field(default=-1, repr=False, compare=False)
 
 
-# What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis it is
-# partial over, the slot to scatter it on (NOWHERE: all-reduce it).
+# What an op makes of a plan, all else follows from it: [slots] the axes that split each, and per result, for each axis
+# it is partial over, the slot to scatter it on (NOWHERE: all-reduce it).
 Choice = tuple[SlotAxes, tuple[tuple[int, ...], ...]]
 
 

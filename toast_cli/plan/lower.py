@@ -1,5 +1,5 @@
-"""Lowers a plan over the whole program: what every op computes on, how every value lies, and every collective. The rules are those of `iteration`,
-`partials`, `reshard` and `halo`; this file asks them op by op.
+"""Lowers a plan over the whole program: what every op computes on, how every value lies, and every collective. The
+rules are those of `iteration`, `partials`, `reshard` and `halo`; this file asks them op by op.
 
 Enters: a `Problem` and a plan. Leaves: a `PartitionedProgram`.
 """
@@ -40,9 +40,9 @@ def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
 
 @dataclass(frozen=True)
 class _Reduced:
-    """A part of a sum that is reduced in one go. value: what is reduced. op: the first term's. inside: values that stay partial on the way to it.
-    cut: axes by which uses
-    on the way cut it. readers: all uses of the sum; none where only a part of it is reduced."""
+    """A part of a sum that is reduced in one go. value: what is reduced. op: the first term's. inside: values that stay
+    partial on the way to it. cut: axes by which uses on the way cut it. readers: all uses of the sum; none where only a
+    part of it is reduced."""
 
     value: int
     op: int
@@ -117,7 +117,8 @@ class _Lowering:
         for part in reductions_of(of.steps, self._iterations.__getitem__):
             first = of.steps[part.first].op
             value = ops[of.steps[part.added].op].results[0]
-            # What is scattered into something stays apart for the partitioner; the compiler adds up its reductions afterwards.
+            # What is scattered into something stays apart for the partitioner; the compiler adds up its reductions
+            # afterwards.
             apart = part.into or part.cut_before
             inside = () if apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
             uses = tuple(readers(self._program, of.end)) if part.whole else ()

@@ -1,8 +1,9 @@
 """Un-mirroring: lets the first and the last of a group of mirrored classes be decided apart from the others.
 
-A group holds the classes that look alike, one per layer (every layer's d_ff). Enters: a problem and the groups to take apart.
-Leaves: the same problem with the first class, and the last where there are three or more, as groups of their own; the others keep
-their group's number, so a plan for the one problem is easily made one for the other.
+A group holds the classes that look alike, one per layer (every layer's d_ff). Enters: a problem and the groups to take
+apart.
+Leaves: the same problem with the first class, and the last where there are three or more, as groups of their own; the
+others keep their group's number, so a plan for the one problem is easily made one for the other.
 """
 
 from __future__ import annotations

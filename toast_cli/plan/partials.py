@@ -1,17 +1,20 @@
 """Partial results and what completes them: which are added up before they are reduced, over which axes, how, and where.
 
-A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a term of it. An all-reduce
-completes it, or a reduce-scatter where it is to lie split over that axis. Partial values that are added up are reduced once, at the end of the
-sum, if all terms are partial over the same axes, lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. The gradient of a
-block's input is such a sum, with a term for each projection that read it; so is the gradient of a weight that is used again and again. XLA does this
-where nobody else reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over other
-axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both are scattered over one axis (see
-`scatters_into`). Which ops could be terms, and in which order they are added up, follows from the program; the rest from the plan.
+A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a
+term of it. An all-reduce completes it, or a reduce-scatter where it is to lie split over that axis. Partial values that
+are added up are reduced once, at the end of the sum, if all terms are partial over the same axes, lie alike and are to
+lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. The gradient of a block's input is such a sum, with a
+term for each projection that read it; so is the gradient of a weight that is used again and again. XLA does this where
+nobody else reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete,
+partial over other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else,
+unless both are scattered over one axis (see `scatters_into`). Which ops could be terms, and in which order they are
+added up, follows from the program; the rest from the plan.
 
-These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the incremental evaluator for
-every kind of sum; nobody else decides what becomes of a partial result.
+These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
+incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
 
-Enters: a program, for its sums; a sum and its ops' iterations, for what is reduced of it. Leaves: `Sum`s, and `Reduction`s of parts of them.
+Enters: a program, for its sums; a sum and its ops' iterations, for what is reduced of it. Leaves: `Sum`s, and
+`Reduction`s of parts of them.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from toast_cli.program.rematerialised import expands_scalar
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
 
-# What a step of a sum does: brings in a term, sees the step before it through a view, or adds up the two before it. "into" adds up as well, where
-# one of the two is scattered into the other (see `scatters_into`).
+# What a step of a sum does: brings in a term, sees the step before it through a view, or adds up the two before it.
+# "into" adds up as well, where one of the two is scattered into the other (see `scatters_into`).
 Does = Literal["term", "view", "add", "into"]
 
 
@@ -59,7 +62,8 @@ class Partial(NamedTuple):
     """How a partial value lies and what it is to become.
 
     Attributes:
-        at: its sharding while it is partial. to: the one it is to have; axes that `to` has and `at` has not are scattered over.
+        at: its sharding while it is partial. to: the one it is to have; axes that `to` has and `at` has not are
+            scattered over.
         reduced: axes it is all-reduced over.
     """
 
@@ -73,10 +77,13 @@ class Reduction:
     """Terms of a sum that are reduced in one go.
 
     Attributes:
-        first: place of its first term in the sum's steps. added: of its last addition; `first` again where it is one term.
+        first: place of its first term in the sum's steps. added: of its last addition; `first` again where it is one
+            term.
         terms: how many it has. whole: it is all of the sum, so that the sum's end is what is reduced.
-        partial: how it lies at `added` and what it becomes. cut: axes it is reduced over by which a use behind `added` cuts it.
-        cut_before: the same of uses before `added`; what it becomes has them. into: some addition is a scatter into the other side.
+        partial: how it lies at `added` and what it becomes. cut: axes it is reduced over by which a use behind `added`
+            cuts it.
+        cut_before: the same of uses before `added`; what it becomes has them. into: some addition is a scatter into the
+            other side.
     """
 
     first: int
@@ -90,8 +97,9 @@ class Reduction:
 
 
 class Hop(NamedTuple):
-    """One collective that completes a partial value. fraction: of the whole array that is its result on each device. before, after: shardings of the
-    value; None where it comes to lie as its readers, which see it in another form, cut it."""
+    """One collective that completes a partial value. fraction: of the whole array that is its result on each device.
+    before, after: shardings of the value; None where it comes to lie as its readers, which see it in another form, cut
+    it."""
 
     kind: str
     axes: tuple[int, ...]
@@ -100,7 +108,8 @@ class Hop(NamedTuple):
     after: Sharding | None
 
 
-# -- what a program adds up ------------------------------------------------------------------------------------------------
+# -- what a program adds up
+# ------------------------------------------------------------------------------------------------
 
 
 def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
@@ -141,7 +150,8 @@ def _read(op: Op) -> tuple[int, ...]:
 
 
 def is_view(op: Op, program: Program) -> bool:
-    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more. A conversion is none: it rounds."""
+    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more. A
+    conversion is none: it rounds."""
     if not op.kind.view and (op.name != REDUCE or len(op.results) > 1):
         return False
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
@@ -150,9 +160,10 @@ def is_view(op: Op, program: Program) -> bool:
 def scatters_into(op: Op, program: Program) -> bool:
     """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
 
-    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before the scatter and the
-    scatter's result once more. Constraints between the two, which say where each is reduce-scattered, keep XLA from that; over several axes
-    products are scattered one axis at a time and look-ups over all at once (see `completed`), and stay apart.
+    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before
+    the scatter and the scatter's result once more. Constraints between the two, which say where each is
+    reduce-scattered, keep XLA from that; over several axes products are scattered one axis at a time and look-ups over
+    all at once (see `completed`), and stay apart.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 
@@ -164,12 +175,13 @@ def _starts_anew(op: Op, program: Program) -> bool:
     return base.kind.source or expands_scalar(base, program)
 
 
-# -- what a plan leaves of a sum to be reduced -----------------------------------------------------------------------------
+# -- what a plan leaves of a sum to be reduced
+# -----------------------------------------------------------------------------
 
 
 class _Open(NamedTuple):
-    """A part of a sum that may yet grow: a `Reduction` to be. partial: as it lies here; None where the value is complete. at_addition: as it lay at
-    `added`. The others: see `Reduction`."""
+    """A part of a sum that may yet grow: a `Reduction` to be. partial: as it lies here; None where the value is
+    complete. at_addition: as it lay at `added`. The others: see `Reduction`."""
 
     partial: Partial | None
     first: int
@@ -220,8 +232,9 @@ def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
 
 
 def _read_in(part: _Open, required: Sharding) -> tuple[_Open | None, _Open]:
-    """The part as a use reads it that needs `required`, and as it is reduced if it ends there. Of axes that it is reduced over and that split
-    `required`, each device keeps a piece of the total. None where it has to be resharded besides, or is complete."""
+    """The part as a use reads it that needs `required`, and as it is reduced if it ends there. Of axes that it is
+    reduced over and that split `required`, each device keeps a piece of the total. None where it has to be resharded
+    besides, or is complete."""
     partial = part.partial
     if partial is None or partial.to == required:
         return (part if partial else None), part
@@ -260,7 +273,8 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into)
 
 
-# -- how it is reduced -----------------------------------------------------------------------------------------------------
+# -- how it is reduced
+# -----------------------------------------------------------------------------------------------------
 
 
 def completed(
@@ -269,8 +283,10 @@ def completed(
     """The collectives that complete a partial value, in order.
 
     Args:
-        apart: scattered one axis after the other (see `one_at_a_time`), not over all at once. gathers: see `gathers_terms`.
-        cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter of that.
+        apart: scattered one axis after the other (see `one_at_a_time`), not over all at once. gathers: see
+            `gathers_terms`.
+        cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter
+            of that.
     """
     at, to, reduced = partial
     scattered = tuple([axis for axes in _over(at, to) for axis in axes])
@@ -292,7 +308,8 @@ def completed(
 
 
 def one_at_a_time(op: Op, terms: int) -> bool:
-    """Whether the partial result of an op is scattered over one axis after the other: a product's, unless it is added to others before."""
+    """Whether the partial result of an op is scattered over one axis after the other: a product's, unless it is added
+    to others before."""
     return op.kind.matrix_unit and terms == 1
 
 
@@ -302,7 +319,8 @@ def gathers_terms(op: Op) -> bool:
 
 
 def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding]) -> tuple[int, ...]:
-    """Of the axes a value is reduced over, those by which all that read it cut it in the same way: each device keeps a piece of the total.
+    """Of the axes a value is reduced over, those by which all that read it cut it in the same way: each device keeps a
+    piece of the total.
 
     Args:
         wanted: shardings in which its readers need it, or what it becomes by changes of form.
@@ -325,12 +343,14 @@ def readers(program: Program, value: int) -> list[tuple[int, int]]:
 
 
 def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a reduce-scatter.
+    """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a
+    reduce-scatter.
 
-    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole, where the axes of each
-    dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a gather of everything and a slice. A reduction needs a
-    constraint for another reason: what it reads is mostly elementwise, and without one the sharding of the result may spread over all of that.
-    Whether it does hangs on the order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
+    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole,
+    where the axes of each dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a
+    gather of everything and a slice. A reduction needs a constraint for another reason: what it reads is mostly
+    elementwise, and without one the sharding of the result may spread over all of that. Whether it does hangs on the
+    order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
     """
     if op.name != DOT_GENERAL or iteration.reduced or len(iteration.scattered[k]) != 1:
         return False
@@ -340,7 +360,8 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     return not idle and iteration.scattered[k] in target and in_mesh_order(target)
 
 
-# -- shardings -------------------------------------------------------------------------------------------------------------
+# -- shardings
+# -------------------------------------------------------------------------------------------------------------
 
 
 def axes_of(sharding: Sharding) -> set[int]:

@@ -11,10 +11,11 @@ from typing import Literal
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements
 
-# Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or an op reads what
-# neighbours have.
+# Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or
+# an op reads what neighbours have.
 Reason = Literal["partial", "reshard", "pin", "neighbours"]
-# Where a collective stands with regard to `loop`, the innermost one around the op it belongs to: in each trip, or once before or behind the loop.
+# Where a collective stands with regard to `loop`, the innermost one around the op it belongs to: in each trip, or once
+# before or behind the loop.
 Edge = Literal["inside", "before", "behind"]
 
 
@@ -25,8 +26,10 @@ class Collective:
     Attributes:
         kind: all-reduce, reduce-scatter, all-gather, all-to-all or collective-permute. axes: of the mesh.
         value: whose array it communicates. op: the one that makes or needs it.
-        before, after: the value's sharding on either side; None where it comes to lie as readers that see it in another form cut it.
-        local_bytes: of its result on each device. runs: in one run of the program. loop, edge: where it runs; -1 outside loops.
+        before, after: the value's sharding on either side; None where it comes to lie as readers that see it in another
+            form cut it.
+        local_bytes: of its result on each device. runs: in one run of the program. loop, edge: where it runs; -1
+            outside loops.
         reason: why it is there. uses: (op, operand position) of those it serves; none where it serves all.
     """
 
@@ -51,18 +54,21 @@ class PartitionedProgram:
     Attributes:
         axis_names, axis_sizes: of the mesh, in order; shardings name axes by number.
         shardings: [values] the sharding each value has once its op, and the reduction it leaves behind, are done.
-        computed: the sharding in which the op itself computes a value, where that differs from `shardings` (the value is
-            partial there, and a reduce-scatter takes it to `shardings`).
-        required: (op number, operand position) -> the sharding that use needs, where that differs from the value's: a reshard
-            sits on this edge.
-        at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and what is no product.
+        computed: the sharding in which the op itself computes a value, where that differs from `shardings` (the value
+            is partial there, and a reduce-scatter takes it to `shardings`).
+        required: (op number, operand position) -> the sharding that use needs, where that differs from the value's: a
+            reshard sits on this edge.
+        at_once: values in `computed` that are scattered over all their axes at once: sums of values computed alike, and
+            what is no product.
         convolved: values in `computed` that a convolution makes.
         paths: of values in `computed` the shardings they go through where that is known, see `path`.
-        iterations: [ops] what each computes on. partial: value -> mesh axes over which it is still partial where it is made, where there are any:
-            each device holds a term of it.
-        added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there. Terms of sums that the compiler
-            reduces once of its own accord, though each is written to be reduced (see `partials.scatters_into`), are not among them.
-        found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see `partials.found_by_partitioner`).
+        iterations: [ops] what each computes on. partial: value -> mesh axes over which it is still partial where it is
+            made, where there are any: each device holds a term of it.
+        added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there.
+            Terms of sums that the compiler reduces once of its own accord, though each is written to be reduced (see
+            `partials.scatters_into`), are not among them.
+        found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
+            `partials.found_by_partitioner`).
         collectives: all of them, as the partitioner writes them, in program order.
     """
 
@@ -83,12 +89,14 @@ class PartitionedProgram:
     def path(self, value: int) -> tuple[Sharding, ...]:
         """Shardings a value goes through from where it is computed to where it stays.
 
-        A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each dimension, and never
-        through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, one axis after the other
-        it writes reduce-scatters. A sum of partial values stays whole until its end, so that there is one reduction and not one a term;
-        and so does the gradient of a look-up: half split, XLA may find it cheaper to gather all updates. A convolution whose result
-        is scattered over three axes or more says in which sharding it is computed: asked for a finer one, XLA gathers its operands along the batch
-        (over two, XLA:TPU reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's order.
+        A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each
+        dimension, and never through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a
+        slice, one axis after the other it writes reduce-scatters. A sum of partial values stays whole until its end, so
+        that there is one reduction and not one a term; and so does the gradient of a look-up: half split, XLA may find
+        it cheaper to gather all updates. A convolution whose result is scattered over three axes or more says in which
+        sharding it is computed: asked for a finer one, XLA gathers its operands along the batch (over two, XLA:TPU
+        reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's
+        order.
         """
         if value in self.paths:
             return self.paths[value]

@@ -49,7 +49,8 @@ def number_pins(
 
 
 def parse_pin(wish: str) -> tuple[str, Pin]:
-    """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; '' or -: whole)."""
+    """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; ''
+    or -: whole)."""
     pattern, sign, spec = wish.rpartition("=")
     if not sign or not pattern:
         raise UsageError(

@@ -50,13 +50,14 @@ class Problem:
 
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
-        roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in `roles`.
+        roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in
+            `roles`.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
-        mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that each of
-            its groups has become (see `mirrors`).
+        mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that
+            each of its groups has become (see `mirrors`).
         spending: what is known of how ops spend axes; problems made from this one know it too.
     """
 
@@ -165,8 +166,8 @@ class Problem:
 
     @cached_property
     def _nested(self) -> frozenset[tuple[int, int]]:
-        """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor name may be
-        split only once its majors are."""
+        """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor
+        name may be split only once its majors are."""
         found: set[tuple[int, int]] = set()
         for pattern in self.patterns:
             for minor, majors in enumerate(pattern.form.majors):
@@ -176,7 +177,8 @@ class Problem:
 
     @cached_property
     def sums(self) -> tuple[Sum, ...]:
-        """The program's sums of what may be partial, those of one term too: of every op that leaves one result, which no pin binds."""
+        """The program's sums of what may be partial, those of one term too: of every op that leaves one result, which
+        no pin binds."""
         ops, partial = self.program.ops, [self._can_be_partial(number) for number in range(len(self.program.ops))]
         terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
         others = (number for number, can in enumerate(partial) if can and not terms[number])
@@ -205,8 +207,8 @@ class Problem:
 
     @cached_property
     def choices(self) -> tuple[Decision, ...]:
-        """What a plan may be extended by, in canonical order: every group over every axis that could do something there, each on few sides.
-        `variants` lead to the rest of the space."""
+        """What a plan may be extended by, in canonical order: every group over every axis that could do something
+        there, each on few sides. `variants` lead to the rest of the space."""
         found: list[Decision] = []
         useful, meets = self._useful_groups(), self.met_elsewhere
         for axis, size in enumerate(self.mesh.sizes):
@@ -268,8 +270,8 @@ class Problem:
 
     @cached_property
     def met_elsewhere(self) -> dict[int, list[int]]:
-        """For groups that are a batch dimension of products with weights (experts): groups that other products have together
-        with them, but none of those does."""
+        """For groups that are a batch dimension of products with weights (experts): groups that other products have
+        together with them, but none of those does."""
         origin = views(self.program)
         roles = {value for value, k in origin.items() if self.roles[self.argument_role[k]] == WEIGHTS}
         with_weights: dict[int, set[int]] = defaultdict(set)
@@ -288,7 +290,8 @@ class Problem:
         return {g: sorted(elsewhere[g] - met) for g, met in with_weights.items()}
 
     def _sides(self, group: int) -> list[tuple[int, ...]]:
-        """Choices of sides to begin with: all resolution groups of the group on side k, or all left alone. `variants` are the others."""
+        """Choices of sides to begin with: all resolution groups of the group on side k, or all left alone. `variants`
+        are the others."""
         counts = self._side_counts(group)
         if not counts:
             return [()]
@@ -332,7 +335,8 @@ class Problem:
 
     @cached_property
     def space(self) -> tuple[Decision, ...]:
-        """All that `offers` says yes to; `Replicate`s where they are in `choices`. Raises `TooLarge` where that is very much."""
+        """All that `offers` says yes to; `Replicate`s where they are in `choices`. Raises `TooLarge` where that is very
+        much."""
         found: dict[Decision, None] = {}
         for decision in self.choices:
             if isinstance(decision, Replicate):
@@ -353,7 +357,8 @@ def make_problem(
     """Gathers ops into patterns.
 
     Args:
-        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists on.
+        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists
+            on.
     """
     roles, argument_role = argument_roles(program)
     value_pins, use_pins = number_pins(program, mesh, wishes, stated)

@@ -1,12 +1,14 @@
-"""How an array gets from one sharding to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest way found.
+"""How an array gets from one sharding to another: slices (free), all-to-alls, permutes and all-gathers, the cheapest
+way found.
 
-XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever writes the program
-says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
+XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever
+writes the program says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
 
-Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: XLA moves no collective out of one.
+Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: XLA moves no
+collective out of one.
 
-Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order, the shardings in between
-that have to be spelled out, and how often each collective runs.
+Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
+the shardings in between that have to be spelled out, and how often each collective runs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from itertools import permutations
 from toast_cli.plan.sharding import Sharding, shards
 
 SLICE, GATHER, EXCHANGE, PERMUTE = "slice", "all-gather", "all-to-all", "collective-permute"
-# Dimensions split by more axes than this are not put into every possible order: what is not wanted is gathered with what is.
+# Dimensions split by more axes than this are not put into every possible order: what is not wanted is gathered with
+# what is.
 MOST_REORDERED = 3
 
 
@@ -60,7 +63,8 @@ def reshard_steps(
 def copies_of(
     made: Sharding, needed: Sequence[Sharding], sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> list[Copy]:
-    """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each needs."""
+    """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each
+    needs."""
     wanted: dict[Sharding, list[int]] = {}
     for place, sharding in enumerate(needed):
         if sharding is not made and sharding != made:
@@ -78,8 +82,9 @@ def runs_by_loop(uses: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def put_in_order_first(copy: Copy) -> bool:
-    """Whether a copy is put in another order before it is gathered. What a loop reads then goes into the loop in that order, since propagation takes
-    the sharding on the way to be the array's: the first step runs no more often than the array is made."""
+    """Whether a copy is put in another order before it is gathered. What a loop reads then goes into the loop in that
+    order, since propagation takes the sharding on the way to be the array's: the first step runs no more often than the
+    array is made."""
     return len(copy.steps) > 1 and copy.steps[0].kind == PERMUTE
 
 
@@ -124,7 +129,8 @@ def is_even(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) 
 def _route(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[Hop, ...]:
-    """Hops from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it evenly."""
+    """Hops from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it
+    evenly."""
     if source == target:
         return ()
     if all(have[: len(want)] == want for have, want in zip(source, target, strict=True)):

@@ -1,8 +1,9 @@
-"""Plans that outlive a program: decisions with what their groups were like go into a file, and onto a changed program out of it.
+"""Plans that outlive a program: decisions with what their groups were like go into a file, and onto a changed program
+out of it.
 
-Enters: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Leaves: JSON of schema "toast.plan/1", or the plan there and what
-did not carry over. A group is known again by what it is made of, never by number: which arguments have it, what it is to the ops
-that do the work, its role, name and size.
+Enters: a `Problem` and its `Plan`, or a saved plan and another `Problem`. Leaves: JSON of schema "toast.plan/1", or the
+plan there and what did not carry over. A group is known again by what it is made of, never by number: which arguments
+have it, what it is to the ops that do the work, its role, name and size.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Traits:
     """What a group of dimensions is known by.
 
     Attributes:
-        name, role, size: as the analysis has them. members: argument dimensions that have it, numbers in their paths left out
-            (`params['layers'][*]['up'].1`). uses: its places in products, convolutions, gathers and scatters
+        name, role, size: as the analysis has them. members: argument dimensions that have it, numbers in their paths
+            left out (`params['layers'][*]['up'].1`). uses: its places in products, convolutions, gathers and scatters
             (`stablehlo.dot_general REDUCTION 0.1 1.0`).
     """
 
@@ -47,7 +48,8 @@ class Traits:
 
 @dataclass(frozen=True)
 class SavedDecision:
-    """A `Shard` of `group` (not where ops have `unless`), or a `Replicate` of the arguments called `arguments`; `axis` by name."""
+    """A `Shard` of `group` (not where ops have `unless`), or a `Replicate` of the arguments called `arguments`; `axis`
+    by name."""
 
     axis: str
     group: Traits | None = None
@@ -99,7 +101,8 @@ def read_plan(path: str) -> SavedPlan:
 
 
 def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
-    """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may add to them."""
+    """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may
+    add to them."""
     plan, notes = carried_over(problem, saved)
     closed = problem.closed if complete else frozenset(range(len(problem.mesh.names)))
     notices = (*(f"{saved.path}: {note}" for note in notes), *problem.notices)
@@ -132,7 +135,8 @@ def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
 
 
 def match(saved: Iterable[Traits], now: list[Traits]) -> dict[Traits, int]:
-    """Which group each saved one is, by number; groups like none are missing. The most alike are paired first, each once."""
+    """Which group each saved one is, by number; groups like none are missing. The most alike are paired first, each
+    once."""
     wanted = list(dict.fromkeys(saved))
     pairs = [(likeness(old, new), a, b) for a, old in enumerate(wanted) for b, new in enumerate(now)]
     found: dict[Traits, int] = {}
@@ -185,7 +189,8 @@ def _slots(problem: Problem, op: int) -> Any:
 
 
 def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int]) -> tuple[Decision | None, str]:
-    """(the decision here, empty); (None, why) where there is none. Sides of conflicts that are new here are the first ones."""
+    """(the decision here, empty); (None, why) where there is none. Sides of conflicts that are new here are the first
+    ones."""
     names = problem.mesh.names
     if decision.axis not in names:
         return None, f"this mesh has {', '.join(names)}"

@@ -1,6 +1,7 @@
 """Shardings: where the pieces of one array lie on the mesh.
 
-A `Sharding` has one entry per dimension: the mesh axes (by number) that split it, major to minor. An axis occurs at most once.
+A `Sharding` has one entry per dimension: the mesh axes (by number) that split it, major to minor. An axis occurs at
+most once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def in_mesh_order(sharding: Sharding) -> bool:
 
 
 def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
-    """Shardings from `coarse` to `fine`, both included, one more axis at a time; only the two where `fine` does not refine `coarse`."""
+    """Shardings from `coarse` to `fine`, both included, one more axis at a time; only the two where `fine` does not
+    refine `coarse`."""
     steps = [coarse]
     if not refines(fine, coarse):
         return (coarse, fine)

@@ -1,11 +1,12 @@
 """The collectives of a compiled module.
 
-Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined collectives
-count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an asynchronous collective in
-each computation that overlaps with it, with one channel; pads what a reduce-scatter takes apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
-(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the pieces go both
-ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a gather. Around four devices the loop of a
-scatter is unrolled.
+Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined
+collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an
+asynchronous collective in each computation that overlaps with it, with one channel; pads what a reduce-scatter takes
+apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
+(`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the
+pieces go both ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a
+gather. Around four devices the loop of a scatter is unrolled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ OPCODES = frozenset((*KINDS, *(f"{kind}-start" for kind in KINDS), "ragged-all-t
 _WINDOWED = re.compile(r"windowed_dot_general_body_(ag|rs)")
 _WINDOWED_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 _PRODUCT = "dot_general"
-# An unrolled scatter sends zeros both ways around, which scatters of one shape share; then one sum the one way, one the other, and that one home.
+# An unrolled scatter sends zeros both ways around, which scatters of one shape share; then one sum the one way, one the
+# other, and that one home.
 _ZEROS = re.compile(r"\(?%broadcast[.\d]*\)")
 _UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -37,7 +39,8 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from, `location` its `file.py:12`."""
+    """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from,
+    `location` its `file.py:12`."""
 
     kind: str
     axes: tuple[str, ...]
@@ -91,7 +94,8 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
 
 
 def _with_unrolled(collectives: list[Collective], zeros: list[Collective]) -> list[Collective]:
-    """With the permutes of each unrolled scatter, of the same axes and bytes as those of `zeros`, as the reduce-scatter that they make up."""
+    """With the permutes of each unrolled scatter, of the same axes and bytes as those of `zeros`, as the reduce-scatter
+    that they make up."""
     begun = {(c.axes, c.bytes) for c in zeros}
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
     unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}

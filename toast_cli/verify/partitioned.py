@@ -1,10 +1,11 @@
 """What the partitioner alone makes of a program: the module right after it, before a compiler for CPUs reworks it.
 
-XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so its final module says little about what a TPU
-or GPU would send. The module right after partitioning still has the program's own types, and is the same for every backend.
+XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so its final module says
+little about what a TPU or GPU would send. The module right after partitioning still has the program's own types, and is
+the same for every backend.
 
-Enters: the bytes of a StableHLO or HLO file and a mesh. Leaves: the module's text, or the `Collective`s in it, or the reason why there
-are none.
+Enters: the bytes of a StableHLO or HLO file and a mesh. Leaves: the module's text, or the `Collective`s in it, or the
+reason why there are none.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def collectives_after_partitioning(
 ) -> list[Collective] | Failure:
     """The collectives XLA's partitioner puts into a program for a mesh, by kind, axes and bytes, loops counted.
 
-    An all-reduce of which every device keeps a piece counts as the reduce-scatter it is, and all-reduces that are only added up count
-    as one (see `sums`). `shardy`: whose propagation; by default Shardy's for StableHLO and GSPMD's for HLO.
+    An all-reduce of which every device keeps a piece counts as the reduce-scatter it is, and all-reduces that are only
+    added up count as one (see `sums`). `shardy`: whose propagation; by default Shardy's for StableHLO and GSPMD's for
+    HLO.
     """
     text = text_after_partitioning(content, form, prod(axes.values()), shardy=shardy, timeout_seconds=timeout_seconds)
     return text if isinstance(text, Failure) else partitioned_collectives(text, tuple(axes), tuple(axes.values()))
@@ -40,7 +42,8 @@ def collectives_after_partitioning(
 def text_after_partitioning(
     content: bytes, form: Form, devices: int, *, shardy: bool | None = None, timeout_seconds: float = 600.0
 ) -> str | Failure:
-    """HLO text of one device's program right after partitioning for so many virtual CPU devices, from a child process."""
+    """HLO text of one device's program right after partitioning for so many virtual CPU devices, from a child
+    process."""
     request = {"form": form, "devices": devices, "shardy": form == "stablehlo" if shardy is None else shardy}
     answer = ask("partitioned", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     return answer if isinstance(answer, Failure) else answer.files[PARTITIONED].decode()
@@ -50,7 +53,8 @@ def text_after_partitioning(
 
 
 def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes the partitioned module's text into the folder. The rest of the compilation is abandoned with the process."""
+    """Writes the partitioned module's text into the folder. The rest of the compilation is abandoned with the
+    process."""
     from toast_cli import xla
 
     program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])

@@ -1,7 +1,8 @@
 """What a program carries from one run to the next: arguments that come back changed, such as parameters and moments.
 
-Enters: a parsed module. Leaves: for each result the arguments that it is a new version of. Donation says so outright; without it, so does
-a result that has an argument's type and is reached from it element by element (`p - lr * g` from `p`).
+Enters: a parsed module. Leaves: for each result the arguments that it is a new version of. Donation says so outright;
+without it, so does a result that has an argument's type and is reached from it element by element (`p - lr * g` from
+`p`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads collectives off a module as the partitioner leaves it, where every reduction is still written as an all-reduce.
 
-Two rewritings that XLA:TPU and XLA:GPU make later are read into it: an all-reduce of which each device keeps only the piece its own number
-says is a reduce-scatter, and all-reduces over the same devices whose results are only added up are one. Enters: HLO text and the mesh.
+Two rewritings that XLA:TPU and XLA:GPU make later are read into it: an all-reduce of which each device keeps only the
+piece its own number says is a reduce-scatter, and all-reduces over the same devices whose results are only added up are
+one. Enters: HLO text and the mesh.
 Leaves: one `Collective` per array communicated.
 """
 
@@ -40,7 +41,8 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in) or the slice each device keeps (`how` says which)."""
+    """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in)
+    or the slice each device keeps (`how` says which)."""
 
     name: str
     axes: tuple[str, ...]
@@ -79,7 +81,8 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
 
 
 def narrowed(graph: Graph, node: Node) -> float:
-    """The part of its bytes that moves when what was widened just before, or is narrowed right after, moves in the narrow type.
+    """The part of its bytes that moves when what was widened just before, or is narrowed right after, moves in the
+    narrow type.
 
     Moving changes no number, so XLA:TPU and XLA:GPU put conversions on the side where fewer bytes move.
     """
@@ -115,9 +118,11 @@ def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...],
 
 
 def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
-    """What was done last to each value that is a sum over devices, and the all-reduces that go with those of another summand.
+    """What was done last to each value that is a sum over devices, and the all-reduces that go with those of another
+    summand.
 
-    Where two values are added up and nobody else reads them, what was done last to both alike is done once, to their sum.
+    Where two values are added up and nobody else reads them, what was done last to both alike is done once, to their
+    sum.
     """
     chains: dict[str, Chain] = {}
     absorbed: set[str] = set()
@@ -143,8 +148,8 @@ def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
 
 
 def scatters_into(graph: Graph, node: Node) -> bool:
-    """Whether one side of an addition, and only one, is a scatter reduced over devices: XLA:TPU and XLA:GPU scatter into the other side,
-    which is reduced before (see `plan.partials.scatters_into`)."""
+    """Whether one side of an addition, and only one, is a scatter reduced over devices: XLA:TPU and XLA:GPU scatter
+    into the other side, which is reduced before (see `plan.partials.scatters_into`)."""
     return [is_reduced_scatter(graph, operand) for operand in node.operands].count(True) == 1
 
 
@@ -156,7 +161,8 @@ def is_reduced_scatter(graph: Graph, name: str) -> bool:
 
 
 def further(step: Step, inner: Step, mesh: Mesh) -> Step | None:
-    """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced over both."""
+    """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced
+    over both."""
     if not inner.axes or step.how != inner.how or UNKNOWN in (step.axes, inner.axes):
         return None
     return Step(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
@@ -185,7 +191,8 @@ def combiner(graph: Graph, node: Node) -> str:
 
 
 def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: Mesh) -> set[str]:
-    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such piece."""
+    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such
+    piece."""
     users = graph.users.get(node.name, [])
     if len(users) != 1:
         return set()

@@ -1,7 +1,7 @@
 """Promised collectives beside compiled ones.
 
-Enters: both lists and the mesh. Leaves: a `Comparison`: sums by kind and axes, what each device sends more or less than promised, and the
-single collectives that make the difference, with the lines they come from.
+Enters: both lists and the mesh. Leaves: a `Comparison`: sums by kind and axes, what each device sends more or less than
+promised, and the single collectives that make the difference, with the lines they come from.
 
 Gathering or scattering over several axes at once is the same as over one after the other, and is compared so.
 """
@@ -26,7 +26,8 @@ _SAME = 0.01
 
 @dataclass(frozen=True)
 class Flow:
-    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (jit(f)/dot)`, where it comes from."""
+    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (jit(f)/dot)`,
+    where it comes from."""
 
     kind: str
     axes: tuple[str, ...]
@@ -146,7 +147,8 @@ def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:
 def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
     """Bytes that each device sends in all runs of a collective over n devices, in rings.
 
-    An all-reduce of b bytes sends 2b(n-1)/n, a reduce-scatter to b bytes b(n-1), an all-gather or all-to-all to b bytes b(n-1)/n.
+    An all-reduce of b bytes sends 2b(n-1)/n, a reduce-scatter to b bytes b(n-1), an all-gather or all-to-all to b bytes
+    b(n-1)/n.
     """
     n = prod(mesh.get(axis, 1) for axis in flow.axes)
     factor = {
@@ -156,7 +158,8 @@ def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
 
 
 def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[Difference]:
-    """What is left of two lists of one kind and axes when equal collectives are struck off: of one line first, then of one size."""
+    """What is left of two lists of one kind and axes when equal collectives are struck off: of one line first, then of
+    one size."""
     left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
     places: dict[tuple[int, str], str] = {}
     for side, flows in zip(left, (promised, found), strict=True):
