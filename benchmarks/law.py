@@ -24,9 +24,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
+from toast_cli.compiler.sunk_conversions import moved_bytes
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.evaluate.items import moved_bytes
 from toast_cli.frontend import Source
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
