@@ -1,4 +1,4 @@
-"""Which temporaries lie in on-chip memory instead of device memory, and when.
+"""Memory-space assignment: temporaries that are small and read soon lie in on-chip memory instead of device memory.
 
 XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the arrays that gain most by
 it, so long as they fit beside those that are there and do not wait too long: from the kernel that makes an array to the last that
@@ -10,6 +10,7 @@ Time is that of the program's kernels on one device over the number of devices: 
 known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are too large as well.
 
 Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left in device memory.
+Without this pass all of it is.
 """
 
 from __future__ import annotations

@@ -1,0 +1,216 @@
+"""Every pass of the compiler model can be switched off, and then the prediction is another one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import PLAIN, Case, arg, evaluator_of, mesh_of, round_mesh, source_of
+from test_decoding_memory import BATCH, FEATURES, LAYERS, ORDERS, for_all_positions, scanned_over, step
+
+from toast_cli.compiler.passes import PASSES
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.profiles import find_profile, profiles_of
+from toast_cli.cost.model import Attained
+from toast_cli.hardware import Mesh, chip_names, find_preset
+from toast_cli.plan.decisions import Plan
+
+ROOT = Path(__file__).resolve().parents[1]
+BF16 = jnp.bfloat16
+TILED = replace(
+    PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products"}
+)
+
+
+def reused(x: Any, v: Any, w: Any) -> Any:
+    y = x * 2.0
+    return y @ v, y.T @ w
+
+
+def widened(x: Any, w: Any) -> Any:
+    y = (x @ w).astype(jnp.float32)
+    return y.sum(0), jnp.sort(y, 1)
+
+
+def convolved(x: Any, v: Any, w: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    return layer(jnp.tanh(layer(x, v)), w)
+
+
+def updated(x: Any, v: Any, w: Any) -> Any:
+    """Two layers and their update; the gradients are there long before the program uses them."""
+    loss = jax.grad(lambda v, w: jnp.sum(jnp.tanh(x @ v) @ w), argnums=(0, 1))
+    first, second = loss(v, w)
+    return v - first, w - second
+
+
+def looping(x: Any, v: Any, w: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda _, c: jnp.tanh(jnp.tanh(c @ v) @ w), x)
+
+
+def decoding(cache: Any, weights: Any, x: Any) -> Any:
+    return for_all_positions(scanned_over, partial(step, "btkh", 1), cache, weights, x)
+
+
+def stacked(stack: Any) -> Any:
+    def outer(_: Any, stack: Any) -> Any:
+        return lax.scan(lambda c, x: (c, jnp.sin(x) * 2.0), 0.0, stack)[1]
+
+    return lax.fori_loop(0, 3, outer, stack)
+
+
+def waiting(x: Any, v: Any, w: Any) -> Any:
+    """A partial sum that is made first, and read by an update that the program has last."""
+    total = x.T @ v
+    other = jnp.sort(jnp.sort(jnp.tanh(x @ w), 1) * 2.0, 0)
+    return w - total, other
+
+
+def projected(x: Any, w: Any, v: Any) -> Any:
+    """A gradient that waits for a loop and keeps the logits meanwhile."""
+    gradient = x.T @ jnp.sort(x @ v, 1)
+    return gradient, lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w), x)
+
+
+def finished_twice(x: Any, w: Any) -> Any:
+    y = x @ w
+    return jnp.tanh(y), y * 2.0
+
+
+S, SQUARE = arg(16, 16), arg(64, 64)
+IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
+CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
+LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
+
+# Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise without the pass, and the machine.
+# What: "more", "less" or "other" peak, compute or communication, or other collectives.
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh | CompilerProfile]] = {
+    "narrowing": (lambda x, v, w: (x @ v, x @ w), (arg(100, 200), arg(200, 320), arg(200, 320)),
+                  "v.1:data w.1:data x.1:data", "more communication", TILED),
+    "sunk-conversions": (lambda x: jnp.sort((x * x).astype(jnp.float32), 1), (arg(64, 64, dtype=BF16),), "x.1:data",
+                         "more communication", PLAIN),
+    "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
+    "windowed-products": (lambda x, w, v: jnp.tanh(x.T @ w) @ v, LONG, "x.0:data x.1:data w.1:model", "other collectives",
+                          TILED),
+    "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data", "less communication",
+                             TILED),
+    "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),
+    "overlap": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "other collectives", PLAIN),
+    "fusion": (lambda x: jnp.tanh(jnp.sin(x)).sum(), (SQUARE,), "", "more peak", PLAIN),
+    "output-fusion": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),
+    "multi-output-fusion": (finished_twice, (SQUARE,) * 2, "", "more compute", PLAIN),
+    "reduction-fusion": (lambda x: ((y := jnp.sort(x, 1) * 2.0), y.sum(1)), (SQUARE,), "", "more compute", PLAIN),
+    "recomputation": (reused, (SQUARE,) * 3, "", "more peak", PLAIN),
+    "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
+    "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
+    "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
+    "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
+    "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
+                        (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),
+    "space-to-batch": (convolved, IMAGES, "", "less peak", "v3-32"),
+    "loop-copies": (decoding, CACHE, "", "less peak", PLAIN),
+    "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
+    "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
+    "early-results": (updated, (arg(64, 256), arg(256, 512), arg(512, 256)), "", "other peak", PLAIN),
+    "loops-first": (projected, (SQUARE, SQUARE, arg(64, 512)), "", "less peak", PLAIN),
+    "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
+                           "less peak", "v5e-16"),
+    "late-reductions": (waiting, (arg(512, 64), arg(512, 512), arg(64, 512)), "x.0:data", "less peak", PLAIN),
+    "in-place-updates": (lambda c, x: lax.dynamic_update_slice(c, x, (0, 0)), (SQUARE, S), "", "more peak", PLAIN),
+    "memory-space-assignment": (lambda x: x @ x @ x @ x, (S,), "", "more peak", "v4-32"),
+    "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
+                      "v4-32"),
+    "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),
+}  # fmt: skip
+
+
+def case_on(machine: str | Mesh | CompilerProfile, source: Any, without: tuple[str, ...]) -> Case:
+    """The program on a machine, compiled with some passes switched off; a profile stands for round figures and that compiler."""
+    mesh = round_mesh(data=4, model=2) if isinstance(machine, CompilerProfile) else mesh_of(machine)
+    profile = machine if isinstance(machine, CompilerProfile) else find_profile(mesh.chip)
+    return Case(source, evaluator_of(source, mesh, profile=profile.without(*without)))
+
+
+def plan_of(case: Case, decisions: str) -> Plan:
+    return tuple(case.shard(*decision.split(":")) for decision in decisions.split())
+
+
+def told(case: Case, plan: Plan) -> tuple[dict[str, float], list[Any]]:
+    cost = case.evaluator.exact_cost(plan)
+    uses = [(use.kind, use.axes, use.bytes, use.waited_for) for use in case.evaluator.collectives(plan)]
+    figures = {"peak": cost.peak_bytes, "compute": cost.compute_seconds, "communication": cost.communication_seconds}
+    return figures, sorted(uses)
+
+
+def test_every_pass_has_a_case() -> None:
+    assert sorted(CASES) == sorted(each.name for each in PASSES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_a_pass_the_prediction_is_another(name: str) -> None:
+    run, shapes, decisions, change, machine = CASES[name]
+    donated = (0,) if name in ("loop-copies", "scan-unification", "in-place-updates") else ()
+    source = source_of(run, *shapes, donate=donated)
+    case = case_on(machine, source, ())
+    plan = plan_of(case, decisions)
+    (figures, uses), (other, other_uses) = told(case, plan), told(case_on(machine, source, (name,)), plan)
+    how, what = change.split()
+    if what == "collectives":
+        assert uses != other_uses
+    else:
+        assert other[what] != figures[what]
+        assert how == "other" or (other[what] > figures[what]) is (how == "more")
+
+
+def all_profiles() -> list[CompilerProfile]:
+    return [profile for chip in ("", *chip_names()) for profile in profiles_of(chip)]
+
+
+def test_every_chip_has_a_profile_and_every_profile_only_passes_that_there_are() -> None:
+    known = {each.name for each in PASSES}
+    assert all(profiles_of(chip) for chip in chip_names())
+    assert all(profile.passes <= known for profile in all_profiles())
+    assert known == frozenset().union(*(profile.passes for profile in all_profiles()))
+
+
+@pytest.mark.parametrize("profile", all_profiles(), ids=lambda profile: f"{profile.compiler} {profile.chip}")
+def test_every_figure_that_was_measured_says_where(profile: CompilerProfile) -> None:
+    plain = CompilerProfile("", "", "", frozenset())
+    named = {"compiler", "version", "chip", "sources"}
+    measured = {f.name for f in fields(profile) if getattr(profile, f.name) != getattr(plain, f.name)} - named
+    assert measured <= set(profile.sources)
+    assert all(profile.sources.values())
+    for script in re.findall(r"`python (benchmarks/\w+\.py)", " ".join(profile.sources.values())):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
+def test_every_pass_says_what_holds_without_it(each: Any) -> None:
+    assert each.title.endswith(".")
+    assert "Without this pass" in " ".join(each.description.split())
+    assert "Enters:" in each.description
+
+
+def test_a_pass_that_a_compiler_does_not_have_cannot_be_switched_off() -> None:
+    with pytest.raises(ValueError, match=r"XLA has no pass tiling; it has .*fusion"):
+        PLAIN.without("tiling")
+
+
+def test_profiles_are_found_by_chip_and_version() -> None:
+    chip = find_preset("v4").chip
+    newest = find_profile(chip)
+    assert find_profile(chip, newest.version) is newest
+    assert find_profile(replace(chip, name="mine")) is newest
+    assert find_profile(replace(chip, preset="")) is PLAIN
+    with pytest.raises(ValueError, match=f"no profile of version libtpu 1 for v4; there are {newest.version}"):
+        find_profile(chip, "libtpu 1")
