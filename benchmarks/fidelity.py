@@ -32,6 +32,7 @@ from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
+from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
@@ -131,7 +132,7 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     written = chosen.emit("stablehlo")
     notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
-    promised = collective_facts(outcome.source, Evaluator(problem), plan)
+    promised = promised_collectives(collective_facts(outcome.source, Evaluator(problem), plan))
     if job.compiler != "tpu":
         promised = [one.as_written() for one in promised]
     row: Row = {

@@ -33,10 +33,11 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
-from toast_cli.report.model import CollectiveFacts
+from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
+from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.collectives import Collective
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
@@ -167,9 +168,9 @@ def statements(source: Source, evaluator: Evaluator, plan: Plan) -> dict[str, To
     }
 
 
-def promised(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
+def promised(source: Source, evaluator: Evaluator, plan: Plan) -> list[PromisedCollective]:
     """The report's collectives."""
-    return [one.as_written() for one in collective_facts(source, evaluator, plan)]
+    return [one.as_written() for one in promised_collectives(collective_facts(source, evaluator, plan))]
 
 
 def totals(collectives: Iterable[tuple[str, tuple[int, ...], float, float]]) -> Totals:

@@ -21,7 +21,7 @@ from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
 from toast_cli.emit import emit
 from toast_cli.frontend import Source
-from toast_cli.frontend.formats import parse
+from toast_cli.frontend.loaded import parse
 from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower

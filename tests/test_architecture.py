@@ -1,4 +1,4 @@
-"""How the source hangs together: what its files may hold."""
+"""How the source hangs together: who may import whom, and what files may hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,55 @@ from pathlib import Path
 from toast_cli.plan.decisions import NOWHERE, Replicate, Shard
 from toast_cli.search.cluster import decided
 
+# Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the ways in at the end.
+ORDER = [
+    "errors",
+    "process",
+    "printable",
+    "xla",
+    "units",
+    "inputs",
+    "child",
+    "outputs",
+    "program",
+    "quantities",
+    "folding",
+    "hardware",
+    "frontend",
+    "dimensions",
+    "plan",
+    "cost",
+    "compiler",
+    "evaluate",
+    "search",
+    "tactics",
+    "emit",
+    "verify",
+    "confirm",
+    "explain",
+    "report",
+    "pipeline",
+    "api",
+    "compiled",
+    "toast_cli",
+    "cli",
+    "__main__",
+]
+# Steps that see plain data alone: nothing of MLIR or jaxlib.
+WITHOUT_MLIR = [
+    "program",
+    "hardware",
+    "dimensions",
+    "plan",
+    "cost",
+    "compiler",
+    "evaluate",
+    "search",
+    "tactics",
+    "confirm",
+    "explain",
+    "report",
+]
 PACKAGE = Path(__file__).parents[1] / "toast_cli"
 MUTABLE = ("dict", "list", "set", "defaultdict", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary")
 
@@ -22,6 +71,84 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 def called(node: ast.AST) -> str:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def imports() -> dict[str, set[str]]:
+    """Module -> modules of the package that it imports, at its top or in a function, also for types alone."""
+    trees = {name.removesuffix(".__init__"): tree for name, tree in sources()}
+    found: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        named: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                parts = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= {part if part in trees else node.module for part in parts}
+        found[name] = {other for other in named if other in trees and other != name}
+    return found
+
+
+def step(module: str) -> str:
+    """The folder, or the file beside the folders, that a module belongs to."""
+    return module.split(".")[1] if "." in module else module
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes of which each points to the next and the last to the first; none where there is no such way."""
+    done: set[str] = set()
+    for start in graph:
+        way = [start]
+        waiting = [iter(sorted(graph[start]))]
+        while waiting:
+            node = next((n for n in waiting[-1] if n not in done), None)
+            if node is None:
+                done.add(way.pop())
+                waiting.pop()
+            elif node in way:
+                return way[way.index(node) :]
+            else:
+                way.append(node)
+                waiting.append(iter(sorted(graph[node])))
+    return []
+
+
+def test_cycles_are_found() -> None:
+    assert cycle({"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": set()}) == ["a", "b", "c"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_files_import_each_other() -> None:
+    assert cycle(imports()) == []
+
+
+def test_imports_follow_the_pipeline() -> None:
+    place = {name: number for number, name in enumerate(ORDER)}
+    graph = imports()
+    assert {step(module) for module in graph} == set(ORDER)
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if step(module) != step(other) and place[step(module)] < place[step(other)]
+    ]
+    assert wrong == []
+
+
+def test_only_the_ends_of_the_pipeline_touch_jaxlib() -> None:
+    graph = imports()
+    assert [
+        module for module, others in graph.items() if step(module) in WITHOUT_MLIR and "toast_cli.xla" in others
+    ] == []
+    named = {
+        name: alias.name if isinstance(node, ast.Import) else node.module or ""
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (alias.name if isinstance(node, ast.Import) else node.module or "").startswith("jaxlib")
+    }
+    assert set(named) == {"toast_cli.xla"}
 
 
 def test_no_key_is_the_identity_of_an_object() -> None:

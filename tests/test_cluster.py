@@ -16,8 +16,7 @@ import pytest
 from joblib.parallel import ThreadingBackend
 
 from toast_cli.cli import cluster, main
-from toast_cli.cli.sweep import run_point
-from toast_cli.cli.sweep_points import Point
+from toast_cli.cli.sweep_points import Point, run_point
 from toast_cli.cli.workers import Failure
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.pipeline import Request

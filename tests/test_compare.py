@@ -14,10 +14,10 @@ from programs import SAMPLES
 from toast_cli import pipeline
 from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
+from toast_cli.explain.words import name_list
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.report.comparison import SCHEMA, Comparison, compare
 from toast_cli.report.comparison_page import page
-from toast_cli.report.words import name_list
 from toast_cli.tactics import applicable
 
 T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")

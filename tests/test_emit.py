@@ -24,7 +24,7 @@ from random_programs import cases, plans
 
 from toast_cli import xla
 from toast_cli.emit import FORMATS, emit, emit_hlo, emit_shardy
-from toast_cli.emit.constraints import constraint_facts, constraint_line
+from toast_cli.emit.constraints import constraint_line, constraints_of
 from toast_cli.emit.hlo import GspmdNotation, check_arrival
 from toast_cli.emit.marks import operation_marks, pinned_marks
 from toast_cli.emit.minimal import Chooser, choose_marks
@@ -538,7 +538,7 @@ def test_every_constraint_is_needed(trained: Case, name: str) -> None:
 
 def test_constraints_for_people(looped: Case) -> None:
     lowered = looped.lowered(strategy(looped, "x.0=data", "ws.1=data"))
-    (facts,) = constraint_facts(looped.source, lowered, shardy_marks(looped.source, lowered))
+    (facts,) = constraints_of(looped.source, lowered, shardy_marks(looped.source, lowered))
     assert (facts.place, facts.type, facts.uses) == ("use", "f32[16,16]", 1)
     assert re.match(r"test_emit.py:\d+ \(jit\(scanned\)/while/body/.*dot_general\)", facts.location)
     assert facts.line == "x = jax.lax.with_sharding_constraint(x, P(None, P.UNCONSTRAINED))"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.report.folding import Entry, fold
+from toast_cli.folding import Entry, fold
 
 CASES = {
     "one number in every name": (

@@ -8,7 +8,7 @@ import pytest
 
 from toast_cli.errors import SpecError, UsageError
 from toast_cli.hardware import load_spec, parse_bytes, parse_shape, parse_spec
-from toast_cli.hardware.units import format_rate, parse_bandwidth, parse_flops, parse_seconds
+from toast_cli.units import format_rate, parse_bandwidth, parse_flops, parse_seconds
 
 GIB = 2**30
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from toast_cli.cli import outputs
-from toast_cli.cli.outputs import Target
+from toast_cli import outputs
 from toast_cli.cli.values import Format
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 KILLED = """
 import os, signal, sys
-from toast_cli.cli import outputs
+from toast_cli import outputs
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
 outputs.write_target(outputs.Target("-o", sys.argv[1]), b"new" * 1000)
 """

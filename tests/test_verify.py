@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from toast_cli.cli.app import run
+from toast_cli.report.promises import read_promises
 from toast_cli.verify.ahead import estimated_cycles
 from toast_cli.verify.child import Failure
 from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.promises import read_promises
 
 ROOT = Path(__file__).parents[1]
 MLP = ROOT / "sample_models" / "mlp_tiny.mlir"

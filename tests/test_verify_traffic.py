@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.report.model import CollectiveFacts
 from toast_cli.verify.collectives import Collective
+from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.traffic import Comparison, compare_traffic
 from toast_cli.verify.verdict import judged_traffic
 
@@ -13,15 +13,15 @@ MESH = {"data": 4, "model": 2}
 MB = 1_000_000
 
 
-def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -> CollectiveFacts:
-    return CollectiveFacts(kind, axes.split("+"), size, count, 0.0, place)
+def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -> PromisedCollective:
+    return PromisedCollective(kind, axes.split("+"), size, count, 0.0, place)
 
 
 def compiled(kind: str, axes: str, size: int, count: float = 1.0, place: str = "", name: str = "") -> Collective:
     return Collective(kind, tuple(axes.split("+")), size, count, name, place)
 
 
-def compared(one: list[CollectiveFacts], other: list[Collective]) -> Comparison:
+def compared(one: list[PromisedCollective], other: list[Collective]) -> Comparison:
     return compare_traffic(one, other, MESH)
 
 
@@ -95,5 +95,5 @@ def test_differences_are_named() -> None:
         ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)], "agreed"),
     ],
 )  # fmt: skip
-def test_verdicts(one: list[CollectiveFacts], other: list[Collective], outcome: str) -> None:
+def test_verdicts(one: list[PromisedCollective], other: list[Collective], outcome: str) -> None:
     assert judged_traffic(compared(one, other))[0] == outcome

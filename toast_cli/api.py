@@ -18,9 +18,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.errors import UsageError
 from toast_cli.hardware import parse_bytes
+from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.program.paths import slash_path

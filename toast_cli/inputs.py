@@ -37,7 +37,7 @@ def limit_of(default: int) -> int:
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return default
-    from toast_cli.hardware.units import parse_bytes
+    from toast_cli.units import parse_bytes
 
     return parse_bytes(text, where=LIMIT_VARIABLE)
 

@@ -31,7 +31,7 @@ from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
-from toast_cli.report.build import build_report
+from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import Report
 from toast_cli.search import SEARCHES, SearchResult
@@ -102,7 +102,7 @@ class Outcome:
         with _timed("emit", self.timings, lambda *_: None):
             written = write(self.source, lower(self.problem, self.result.plan), format, annotate)
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
-        self.report = replace(self.report, constraints=list(written.constraints), analysis=analysis)
+        self.report = replace(self.report, constraints=constraint_facts(written.constraints), analysis=analysis)
         return written.content
 
     def saved_plan(self) -> bytes:

@@ -34,7 +34,7 @@ _OUTPUT = 1 << 18
 PRELOADED = (
     "numpy", "yaml", "zstandard", "rich.console", "rich.table", "toast_cli.cli.app", "toast_cli.pipeline", "toast_cli.xla",
     "toast_cli.frontend.normalise", "toast_cli.frontend.formats", "toast_cli.report.terminal", "toast_cli.emit",
-    "toast_cli.report.inspection", "toast_cli.tactics.files", "toast_cli.child", "toast_cli.frontend.handover",
+    "toast_cli.report.inspection", "toast_cli.tactics.files", "toast_cli.child", "toast_cli.frontend.in_child",
     "toast_cli.verify.verdict", "toast_cli.report.json_file", "toast_cli.report.sweep_table", "toast_cli.explain",
 )  # fmt: skip
 

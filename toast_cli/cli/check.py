@@ -14,12 +14,12 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.check_points import Point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
-from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.progress import counted, progress_line
 from toast_cli.cli.values import CheckFormat, Search, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
+from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import Verdict

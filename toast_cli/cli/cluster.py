@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.cli.sweep_points import Point
+from toast_cli.cli.sweep_points import Point, run_point
 from toast_cli.cli.workers import Failure, failure_of
 from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
 from toast_cli.inputs import PROGRAM_BYTES, read_file
@@ -99,7 +99,6 @@ def _in_process(point: Point, folder: Path) -> Row | Failure:
 
 def work_in(folder: Path) -> None:
     """In the process on the worker: reads the point there, leaves the result beside it."""
-    from toast_cli.cli.sweep import run_point
     from toast_cli.process import end_with_parent
 
     end_with_parent()

@@ -9,9 +9,9 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
-from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.progress import progress_line
 from toast_cli.cli.values import Search
+from toast_cli.outputs import Target, check_targets, write_target
 
 
 def compare(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.outputs import Target, check_targets, write_target
 
 DIFFERENT = 1
 

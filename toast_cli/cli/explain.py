@@ -9,10 +9,10 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import OK
-from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.progress import progress_line
 from toast_cli.cli.values import Search, whole_number
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
     from toast_cli.explain import Explanation, Study

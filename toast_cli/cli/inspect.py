@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.outputs import Target, check_targets, write_target
+from toast_cli.outputs import Target, check_targets, write_target
 
 
 def inspect(

@@ -9,11 +9,11 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
-from toast_cli.cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.cli.values import Annotate, Compiler, Format, Search, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
 
 if TYPE_CHECKING:

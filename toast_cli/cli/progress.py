@@ -57,7 +57,7 @@ def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
 
 def search_facts(best_seconds: float, evaluations: int) -> str:
     """`best 23.4 ms, 12,345 evaluations`; empty before the first evaluation."""
-    from toast_cli.report.format import format_count, format_seconds
+    from toast_cli.quantities import format_count, format_seconds
 
     if evaluations == 0:
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,11 +13,11 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
-from toast_cli.cli.outputs import Target, check_targets, write_target
-from toast_cli.cli.sweep_points import Point, parse_seeds, points_of
+from toast_cli.cli.sweep_points import Point, parse_seeds, points_of, run_point
 from toast_cli.cli.values import BestBy, Search, bytes_or_none, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, run_all
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import Row
@@ -153,18 +152,6 @@ def sweep(
         say("note", f"interrupted: {len(rows)} of {len(points)} points are done{on}")
         return INTERRUPTED
     return _exit_code(rows)
-
-
-def run_point(point: Point) -> Row:
-    """In a worker: partition and keep the figures."""
-    from toast_cli.pipeline import partition
-    from toast_cli.report.sweep_table import row_of
-
-    if point.error:
-        raise UsageError(point.error)
-    began = time.perf_counter()
-    report = partition(point.request).report
-    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)
 
 
 def _run(

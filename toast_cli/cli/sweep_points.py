@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -18,6 +19,7 @@ from toast_cli.inputs import whole_number
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
+    from toast_cli.report.sweep_table import Row
 
 ALL_SHAPES = "all"
 ANY_SIZE = "*"
@@ -148,3 +150,15 @@ def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
         if count % first == 0:
             for rest in _factors(count // first, parts - 1):
                 yield (first, *rest)
+
+
+def run_point(point: Point) -> Row:
+    """In a worker: partition and keep the figures."""
+    from toast_cli.pipeline import partition
+    from toast_cli.report.sweep_table import row_of
+
+    if point.error:
+        raise UsageError(point.error)
+    began = time.perf_counter()
+    report = partition(point.request).report
+    return row_of(point.request.program, point.request.mesh, report, time.perf_counter() - began, point.key)

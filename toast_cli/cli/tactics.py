@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target, check_targets, write_target
 
 
 def tactics(

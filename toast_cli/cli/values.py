@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from toast_cli.errors import UsageError
 from toast_cli.inputs import whole_number as read_number
+from toast_cli.outputs import Format as Format
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -22,15 +23,6 @@ class Compiler(StrEnum):
     cpu = "cpu"
     tpu = "tpu"
     gpu = "gpu"
-
-
-class Format(StrEnum):
-    stablehlo = "stablehlo"
-    bytecode = "bytecode"
-    hlo = "hlo"
-    spmd = "spmd"
-    specs = "specs"
-    python = "python"
 
 
 class CheckFormat(StrEnum):
@@ -91,14 +83,14 @@ def whole_number(least: int, option: str) -> Callable[[str | int], int]:
 
 def bytes_or_none(text: str | None, option: str) -> int | None:
     """Bytes of `28GiB`, None for an option that was not given."""
-    from toast_cli.hardware.units import parse_bytes
+    from toast_cli.units import parse_bytes
 
     return None if text is None else parse_bytes(text, where=option)
 
 
 def seconds_or_none(text: str | None, option: str) -> float | None:
     """Seconds (more than none) of `120ms`, `1.5s` or a bare number, None for an option that was not given."""
-    from toast_cli.hardware.units import parse_seconds
+    from toast_cli.units import parse_seconds
 
     if text is None:
         return None

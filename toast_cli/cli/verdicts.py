@@ -41,8 +41,8 @@ def verify_outcome(
 ) -> int:
     """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
     from toast_cli import xla
-    from toast_cli.verify.promises import promises_of
-    from toast_cli.verify.table import print_verdict
+    from toast_cli.report.promises import promises_of
+    from toast_cli.report.verdict_table import print_verdict
     from toast_cli.verify.verdict import verify
 
     promises = promises_of(outcome.report.to_json())

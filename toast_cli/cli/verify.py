@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.outputs import Target, check_targets, write_target
 from toast_cli.cli.values import Compiler, metavar, one_of
 from toast_cli.cli.verdicts import EXITS, machine
 from toast_cli.errors import UsageError
+from toast_cli.outputs import Target, check_targets, write_target
 
 if TYPE_CHECKING:
     from toast_cli.verify.promises import Promises
@@ -55,9 +55,9 @@ def verify(
     (extra `gpu`) that need not be there. Exit code 0: agreed, 1: disagreed, 2: nothing could be checked.
     """
     from toast_cli.report.json_file import write_json
-    from toast_cli.verify.promises import read_promises
+    from toast_cli.report.promises import read_promises
+    from toast_cli.report.verdict_table import print_verdict
     from toast_cli.verify.reading import original_bytes, partitioned_program
-    from toast_cli.verify.table import print_verdict
     from toast_cli.verify.verdict import verify as check
 
     output = Target("--json", json) if json is not None else None

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from toast_cli.compiler.profile import CompilerProfile
 
 NAME = "polynomials"
-NONE: Mapping[str, float] = {}
 
 
 def expansions(profile: CompilerProfile) -> Mapping[str, float]:
     """Name of an operation -> operations of the vector unit for one element."""
-    return profile.fusion.polynomials if NAME in profile.passes else NONE
+    return profile.fusion.polynomials if NAME in profile.passes else {}

@@ -1,36 +1,53 @@
 """The constraints of a written program, for people: where each stands and the line that says the same in JAX.
 
-Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `ConstraintFacts`, in program
-order.
+Enters: a `Source`, a `PartitionedProgram` and the `Marks` that were written. Leaves: `Constraint`, in program order.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from toast_cli.emit.marks import Marks
 from toast_cli.emit.snippet import entry_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
 UNCONSTRAINED = "P.UNCONSTRAINED"
 
 
-def constraint_facts(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[ConstraintFacts]:
+@dataclass(frozen=True)
+class Constraint:
+    """One constraint in the written program, beside the shardings of arguments and results.
+
+    Attributes:
+        place: "definition" (the value lies so from where it is made) or "use" (these uses need it so).
+        location: source location of the operation that makes the value, or that uses it. type: of the value.
+        name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
+        line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.
+    """
+
+    place: str
+    location: str
+    type: str
+    name: str
+    uses: int
+    line: str
+
+
+def constraints_of(source: Source, lowered: PartitionedProgram, marks: Marks) -> list[Constraint]:
     """What `marks` adds to a program, save arguments and results."""
     program = source.program
     numbers = {handle: value for value, handle in enumerate(source.definitions)}
     paths = {argument.value: argument.path for argument in program.arguments}
-    found: list[tuple[int, ConstraintFacts]] = []
+    found: list[tuple[int, Constraint]] = []
 
     def fact(
         place: str, op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()
     ) -> None:
         line = constraint_line(sharding, lowered.axis_names, open)
-        facts = ConstraintFacts(
-            place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line
-        )
+        facts = Constraint(place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line)
         found.append((op, facts))
 
     for pin in marks.pins:

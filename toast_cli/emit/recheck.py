@@ -15,7 +15,7 @@ from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.report.format import format_count
+from toast_cli.quantities import format_count
 from toast_cli.xla import ir, make_context, parse_module
 
 # Reading and propagating a larger file takes longer than people want to wait for good news.

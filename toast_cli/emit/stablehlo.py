@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toast_cli.emit.constraints import constraint_facts
+from toast_cli.emit.constraints import Constraint, constraints_of
 from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.recheck import check_note
@@ -19,7 +19,6 @@ from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.report.model import ConstraintFacts
 from toast_cli.xla import ir
 
 ANNOTATE = ("minimal", "full", "arguments")
@@ -30,7 +29,7 @@ class Written:
     """A file's content, the constraints in it, and sentences about what is not as planned."""
 
     content: bytes
-    constraints: tuple[ConstraintFacts, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -58,7 +57,7 @@ def write_checked(
     marks, note = choose(source, lowered, annotate)
     content = write_shardy(source, lowered, marks, binary=binary)
     notes = (note, check_note(source, lowered, marks, content))
-    return Written(content, tuple(constraint_facts(source, lowered, marks)), tuple(filter(None, notes)))
+    return Written(content, tuple(constraints_of(source, lowered, marks)), tuple(filter(None, notes)))
 
 
 def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:

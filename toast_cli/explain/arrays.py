@@ -9,13 +9,13 @@ from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
+from toast_cli.folding import Entry, fold
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import make_problem
 from toast_cli.program.paths import matches
 from toast_cli.program.roles import views
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import format_bytes, format_count, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_seconds
 
 _LISTED = 6  # patterns of arguments
 _TRIED = 8  # other shardings

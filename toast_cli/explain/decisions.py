@@ -11,7 +11,7 @@ from toast_cli.explain.study import Study
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.sharding import shards
 from toast_cli.program.ops import ARGUMENT
-from toast_cli.report.format import format_bytes, format_count, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_seconds
 from toast_cli.search.objective import Objective
 from toast_cli.tactics.model import DIMENSIONS
 

@@ -7,9 +7,9 @@ from itertools import islice
 
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
+from toast_cli.folding import Entry, fold
 from toast_cli.plan.decisions import Plan
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import format_bytes, format_percent
+from toast_cli.quantities import format_bytes, format_percent
 from toast_cli.search.moves import Edit, Moves, results
 
 _LISTED = 8

@@ -13,6 +13,7 @@ from toast_cli.cost.model import CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
@@ -20,7 +21,6 @@ from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
-from toast_cli.report.words import summary
 
 
 @dataclass(frozen=True)

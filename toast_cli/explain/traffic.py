@@ -10,7 +10,7 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
-from toast_cli.report.format import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 
 _LISTED = 10
 _PLACE = re.compile(r"(.+):(\d+)")

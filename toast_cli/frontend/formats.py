@@ -197,19 +197,12 @@ def _is_module(data: memoryview) -> bool:
     )
 
 
-def parse(data: bytes, where: str) -> tuple[str, Any]:
-    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in a child process first.
-
-    Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
-    """
-    from toast_cli.frontend.handover import read_parsed
-
-    found = read_parsed(data, where)
-    return found.format, found.module
-
-
 def parse_here(data: bytes, where: str) -> tuple[str, Any]:
-    """The same in this process, which a damaged or hostile program may end."""
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in this process.
+
+    A damaged or hostile program may end the process; `loaded.parse` parses in a child first. Raises `InputError` at `where` (with line and
+    column for text) with the first thing that is wrong.
+    """
     kind = recognise(data)
     if kind == "stablehlo":
         return kind, _parse_text(data, where)

@@ -44,3 +44,14 @@ def load_module(path: str, *, keep_shardings: bool = False, content: bytes | Non
 
     found = read_normalised(data, source_name(path), keep_shardings)
     return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices, found.argument_axes)
+
+
+def parse(data: bytes, where: str) -> tuple[str, Any]:
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in a child process first.
+
+    Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
+    """
+    from toast_cli.frontend.handover import read_parsed
+
+    found = read_parsed(data, where)
+    return found.format, found.module

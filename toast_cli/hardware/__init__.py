@@ -9,7 +9,7 @@ from toast_cli.hardware.gpu_target import gpu_target_text
 from toast_cli.hardware.model import Axis, Chip, Link, Mesh
 from toast_cli.hardware.schema import parse_spec
 from toast_cli.hardware.spec import AxisRequest, Spec, parse_shape
-from toast_cli.hardware.units import parse_bytes
+from toast_cli.units import parse_bytes
 
 __all__ = [
     "Axis", "AxisRequest", "Chip", "Link", "Mesh", "Spec", "available_specs", "chip_names", "find_preset", "gpu_target_text",

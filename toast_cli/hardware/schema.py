@@ -14,8 +14,8 @@ from toast_cli.hardware.chips import Preset, chip_names, find_preset
 from toast_cli.hardware.model import Chip
 from toast_cli.hardware.spec import AXIS_NAME, RESERVED_HINT, RESERVED_NAMES, AxisRequest, Spec, shape_text
 from toast_cli.hardware.topology import read_topology
-from toast_cli.hardware.units import parse_bandwidth, parse_bytes, parse_flops
 from toast_cli.hardware.yamltree import Entry, read_yaml
+from toast_cli.units import parse_bandwidth, parse_bytes, parse_flops
 
 DEFAULT_MEMORY_FRACTION = 0.95
 """Part of the usable memory a plan may fill when the specification does not say: leaves 5 % for what no plan sees, such as

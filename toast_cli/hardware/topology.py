@@ -11,8 +11,8 @@ from math import prod
 
 from toast_cli.hardware.chips import Preset, Wire
 from toast_cli.hardware.model import LinkKind
-from toast_cli.hardware.units import parse_bandwidth, parse_seconds
 from toast_cli.hardware.yamltree import Entry
+from toast_cli.units import parse_bandwidth, parse_seconds
 
 _TORUS_NAMES = ("x", "y", "z", "w")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from toast_cli.errors import UsageError
-from toast_cli.hardware.units import parse_bytes, parse_seconds
+from toast_cli.units import parse_bytes, parse_seconds
 
 # Figure -> whether it is a time (else it is an amount of memory).
 FIGURES = {"step_time": True, "compute": True, "communication": True, "peak_memory": False, "argument_memory": False}

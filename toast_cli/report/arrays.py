@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.folding import Entry, fold
+from toast_cli.quantities import format_count, format_plural, format_sharding, type_bytes
 from toast_cli.report import style
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import format_count, format_plural, format_sharding, type_bytes
 from toast_cli.report.model import ArgumentFacts, Report, ResultFacts
 
 # What a report shows without --verbose.

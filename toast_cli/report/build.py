@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from math import prod
 
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Cost
+from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.words import decision_text, idle_axes, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
-from toast_cli.report.format import format_count, format_percent
+from toast_cli.quantities import format_count, format_percent
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
     BaselineFacts,
     BoundFacts,
     CollectiveFacts,
+    ConstraintFacts,
     DecisionFacts,
     DimensionAxes,
     GoalFacts,
@@ -34,7 +38,6 @@ from toast_cli.report.model import (
     ResultFacts,
     SearchFacts,
 )
-from toast_cli.report.words import decision_text, idle_axes, summary
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import reader
 from toast_cli.tactics import strategies
@@ -136,6 +139,11 @@ def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
     return BaselineFacts(
         cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds
     )
+
+
+def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]:
+    """The constraints of a written program."""
+    return [ConstraintFacts(**vars(constraint)) for constraint in constraints]
 
 
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:

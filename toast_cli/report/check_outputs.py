@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.printable import printable, printable_lines
+from toast_cli.quantities import format_plural
 from toast_cli.report import style
 from toast_cli.report.checks import ERROR, FAILED, PASSED, Check, Verdict
-from toast_cli.report.format import format_plural
 from toast_cli.report.json_file import write_json
 
 SCHEMA = "toast.check/1"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from toast_cli.errors import UsageError
-from toast_cli.report.format import format_bytes, format_percent, format_seconds, format_sharding
+from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report.goal import bound_text
 from toast_cli.report.json_file import StoredReport
 from toast_cli.report.model import DimensionAxes, Report

@@ -10,9 +10,9 @@ from typing import Any
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate
 from toast_cli.report.model import MeshFacts, ProgramFacts, Report
-from toast_cli.report.words import summary
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import applicable, strategy
 from toast_cli.tactics.strategies import STRATEGIES

@@ -9,9 +9,9 @@ from html import escape
 from math import log10
 from typing import Any
 
+from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import pages
 from toast_cli.report.comparison import Comparison, Contender
-from toast_cli.report.format import format_bytes, format_seconds
 
 _GIB = 2.0**30
 _COLOURS = {"strategy": "#1c7ed6", "unsharded": "#868e96", "search": "#d6336c"}

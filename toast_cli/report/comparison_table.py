@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.explain.words import name_list
+from toast_cli.quantities import format_bytes, format_ratio, format_seconds
 from toast_cli.report import style
 from toast_cli.report.comparison import SEARCH, Comparison, Contender, differences
-from toast_cli.report.format import format_bytes, format_ratio, format_seconds
-from toast_cli.report.words import name_list
 
 # Names of dimensions listed over one axis before the rest is counted.
 _LISTED = 5

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from toast_cli.confirm.model import Confirmation, Row
+from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import style
-from toast_cli.report.format import format_bytes, format_seconds
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts, Report
 
 

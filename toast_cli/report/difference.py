@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.quantities import format_bytes, format_percent, format_seconds
 from toast_cli.report import style
 from toast_cli.report.checks import drift_lines
-from toast_cli.report.format import format_bytes, format_percent, format_seconds
 from toast_cli.report.json_file import StoredReport
 
 SCHEMA = "toast.difference/1"

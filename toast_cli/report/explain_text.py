@@ -6,8 +6,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location
 from toast_cli.report import style
-from toast_cli.report.format import format_bytes, format_count, format_seconds, shorten_location
 
 # Changes smaller than this fraction are shown as none.
 _NOTHING = 0.0005

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.quantities import format_bytes, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.format import format_bytes, format_ratio, format_seconds
 from toast_cli.report.model import BoundFacts, GoalFacts, Report
 
 

@@ -11,12 +11,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.dimensions import Dimensions
+from toast_cli.folding import Entry, fold
 from toast_cli.frontend.source import Source
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT
+from toast_cli.quantities import format_bytes, format_count, format_flops, format_percent, format_plural
 from toast_cli.report import style
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import format_bytes, format_count, format_flops, format_percent, format_plural
 
 SCHEMA = "toast.inspection/1"
 _SHORT = 12

@@ -7,9 +7,9 @@ import re
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.folding import Entry, fold
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, shorten_location
 from toast_cli.report import style
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import format_bytes, format_count, format_percent, format_plural, shorten_location
 from toast_cli.report.model import LiveValue, Report
 
 # Rows without --verbose.

@@ -6,7 +6,7 @@ otherwise; seconds are seconds.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "toast.report/1"
@@ -101,12 +101,6 @@ class CollectiveFacts:
     location: str
     written_kind: str = ""
     written_bytes: int = 0
-
-    def as_written(self) -> CollectiveFacts:
-        """What the partitioner writes, before the chip's compiler reworks it."""
-        if not self.written_kind:
-            return self
-        return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from html import escape
 from math import log10
 from typing import Any
 
-from toast_cli.report import pages
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import (
+from toast_cli.folding import Entry, fold
+from toast_cli.quantities import (
     format_bytes,
     format_count,
     format_flops,
@@ -23,6 +22,7 @@ from toast_cli.report.format import (
     format_sharding,
     type_bytes,
 )
+from toast_cli.report import pages
 from toast_cli.report.model import ArgumentFacts, LiveValue, Report
 from toast_cli.report.pictures import KernelPoint, Pictures
 from toast_cli.report.tiles import axis_colours, mesh_grid, tile

@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.report import style
-from toast_cli.report.folding import Entry, fold
-from toast_cli.report.format import (
+from toast_cli.folding import Entry, fold
+from toast_cli.quantities import (
     format_bytes,
     format_count,
     format_flops,
@@ -22,6 +21,7 @@ from toast_cli.report.format import (
     format_seconds,
     shorten_location,
 )
+from toast_cli.report import style
 from toast_cli.report.model import BaselineFacts, CollectiveFacts, Report
 from toast_cli.report.style import Part
 

@@ -12,8 +12,8 @@ from typing import Literal
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.quantities import format_bytes, format_percent, format_seconds
 from toast_cli.report import style
-from toast_cli.report.format import format_bytes, format_percent, format_seconds
 from toast_cli.report.json_file import write_json
 from toast_cli.report.model import Report
 

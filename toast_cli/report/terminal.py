@@ -10,9 +10,9 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import arrays, sections, style
 from toast_cli.report.confirmation import confirmation
-from toast_cli.report.format import format_bytes, format_seconds
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
 from toast_cli.report.model import Report

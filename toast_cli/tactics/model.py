@@ -47,6 +47,10 @@ class DoesNotApply(Exception):  # noqa: N818 - often no error at all: most tacti
     """Why a tactic has nothing to say about a program on a mesh."""
 
 
+def _find_none(name: str) -> Tactic:
+    raise UsageError(f"no tactic {name!r} is known here", where="tactic")
+
+
 @dataclass(frozen=True)
 class Look:
     """One program, seen by a tactic that is asked to decide over `axes` (mesh axis numbers)."""
@@ -55,6 +59,8 @@ class Look:
     axes: tuple[int, ...]
     # Axes that other tactics of the same request split the batch over.
     busy: frozenset[int] = frozenset()
+    # Finds other tactics by name, for `use`.
+    find: Callable[[str], Tactic] = _find_none
 
     def groups(self, name: str) -> list[int]:
         """Class groups with a role, or that a word stands for, or of that name (as the report calls them); the heaviest first."""
@@ -128,9 +134,7 @@ class Look:
 
     def use(self, *names: str) -> list[Decision]:
         """What other named tactics decide."""
-        from toast_cli.tactics.named import find_tactic
-
-        return [decision for name in names for decision in find_tactic(name).decide(self)]
+        return [decision for name in names for decision in self.find(name).decide(self)]
 
     def divides(self, group: int, axis: int) -> bool:
         """Whether some dimension of the group can be split over the axis."""

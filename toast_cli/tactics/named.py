@@ -10,6 +10,14 @@ from toast_cli.tactics.model import Look, Tactic
 SEARCH = "search"
 
 
+def _fsdp(look: Look) -> list[Decision]:
+    return [*look.split("data"), *look.split("weights")]
+
+
+def _zero2(look: Look) -> list[Decision]:
+    return [*_fsdp(look), *_kept(look)]
+
+
 def _kept(look: Look) -> list[Decision]:
     """Weights whole at rest, of a program that has something else to split."""
     look.keep("state")
@@ -21,15 +29,15 @@ _ALL = (
     Tactic(
         "fsdp",
         "the batch; weights and optimizer state rest split (ZeRO-3)",
-        lambda look: [*look.split("data"), *look.split("weights")],
+        _fsdp,
     ),
-    Tactic("zero3", "the same as fsdp", lambda look: look.use("fsdp")),
+    Tactic("zero3", "the same as fsdp", _fsdp),
     Tactic(
         "zero2",
         "the batch; optimizer state rests split, weights whole; gradients are reduce-scattered",
-        lambda look: [*look.split("data"), *look.split("weights"), *_kept(look)],
+        _zero2,
     ),
-    Tactic("zero1", "within one step the same as zero2", lambda look: look.use("zero2")),
+    Tactic("zero1", "within one step the same as zero2", _zero2),
     Tactic(
         "megatron",
         "all dimensions of the weights but the stream between blocks: heads, hidden widths, vocabulary",

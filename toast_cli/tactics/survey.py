@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from toast_cli.plan.decisions import Replicate
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic, effective
+from toast_cli.tactics.named import find_tactic
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def _survey(problem: Problem, tactic: Tactic) -> Applies:
         if size == 1:
             continue
         try:
-            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,)))))
+            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,), find=find_tactic))))
         except DoesNotApply as why:
             reason = str(why)
             continue

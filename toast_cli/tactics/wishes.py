@@ -145,7 +145,7 @@ def place(wishes: Sequence[Wish], names: Sequence[str]) -> list[tuple[Wish, tupl
 def compose(problem: Problem, placed: Sequence[tuple[Wish, tuple[int, ...]]]) -> Plan:
     """What the wishes decide together, in order of priority. Raises UsageError for one that does not apply."""
     batch = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "batch"}
-    looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1)) for _, axes in placed]
+    looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1), find=find_tactic) for _, axes in placed]
     busy: set[int] = set()
     for (wish, _), look in zip(placed, looks, strict=True):
         if wish.tactic.place >= 0:

@@ -1,6 +1,6 @@
 """Work that may abort the process, done in a child of its own.
 
-`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.child TASK FOLDER`, and reads the answer
+`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.worker TASK FOLDER`, and reads the answer
 back. A child that reports an error, dies or does not end comes back as a `Failure`.
 """
 
@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def ask(
 
 def command_of(task: str, folder: str) -> list[str]:
     """How to start a child."""
-    return [sys.executable, "-P", "-m", "toast_cli.verify.child", task, folder]
+    return [sys.executable, "-P", "-m", "toast_cli.verify.worker", task, folder]
 
 
 def environment() -> dict[str, str]:
@@ -86,37 +85,3 @@ def abort_reason(code: int, stderr: str) -> str:
         return next(text for text in found.groups() if text).strip()
     lines = stderr.strip().splitlines()
     return lines[-1] if lines else f"the compiler ended with signal {-code}"
-
-
-# -- in the child -----------------------------------------------------------------------------------------------------
-
-
-def main(arguments: list[str]) -> int:
-    """TASK FOLDER."""
-    from toast_cli.process import end_with_parent
-    from toast_cli.verify.ahead import ahead_task
-    from toast_cli.verify.compile import compile_task
-    from toast_cli.verify.numbers import numbers_task
-    from toast_cli.verify.partitioned import partitioned_task
-
-    tasks: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
-        "ahead": ahead_task,
-        "compile": compile_task,
-        "numbers": numbers_task,
-        "partitioned": partitioned_task,
-    }
-    folder = Path(arguments[1])
-    end_with_parent()
-    try:
-        facts = tasks[arguments[0]](json.loads((folder / REQUEST).read_text()), folder)
-    except Exception as error:  # whatever the compiler's bindings raise is the verdict
-        (folder / ERROR).write_text(str(error))
-        return FAILED
-    (folder / ANSWER).write_text(json.dumps(facts))
-    return 0
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(code)  # a compiler may still be at work in another thread

@@ -1,16 +1,28 @@
-"""What a report promised: the part of a stored `toast.report/1` file that `toast verify` holds XLA to."""
+"""What a plan promised: what `toast verify` and the like hold XLA to. `toast_cli.report.promises` reads it from a stored report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from math import prod
-from typing import Any
+from dataclasses import dataclass, replace
 
-from toast_cli.errors import InputError
-from toast_cli.hardware.schema import MOST_DEVICES
-from toast_cli.inputs import read_json
-from toast_cli.report.model import SCHEMA, CollectiveFacts
+
+@dataclass(frozen=True)
+class PromisedCollective:
+    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that differs."""
+
+    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
+    axes: list[str]
+    bytes: int  # of the result, per device, one run
+    count: int  # loops counted
+    seconds: float  # all of them
+    location: str
+    written_kind: str = ""
+    written_bytes: int = 0
+
+    def as_written(self) -> PromisedCollective:
+        """What the partitioner writes, before the chip's compiler reworks it."""
+        if not self.written_kind:
+            return self
+        return replace(self, kind=self.written_kind, bytes=self.written_bytes, written_kind="", written_bytes=0)
 
 
 @dataclass(frozen=True)
@@ -18,65 +30,8 @@ class Promises:
     """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`."""
 
     axes: dict[str, int]
-    collectives: list[CollectiveFacts]
+    collectives: list[PromisedCollective]
     peak_bytes: int
     argument_bytes: int
     limit_bytes: int
     fits: bool
-
-
-def read_promises(path: str) -> Promises:
-    """The promises in a report stored with `toast partition --json`. Raises `InputError` for anything else."""
-    hint = "give a file written by `toast partition --json`"
-    facts = read_json(path, hint)
-    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
-        raise InputError(f"is not a {SCHEMA} report", where=path, hint=hint)
-    try:
-        promises = promises_of(facts)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"lacks {error}", where=path, hint=hint) from None
-    wrong = next(wrong_fields(promises), "")
-    if wrong:
-        raise InputError(f"{wrong} is not what a report says there", where=path, hint=hint)
-    return promises
-
-
-def wrong_fields(promises: Promises) -> Iterator[str]:
-    """Names of fields whose values are of another kind than a report's."""
-    axes = promises.axes
-    if (
-        not isinstance(axes, dict)
-        or not axes
-        or not all(type(size) is int and size > 0 for size in axes.values())
-        or prod(axes.values()) > MOST_DEVICES
-    ):
-        yield "mesh.axes"
-    for name in ("peak_bytes", "argument_bytes", "limit_bytes"):
-        if type(getattr(promises, name)) is not int:
-            yield f"predicted.{name}"
-    if type(promises.fits) is not bool:
-        yield "predicted.fits"
-    kinds: dict[str, Any] = {
-        "str": str,
-        "int": int,
-        "float": (int, float),
-        "bool": bool,
-        "list[str]": list,
-        "list[int]": list,
-    }
-    for collective in promises.collectives:
-        for field in fields(collective):
-            kind = kinds.get(str(field.type))
-            if kind is not None and not isinstance(getattr(collective, field.name), kind):
-                yield f"collectives.{field.name}"
-
-
-def promises_of(facts: dict[str, Any]) -> Promises:
-    """The promises in a report's JSON data."""
-    predicted = facts["predicted"]
-    known = {field.name for field in fields(CollectiveFacts)}
-    collectives = [CollectiveFacts(**{k: v for k, v in use.items() if k in known}) for use in facts["collectives"]]
-    return Promises(
-        facts["mesh"]["axes"], collectives, predicted["peak_bytes"], predicted["argument_bytes"], predicted["limit_bytes"],
-        predicted["fits"],
-    )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from toast_cli.errors import InputError
-from toast_cli.frontend.formats import parse, read_bytes
+from toast_cli.frontend.formats import read_bytes
+from toast_cli.frontend.loaded import parse
 from toast_cli.verify.compile import Form
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from toast_cli.report.model import CollectiveFacts
 from toast_cli.verify.collectives import Collective
+from toast_cli.verify.promises import PromisedCollective
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def compare_traffic(
-    promised: Iterable[CollectiveFacts], found: Iterable[Collective], mesh: dict[str, int]
+    promised: Iterable[PromisedCollective], found: Iterable[Collective], mesh: dict[str, int]
 ) -> Comparison:
     """Compares promised and compiled collectives on a mesh (axis -> size)."""
     order = list(mesh)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
-from toast_cli.report.format import format_bytes
+from toast_cli.quantities import format_bytes
 from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import Collective, collectives_in

@@ -10,13 +10,23 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from toast_cli.cli.values import Format
 from toast_cli.errors import UsageError
 from toast_cli.inputs import resolved
 
 STDOUT = "-"
+
+
+class Format(StrEnum):
+    stablehlo = "stablehlo"
+    bytecode = "bytecode"
+    hlo = "hlo"
+    spmd = "spmd"
+    specs = "specs"
+    python = "python"
+
 
 _FORMATS = {
     ".mlir": Format.stablehlo,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.report.format import format_bytes, format_seconds
+from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report.style import make_console, plain_text, render, section, table
 
 if TYPE_CHECKING:

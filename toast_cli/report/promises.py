@@ -1,0 +1,79 @@
+"""What a report promised: the part of a `toast.report/1` that XLA is held to.
+
+Enters: a report, stored or as JSON data. Leaves: `Promises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from math import prod
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.hardware.schema import MOST_DEVICES
+from toast_cli.inputs import read_json
+from toast_cli.report.model import SCHEMA, CollectiveFacts
+from toast_cli.verify.promises import PromisedCollective, Promises
+
+
+def read_promises(path: str) -> Promises:
+    """The promises in a report stored with `toast partition --json`. Raises `InputError` for anything else."""
+    hint = "give a file written by `toast partition --json`"
+    facts = read_json(path, hint)
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        raise InputError(f"is not a {SCHEMA} report", where=path, hint=hint)
+    try:
+        promises = promises_of(facts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"lacks {error}", where=path, hint=hint) from None
+    wrong = next(wrong_fields(promises), "")
+    if wrong:
+        raise InputError(f"{wrong} is not what a report says there", where=path, hint=hint)
+    return promises
+
+
+def wrong_fields(promises: Promises) -> Iterator[str]:
+    """Names of fields whose values are of another kind than a report's."""
+    axes = promises.axes
+    if (
+        not isinstance(axes, dict)
+        or not axes
+        or not all(type(size) is int and size > 0 for size in axes.values())
+        or prod(axes.values()) > MOST_DEVICES
+    ):
+        yield "mesh.axes"
+    for name in ("peak_bytes", "argument_bytes", "limit_bytes"):
+        if type(getattr(promises, name)) is not int:
+            yield f"predicted.{name}"
+    if type(promises.fits) is not bool:
+        yield "predicted.fits"
+    kinds: dict[str, Any] = {
+        "str": str,
+        "int": int,
+        "float": (int, float),
+        "bool": bool,
+        "list[str]": list,
+        "list[int]": list,
+    }
+    for collective in promises.collectives:
+        for field in fields(collective):
+            kind = kinds.get(str(field.type))
+            if kind is not None and not isinstance(getattr(collective, field.name), kind):
+                yield f"collectives.{field.name}"
+
+
+def promised_collectives(collectives: Iterable[CollectiveFacts]) -> list[PromisedCollective]:
+    """The collectives of a report, as XLA is held to them."""
+    return [PromisedCollective(**vars(collective)) for collective in collectives]
+
+
+def promises_of(facts: dict[str, Any]) -> Promises:
+    """The promises in a report's JSON data."""
+    predicted = facts["predicted"]
+    known = {field.name for field in fields(PromisedCollective)}
+    collectives = [PromisedCollective(**{k: v for k, v in use.items() if k in known}) for use in facts["collectives"]]
+    return Promises(
+        facts["mesh"]["axes"], collectives, predicted["peak_bytes"], predicted["argument_bytes"], predicted["limit_bytes"],
+        predicted["fits"],
+    )  # fmt: skip
