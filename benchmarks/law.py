@@ -37,9 +37,9 @@ from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
-from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.collectives import Collective
 from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.traffic import compare_traffic
 
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
