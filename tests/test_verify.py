@@ -140,7 +140,7 @@ def test_another_program_has_other_numbers(written: tuple[Path, Path], tmp_path:
         (["--compiler", "tpu", "--mesh", "h100-8"], "cannot compile for H100"),
         (["--compiler", "gpu", "--mesh", "v4-32"], "cannot compile for v4"),
         (["--report", str(MLP)], "is not JSON"),
-        (["--report", "nowhere.json"], "cannot be read"),
+        (["--report", "nowhere.json"], "no such file"),
     ],
 )
 def test_what_is_missing_is_said(
