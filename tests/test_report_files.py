@@ -98,7 +98,7 @@ def test_files_that_are_no_report(tmp_path: Path, content: bytes, expected: str)
 
 
 def test_a_report_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"nowhere\.json: cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
         read_report("nowhere.json")
 
 
