@@ -10,12 +10,13 @@ DEMO_MESH ?= v4-32
 # No accelerator is needed, and none of this machine's is to be claimed.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help demo test packages pages docs lint types format format-check check readme clean
+.PHONY: help demo test packages walk pages docs lint types format format-check check readme clean
 
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
 	@echo "make test     run the tests"
 	@echo "make packages build wheel and sdist, install and run them with the oldest and newest jax supported"
+	@echo "make walk     a new user's walk: wheel, model, partition, run, in several frameworks"
 	@echo "make pages    look at the HTML pages in headless Chromium"
 	@echo "make docs     build the documentation as a site in build/docs"
 	@echo "make check    format-check, lint, types, test"
@@ -39,6 +40,9 @@ test: $(READY)
 
 packages: $(READY)
 	.ci/packages $(BIN)/python
+
+walk: $(READY)
+	.ci/walk $(BIN)/python
 
 pages: $(READY)
 	.ci/pages $(BIN)/python

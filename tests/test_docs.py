@@ -320,12 +320,21 @@ params = {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}
 opt_state = jax.tree.map(jnp.zeros_like, params)
 batch = jnp.ones((32, 64))
 """
+# What the commands between them write.
+PARTITIONED = """
+import toast_cli
+for ending in ("mlir", "jax_export"):
+    toast_cli.partition("model.mlir", "v4-32", search="greedy").save(f"sharded.{ending}")
+"""
+# Arrays of the kind that the pages begin with: nobody has said where they lie.
+AFRESH = "params, opt_state, batch = jax.tree.map(lambda a: jnp.asarray(jax.device_get(a)), (params, opt_state, batch))"
 
 
 def test_python_on_the_pages_runs(tmp_path: Path) -> None:
     """The README's and python.md's, in order, with a training step of the kind that they speak of, on 16 virtual CPU devices."""
-    code = [code for page in (ROOT / "README.md", ROOT / "docs" / "python.md") for code in blocks(page, "python")]
-    assert len(code) == 3
+    readme, page = (blocks(path, "python") for path in (ROOT / "README.md", ROOT / "docs" / "python.md"))
+    assert (len(readme), len(page)) == (2, 4)
+    code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:2], AFRESH, page[2], AFRESH, page[3]]
     ran = subprocess.run(
         [sys.executable, "-c", "\n".join([GIVEN, *code, "assert fast.plan and plan.fits and jnp.isfinite(loss)"])],
         cwd=tmp_path,

@@ -6,6 +6,7 @@ Compiled for 8 virtual CPU devices. XLA:CPU makes no reduce-scatters: where one 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import defaultdict
 from math import prod
@@ -31,8 +32,8 @@ from toast_cli.emit.minimal import Chooser, choose_marks
 from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
 from toast_cli.emit.propagate import Propagation, numbered
 from toast_cli.emit.settle import settled
-from toast_cli.emit.snippet import snippet
-from toast_cli.emit.specs import BoundarySpecs, NamedSpec
+from toast_cli.emit.snippet import matcher, rules_of, snippet, trimmed
+from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError, UsageError
@@ -482,7 +483,9 @@ def test_the_snippet_runs(trained: Case) -> None:
     assert {k: s.spec for k, s in executable.input_shardings[0][0].items()} == weights
     assert {k: s.spec for k, s in executable.output_shardings.items()} == weights
     assert executable.input_shardings[0][1].spec == PartitionSpec("data")
-    assert scope["ARGUMENT_SPECS"] == (weights["down"], weights["up"], PartitionSpec("data"))
+    assert [scope["spec_of"](path) for path in ("p['down']", "p['up']", "x", "p['unknown']")] == [
+        weights["down"], weights["up"], PartitionSpec("data"), PartitionSpec(),
+    ]  # fmt: skip
 
 
 def test_the_snippet_without_names() -> None:
@@ -494,15 +497,60 @@ def test_the_snippet_without_names() -> None:
     assert scope["out_shardings"](jnp.transpose, arg(8, 8)).spec == PartitionSpec(None, "data")
 
 
-def test_the_snippet_folds_by_pattern() -> None:
-    split, whole = (("data",),), (None,)
-    layers = [NamedSpec(f"p['layers'][{k}]['w']", whole if k == 1 else split) for k in range(3)]
-    text = snippet(BoundarySpecs("f", {"data": 8}, tuple(layers), (NamedSpec("result", whole),)))
-    folded = text[text.index("ARGUMENTS = {") : text.index("}\n")]
-    assert folded.splitlines()[1:] == [
-        """    "p['layers'][*]['w']": P("data"),""",
-        """    "p['layers'][1]['w']": P(),""",
-    ]
+LAYER = "['layers'][{}]['w']"
+DATA, MODEL_LAST, ALL = (("data",), None), (None, ("model",)), (None, None)
+# name -> (path, spec) of arguments, of results, the rules
+FOLDED: dict[str, tuple[list[tuple[str, Spec]], list[tuple[str, Spec]], list[tuple[str, Spec]]]] = {
+    "layers, and one that is split otherwise": (
+        [(f"p['layers'][{k}]['w']", ALL if k == 1 else DATA) for k in range(3)], [("result", ())],
+        [("p['layers'][1]['w']", ()), ("p['layers'][*]['w']", DATA[:1])],
+    ),
+    "a weight and its moments, in and out": (
+        [(f"{root}['dense_{k}']['kernel']", MODEL_LAST) for root in ("s.params", "s.opt[0].mu", "s.opt[0].nu") for k in range(2)],
+        [(f"result[0]{root}['dense_{k}']['kernel']", MODEL_LAST) for root in (".params", ".opt[0].mu") for k in range(2)],
+        [("*['dense_*']['kernel']", MODEL_LAST)],
+    ),
+    "moments that are split, weights that are whole": (
+        [("p['a']['w']", ALL), ("m['a']['w']", DATA)], [("result[0]['a']['w']", ALL), ("result[1]['a']['w']", DATA)],
+        [("m['a']['w']", DATA[:1]), ("result[1]['a']['w']", DATA[:1])],
+    ),
+    "what is whole needs no rule": ([("p['w']", ALL), ("x", DATA)], [("result", ())], [("x", DATA[:1])]),
+    "what comes out and is not read": (
+        [("s['bn']['hidden']", DATA)], [("result[1]['bn']['hidden']", DATA), ("result[1]['bn']['average']", DATA)],
+        [("*['bn']['average']", DATA[:1]), ("*['bn']['hidden']", DATA[:1])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_snippet_folds_by_pattern(name: str) -> None:
+    arguments, results, expected = FOLDED[name]
+    named = [NamedSpec(path, spec) for path, spec in (*arguments, *results)]
+    rules = rules_of(named)
+    assert sorted(rules) == sorted(expected)
+    for one in named:
+        fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
+        assert next(fits, ()) == trimmed(one.spec), one.name
+
+
+def test_patterns_say_what_every_array_says() -> None:
+    """However the specs lie over the paths: the first pattern that fits is right."""
+    rng = random.Random(0)
+    for _ in range(50):
+        roots = [f"{root}{LAYER.format(k)}" for root in ("p", "o[0].mu", "result[0]", "result[1]") for k in range(3)]
+        named = [NamedSpec(path, rng.choice([DATA, MODEL_LAST, ALL])) for path in [*roots, "x", "p['w']", "result[2]"]]
+        rules = rules_of(named)
+        for one in named:
+            fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
+            assert next(fits, ()) == trimmed(one.spec)
+
+
+def test_names_with_quotes_are_escaped() -> None:
+    odd = 'p[\'a"""b\\\\n\']'
+    specs = BoundarySpecs("f", {'"""': 8}, (NamedSpec(odd, (('"""',),)),), (NamedSpec("result", ()),))
+    scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
+    exec(compile(snippet(specs).replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
+    assert scope["spec_of"](odd) == PartitionSpec('"""')
 
 
 # ---------------------------------------------------------------- constraints, few and all needed

@@ -4,9 +4,10 @@
 
     plan = toast.partition(jax.jit(step).lower(params, batch), mesh="v4-32")
     fast = toast.jit(step, mesh="v4-32")
+    step = toast.load("sharded.mlir")
 
-The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api` and `toast_cli.compiled` are the calls above, `toast_cli.cli`
-the command line. Nothing is imported before it is used.
+The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api`, `toast_cli.compiled` and `toast_cli.runnable` are the calls above,
+`toast_cli.cli` the command line. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ if TYPE_CHECKING:
     from toast_cli.api import partition as partition
     from toast_cli.compiled import jit as jit
     from toast_cli.errors import ToastError as ToastError
+    from toast_cli.runnable import Loaded as Loaded
+    from toast_cli.runnable import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ToastError", "__version__", "jit", "partition"]
+__all__ = ["Loaded", "Plan", "ToastError", "__version__", "jit", "load", "partition"]
 
 _HOMES = {
     "Plan": "toast_cli.api",
     "partition": "toast_cli.api",
     "jit": "toast_cli.compiled",
+    "load": "toast_cli.runnable",
+    "Loaded": "toast_cli.runnable",
     "ToastError": "toast_cli.errors",
 }
 

@@ -4,8 +4,8 @@
     mesh = plan.mesh()
     fast = jax.jit(step, donate_argnums=0, in_shardings=plan.in_shardings(mesh), out_shardings=plan.out_shardings(mesh))
 
-Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` says where the program itself needs
-a `with_sharding_constraint` to come out as planned. `toast_cli.jit` does all of that by itself.
+Shardings of arguments and results leave the rest to the compiler's propagation; `plan.constraints` says where the
+program itself needs a `with_sharding_constraint` to come out as planned. `toast_cli.jit` does all of that by itself.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ class Signature:
     """How a program's arrays lie in the trees that the user's function takes and returns.
 
     Attributes:
-        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a function's
-            unused arguments are no arguments of the program.
+        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a
+            function's unused arguments are no arguments of the program.
         results: jax PyTreeDef of what the function returns.
+        leaves: [leaves of the arguments] their abstract values.
     """
 
     arguments: Any
     kept: tuple[int, ...]
     results: Any
+    leaves: tuple[Any, ...] = ()
 
 
 class Plan:
@@ -110,7 +112,7 @@ class Plan:
         specs = [partition_spec(argument.sharding) for argument in self.report.arguments]
         if self._signature is None:
             return tuple(specs)
-        return _positional(self._argument_tree(specs, partition_spec([])))
+        return _positional(_unflatten(self._signature.arguments, self._leaf_specs(specs)))
 
     def out_specs(self) -> Any:
         """PartitionSpecs of the results, as the tree that the function returns (flat for a program from a file)."""
@@ -139,9 +141,9 @@ class Plan:
     def logical_axis_rules(self) -> list[tuple[str, str | tuple[str, ...]]]:
         """What the analysis calls each sharded dimension, and its mesh axes, the most important first.
 
-        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: of two rules that want
-        one mesh axis in the same array, the earlier has it, as in a plan. Conflicting dimensions and what rests otherwise than it is
-        used have no place in such rules.
+        The form is that of Flax's logical axis rules (`flax.linen.logical_axis_rules`), also used by MaxText: of two
+        rules that want one mesh axis in the same array, the earlier has it, as in a plan. Conflicting dimensions and
+        what rests otherwise than it is used have no place in such rules.
         """
         axes: dict[str, list[str]] = {}
         for decision in self.report.plan.decisions:
@@ -150,14 +152,18 @@ class Plan:
         return [(name, found[0] if len(found) == 1 else tuple(found)) for name, found in axes.items()]
 
     def program(self, format: str = "stablehlo", annotate: str = "minimal") -> bytes:
-        """The program with its shardings: "stablehlo", "bytecode", "hlo", "spmd", or the shardings alone: "specs", "python".
+        """The program with its shardings: "stablehlo", "bytecode", "jax_export", "hlo", "spmd", or the shardings alone:
+        "specs", "python".
 
         Raises `UsageError` for another format, or for a program that it cannot hold.
         """
-        return self._outcome.emit(format, annotate)
+        known = self._signature
+        trees = (known.arguments, known.kept, known.results, list(known.leaves)) if known is not None else None
+        return self._outcome.emit(format, annotate, trees)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is replaced as a whole.
+        """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is
+        replaced as a whole.
 
         Raises `UsageError` where it cannot be written.
         """
@@ -165,12 +171,36 @@ class Plan:
         check_targets([target], [])
         write_target(target, self.program(output_format(target.path, None).value))
 
-    def _argument_tree(self, kept: list[Any], unused: Any) -> Any:
+    def flat_leaf_shardings(self, mesh: Any = None) -> list[Any]:
+        """One sharding per leaf of the function's arguments, in order; those that the program does not use are among
+        them."""
+        specs = [partition_spec(argument.sharding) for argument in self.report.arguments]
+        return list(self._on(mesh, specs if self._signature is None else self._leaf_specs(specs)))
+
+    def _leaf_specs(self, kept: list[Any]) -> list[Any]:
+        """[leaves of the arguments] spec. What the program does not use rests as the result of its name, if there is
+        one, since the next step is given that; else it is whole."""
+        import jax
+
         assert self._signature is not None
-        leaves = [unused] * self._signature.arguments.num_leaves
-        for place, value in zip(self._signature.kept, kept, strict=True):
-            leaves[place] = value
-        return _unflatten(self._signature.arguments, leaves)
+        signature = self._signature
+        specs = [partition_spec([])] * signature.arguments.num_leaves
+        used = dict(zip(signature.kept, kept, strict=True))
+        results = _unflatten(signature.results, list(range(signature.results.num_leaves)))
+        by_tail: dict[tuple[str, str], Any] = {}
+        for path, number in jax.tree_util.tree_leaves_with_path(results):
+            fact = self.report.results[number]
+            for start in (0, 1):
+                by_tail[jax.tree_util.keystr(path[start:]), _shape_text(fact.type)] = partition_spec(fact.sharding)
+        leaves = _unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
+        for path, number in jax.tree_util.tree_leaves_with_path(leaves):
+            tail = jax.tree_util.keystr(path[2:])  # from behind (args, kwargs) and the parameter on
+            if number in used:
+                specs[number] = used[number]
+            elif tail and signature.leaves:
+                shape = ",".join(map(str, signature.leaves[number].shape))
+                specs[number] = by_tail.get((tail, shape), specs[number])
+        return specs
 
     def _on(self, mesh: Any, specs: Any) -> Any:
         import jax
@@ -186,9 +216,24 @@ class Plan:
                     hint="use plan.mesh(), or partition for the mesh you have",
                 )
         spec = jax.sharding.PartitionSpec
+        placed = automatic(chosen)
         return jax.tree.map(
-            lambda leaf: jax.sharding.NamedSharding(chosen, leaf), specs, is_leaf=lambda x: isinstance(x, spec)
+            lambda leaf: jax.sharding.NamedSharding(placed, leaf), specs, is_leaf=lambda x: isinstance(x, spec)
         )
+
+
+def automatic(mesh: Any) -> Any:
+    """The same mesh with automatic axes: on `AxisType.Explicit` axes, JAX's default, it would be JAX's types that say
+    how arrays in between lie."""
+    import jax
+
+    auto = jax.sharding.AxisType.Auto
+    if all(kind == auto for kind in mesh.axis_types):
+        return mesh
+    kinds = (auto,) * len(mesh.axis_names)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def partition(
@@ -213,8 +258,8 @@ def partition(
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
-        names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s of logical names,
-            such as `nn.get_partition_spec(variables)` gives.
+        names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
+            of logical names, such as `nn.get_partition_spec(variables)` gives.
         memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
@@ -252,7 +297,8 @@ def partition_spec(sharding: DimensionAxes) -> Any:
 
 
 def logical_names(names: Any) -> tuple[str, ...]:
-    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already stay as they are.
+    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already
+    stay as they are.
 
     Several names on one dimension are joined by `+`; arrays without any name have no line.
     """
@@ -276,18 +322,27 @@ def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
     if isinstance(program, bytes):
         return "<bytes>", program, None
     if hasattr(program, "mlir_module_serialized"):
-        signature = Signature(program.in_tree, tuple(program.module_kept_var_idx), program.out_tree)
+        kept = tuple(program.module_kept_var_idx)
+        signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
         return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
     if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
+        import jax
+
         from toast_cli import xla
 
-        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree)
+        leaves = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(program.args_info))
+        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree, leaves)
         return "<lowered>", program.as_text(debug_info=True).encode(), signature
     raise UsageError(
         f"cannot partition a {type(program).__name__}",
         where="program",
         hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
     )
+
+
+def _shape_text(type: str) -> str:
+    """`f32[2,3]` -> `2,3`."""
+    return type[type.index("[") + 1 : type.rindex("]")]
 
 
 def _unflatten(tree: Any, leaves: list[Any]) -> Any:
@@ -297,6 +352,7 @@ def _unflatten(tree: Any, leaves: list[Any]) -> Any:
 
 
 def _positional(arguments: Any) -> Any:
-    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays given."""
+    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays
+    given."""
     positional, _ = arguments
     return positional

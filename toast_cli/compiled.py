@@ -3,8 +3,8 @@
     fast = toast.jit(step, mesh="v4-32", donate_argnums=0)
     params, loss = fast(params, batch)
 
-Each new combination of argument shapes is exported (`jax.export`), partitioned, and called with the plan's shardings on arguments, results
-and in between, so that the compiler gets exactly the program that `toast partition` would write.
+Each new combination of argument shapes is exported (`jax.export`), partitioned, and called with the plan's shardings on
+arguments, results and in between, so that the compiler gets exactly the program that `toast partition` would write.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def jit(
 ) -> Jitted:
     """Like `jax.jit`, with shardings that toast chooses for `mesh` (a specification's name or path).
 
-    Give it a whole training or serving step: the result can be called, also inside another `jax.jit` over the same devices, but not
-    differentiated. Arrays that lie otherwise than the plan wants are moved there first.
+    Give it a whole training or serving step: the result can be called, also inside another `jax.jit` over the same
+    devices, but not differentiated. Arrays that lie otherwise than the plan wants are moved there first.
 
     Args:
         devices: as many as the mesh has, jax.devices() when None.
@@ -128,15 +128,9 @@ class Jitted:
             return results
 
         flat.__name__ = plan.report.program.name
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        in_shardings = [whole] * tree.num_leaves
-        donated = []
-        for place, argument, sharding in zip(
-            exported.module_kept_var_idx, plan.report.arguments, plan.flat_in_shardings(mesh), strict=True
-        ):
-            in_shardings[place] = sharding
-            if argument.donated:
-                donated.append(place)
+        in_shardings = plan.flat_leaf_shardings(mesh)
+        kept = zip(exported.module_kept_var_idx, plan.report.arguments, strict=True)
+        donated = [place for place, argument in kept if argument.donated]
         call = jax.jit(
             flat, in_shardings=in_shardings, out_shardings=plan.flat_out_shardings(mesh), donate_argnums=donated
         )
@@ -154,7 +148,8 @@ class _Sharded:
 
 
 def export(jitted: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], devices: Sequence[Any] | None) -> Any:
-    """`jax.export` for the platform of these devices, with every custom call let through: what is exported runs here and now."""
+    """`jax.export` for the platform of these devices, with every custom call let through: what is exported runs here
+    and now."""
     import jax
     from jax import export as jax_export
 
@@ -168,7 +163,8 @@ def export(jitted: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], de
 def static_places(
     function: Callable[..., Any], argnums: int | Sequence[int], argnames: str | Sequence[str]
 ) -> tuple[set[int], set[str]]:
-    """Positions and names of the static arguments; as in `jax.jit`, one is inferred from the other where only it is given."""
+    """Positions and names of the static arguments; as in `jax.jit`, one is inferred from the other where only it is
+    given."""
     positions = {argnums} if isinstance(argnums, int) else set(argnums)
     names = {argnames} if isinstance(argnames, str) else set(argnames)
     parameters = list(inspect.signature(function).parameters) if positions or names else []

@@ -26,6 +26,7 @@ class Format(StrEnum):
     spmd = "spmd"
     specs = "specs"
     python = "python"
+    jax_export = "jax_export"
 
 
 _FORMATS = {
@@ -35,6 +36,7 @@ _FORMATS = {
     ".hlo": Format.hlo,
     ".json": Format.specs,
     ".py": Format.python,
+    ".jax_export": Format.jax_export,
 }
 _COMPRESSED = (".gz", ".zst")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, prod
+from typing import TYPE_CHECKING
 
 from toast_cli.confirm.compilers import Compiler
 from toast_cli.confirm.model import Confirmation, Row
@@ -39,6 +40,11 @@ from toast_cli.search.certify import certify
 from toast_cli.search.shapes import search_shapes
 from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
 from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
+
+if TYPE_CHECKING:
+    from toast_cli.emit import Written
+    from toast_cli.emit.exported import Trees
+    from toast_cli.plan.partitioned import PartitionedProgram
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -92,18 +98,34 @@ class Outcome:
     def problem(self) -> Problem:
         return self.evaluator.problem
 
-    def emit(self, format: str, annotate: str = "minimal") -> bytes:
-        """File content: "stablehlo" (text), "bytecode", "hlo", "specs" (JSON) or "python".
+    def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> bytes:
+        """File content: "stablehlo" (text), "bytecode", "jax_export", "hlo", "specs" (JSON) or "python".
 
+        trees: those of the user's function, for a jax.export file; None: those that the program's own file holds.
         Adds its time to `timings`, and to `report` the constraints written (`annotate`: "minimal", "full", "arguments") and notes on them.
         """
         from toast_cli.emit import write  # heavy, and not every run writes something
 
         with _timed("emit", self.timings, lambda *_: None):
-            written = write(self.source, lower(self.problem, self.result.plan), format, annotate)
+            lowered = lower(self.problem, self.result.plan)
+            if format == "jax_export":
+                written = self._exported(lowered, annotate, trees)
+            else:
+                written = write(self.source, lowered, format, annotate)
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
         self.report = replace(self.report, constraints=constraint_facts(written.constraints), analysis=analysis)
         return written.content
+
+    def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
+        from toast_cli.emit import write
+        from toast_cli.emit.exported import emit_export, trees_of
+        from toast_cli.frontend.formats import read_bytes
+
+        if trees is None and self.source.format == "jax.export" and self.source.path != "-":
+            trees = trees_of(read_bytes(self.source.path))
+        written = write(self.source, lowered, "bytecode", annotate)
+        platform = self.problem.mesh.chip.platform
+        return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
     def saved_plan(self) -> bytes:
         """The plan by itself, for `Request.plan` of a later run, also of another program."""

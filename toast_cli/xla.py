@@ -324,20 +324,37 @@ def run_program(
 def execute(executable: Any, devices: list[Any], inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     """One run of what `compile_program` made for `devices`; see `run_program`."""
     import jax
+
+    with jax.enable_x64(True):
+        return [np.asarray(array) for array in run_sharded(executable, devices, inputs, shapes)]
+
+
+def run_sharded(
+    executable: Any,
+    devices: list[Any],
+    inputs: list[Any],
+    shapes: list[tuple[int, ...]],
+) -> list[Any]:
+    """The same with jax arrays as results."""
+    import jax
     from jax._src.sharding_impls import GSPMDSharding
 
     def shardings(found: Any, count: int) -> list[Any]:
         return [GSPMDSharding(devices, s) for s in found] if found else [GSPMDSharding.get_replicated(devices)] * count
 
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
-    with jax.enable_x64(True):
-        placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
-        pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
-        ways_out = shardings(executable.get_output_shardings(), len(shapes))
-        return [
-            np.asarray(jax.make_array_from_single_device_arrays(shape, sharding, parts))
-            for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
-        ]
+    placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
+    pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+    ways_out = shardings(executable.get_output_shardings(), len(shapes))
+    return [
+        jax.make_array_from_single_device_arrays(shape, sharding, parts)
+        for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
+    ]
+
+
+def sharding_devices(text: str) -> int:
+    """For how many devices a GSPMD sharding is; 1 where it says nothing (`{replicated}`)."""
+    return max(1, len(_hlo.HloSharding.from_string(text).tile_assignment_devices()))
 
 
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:

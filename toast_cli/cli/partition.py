@@ -94,7 +94,7 @@ def partition(
     """
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
-    if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode):
+    if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode, Format.jax_export):
         raise UsageError(
             f"{chosen.value} has no constraints to choose", where="--annotate", hint="give it with --format stablehlo"
         )

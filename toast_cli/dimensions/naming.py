@@ -1,7 +1,7 @@
 """Names for class groups: the user's own, else the role each plays, else after an argument that has it.
 
-A name is for reading; what `evidence` finds out is also what tactics go by. Enters: program, classes, groups. Leaves: per group its
-name, its role and a few argument dimensions that have it.
+A name is for reading; what `evidence` finds out is also what tactics go by. Enters: program, classes, groups. Leaves:
+per group its name, its role and a few argument dimensions that have it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _axis(program: Program, members: list[_Member]) -> str:
 
 
 def _places(program: Program, members: list[list[_Member] | None]) -> list[str]:
-    """[groups] the end of the path of the first member, and the dimension: as many words of it as tell the groups apart, two at least."""
+    """[groups] the end of the path of the first member, and the dimension: as many words of it as tell the groups
+    apart, two at least."""
     words = [_words(program, found[0]) if found else () for found in members]
     lengths = [2] * len(members)
     while True:

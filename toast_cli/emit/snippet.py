@@ -2,7 +2,7 @@
 out_shardings=…)`.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax and numpy only. Where the
-program knows what its arguments are called, their specs are looked up by path, folded by pattern; otherwise they go by
+program knows what its arguments are called, their specs are looked up by patterns over the paths; otherwise they go by
 their order.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from math import prod
 
 from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec, boundary_specs
@@ -25,11 +26,12 @@ HEAD = '''"""Shardings of `{program}` on {devices} devices ({axes}), chosen by t
         in_shardings=in_shardings({usage}),
         out_shardings=out_shardings({program}, {usage}),
     )
+
+These are the shardings of arguments and results. What lies in between is up to the compiler, which follows them;
+`toast.jit`, and the program that `toast partition -o sharded.mlir` writes, hold the whole plan.
 """
 
-import re
-
-import jax
+{imports}import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -37,34 +39,47 @@ mesh = Mesh(np.array(jax.devices()[:{devices}]).reshape({sizes}), {names})
 '''
 
 BY_PATH = '''
-# Path -> how the array is split. [*] stands for any number that has no line of its own.
-ARGUMENTS = {{
-{arguments}}}
-RESULTS = {{
-{results}}}
+# Pattern of paths -> how the arrays are split, arguments and results alike. * stands for anything, the first pattern
+# that fits counts, and an array that none fits is whole on every device.
+SPECS = [
+{rules}]
 
 
 def in_shardings(**arguments):
     """For `jax.jit`: give the function's arguments (arrays or their shapes) by name, in order."""
-    return tuple(shardings(ARGUMENTS, name, tree) for name, tree in arguments.items())
+    return tuple(shardings(name, tree) for name, tree in arguments.items())
 
 
 def out_shardings(function, **arguments):
     """For `jax.jit`: give the function and its arguments by name."""
-    return shardings(RESULTS, "result", jax.eval_shape(function, *arguments.values()))
+    return shardings("result", jax.eval_shape(function, *arguments.values()))
 
 
-def shardings(specs, name, tree):
-    """The tree with each array replaced by its sharding; an array the program does not use is replicated."""
+def shardings(name, tree):
+    """The tree with each array replaced by its sharding; `name` is what it is called in the patterns."""
 
-    def sharding(path, _):
-        full = name + jax.tree_util.keystr(path)
-        return NamedSharding(mesh, specs.get(full, specs.get(re.sub(r"\\[\\d+\\]", "[*]", full), P())))
+    def sharding(path, leaf):
+        spec = spec_of(name + jax.tree_util.keystr(path))
+        return NamedSharding(mesh, spec if len(spec) <= np.ndim(leaf) else P())
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def spec_of(path):
+    """How the array at a path (`params['layers'][0]['w']`) is split."""
+    for pattern, spec in SPECS:
+        if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), path, re.DOTALL):
+            return spec
+    return P()
 '''
 
 BY_ORDER = '''
+# The program does not say what its arrays are called: these are in the order of the leaves.
+ARGUMENT_SPECS = [
+{arguments}]
+RESULT_SPECS = [
+{results}]
+
 
 def in_shardings(*arguments):
     """For `jax.jit`: give the function's arguments (arrays or their shapes) in order."""
@@ -81,16 +96,11 @@ def shardings(specs, tree):
     return jax.tree.unflatten(jax.tree.structure(tree), [NamedSharding(mesh, spec) for spec in specs])
 '''
 
-FLAT = """
-# The same in order, flat.
-ARGUMENT_SPECS = (
-{arguments})
-RESULT_SPECS = (
-{results})
-"""
-
-_INDEX = re.compile(r"\[\d+\]")
+_NUMBER = re.compile(r"\d+")
 _ROOT = re.compile(r"[A-Za-z_]\w*")
+_STEP = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\]]*)\]|\.?\w+|.", re.DOTALL)
+WHOLE: Spec = ()
+RESULT = "result"  # what stands for the parameter's name in front of a result's path
 
 
 def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -101,20 +111,21 @@ def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
 def snippet(specs: BoundarySpecs) -> str:
     """The module's text from specs alone."""
     roots = argument_names(specs)
-    results = [NamedSpec("result" + named.name.removeprefix("result"), named.spec) for named in specs.results]
+    results = [NamedSpec(RESULT + named.name.removeprefix(RESULT), named.spec) for named in specs.results]
     program = specs.program if specs.program.isidentifier() else "function"
     head = HEAD.format(
         program=program,
         devices=prod(specs.axes.values()),
-        axes=words(", ".join(f"{name}={size}" for name, size in specs.axes.items())),
+        axes=", ".join(f"{words(name)}={size}" for name, size in specs.axes.items()),
         usage=", ".join(f"{name}={name}" for name in roots) if roots else "*arguments",
+        imports="import re\n\n" if roots else "",
         sizes=tuple(specs.axes.values()),
         names=tuple_text(specs.axes),
     )
-    flat = FLAT.format(arguments=flat_lines(specs.arguments), results=flat_lines(specs.results))
     if not roots:
-        return head + flat.replace("The same in order, flat", "In order, flat") + BY_ORDER
-    return head + BY_PATH.format(arguments=folded_lines(specs.arguments), results=folded_lines(results)) + flat
+        return head + BY_ORDER.format(arguments=flat_lines(specs.arguments), results=flat_lines(specs.results))
+    rules = "".join(f"    ({quoted(p)}, {spec_text(s)}),\n" for p, s in rules_of((*specs.arguments, *results)))
+    return head + BY_PATH.format(rules=rules)
 
 
 def argument_names(specs: BoundarySpecs) -> list[str]:
@@ -126,30 +137,105 @@ def argument_names(specs: BoundarySpecs) -> list[str]:
     return list(dict.fromkeys(root[0] for root in roots if root))
 
 
-def folded_lines(named: tuple[NamedSpec, ...] | list[NamedSpec]) -> str:
-    """One line per pattern of paths, with the spec most of them have, and one per path that has another."""
-    families: dict[str, list[NamedSpec]] = defaultdict(list)
-    for one in named:
-        families[_INDEX.sub("[*]", one.name)].append(one)
-    lines = []
-    for pattern, members in families.items():
-        common = Counter(member.spec for member in members).most_common(1)[0][0]
-        lines.append(f"    {quoted(pattern)}: {spec_text(common)},\n")
-        lines += [f"    {quoted(m.name)}: {spec_text(m.spec)},\n" for m in members if m.spec != common]
-    return "".join(lines)
+# ---------------------------------------------------------------- patterns
+
+
+def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, Spec]]:
+    """(pattern, spec) such that the first pattern that fits a path says its spec, and none fits only what is whole.
+
+    Paths that differ in numbers alone (layers) are one family; families that end alike and are split alike (a weight
+    and its moments, going in and coming out) are one rule, which says as much of the path's end as they share. What no
+    such rule says right has a line of its own.
+    """
+    wanted = {one.name: trimmed(one.spec) for one in named}
+    families: dict[str, list[str]] = defaultdict(list)
+    for path in wanted:
+        families[_NUMBER.sub("*", path)].append(path)
+    common = {p: Counter(wanted[path] for path in paths).most_common(1)[0][0] for p, paths in families.items()}
+    tails = {pattern: tails_of(pattern) for pattern in families}
+    ending: dict[str, list[str]] = defaultdict(list)
+    for pattern in families:
+        for tail in tails[pattern]:
+            ending[tail].append(pattern)
+    rules: dict[str, Spec] = {}
+    for pattern in families:
+        rules[best_tail(tails[pattern], ending, common)] = common[pattern]
+    ordered = sorted(rules.items(), key=lambda rule: -len(rule[0]))
+    compiled = [(matcher(pattern), pattern, spec) for pattern, spec in ordered]
+
+    def found(path: str) -> tuple[str, Spec]:
+        return next(((pattern, spec) for fits, pattern, spec in compiled if fits.fullmatch(path)), ("", WHOLE))
+
+    exact = [(path, spec) for path, spec in wanted.items() if found(path)[1] != spec]
+    used = {found(path)[0] for path in wanted}
+    kept = [(pattern, spec) for pattern, spec in ordered if pattern in used]
+    for rule in [rule for rule in kept if rule[1] == WHOLE]:  # what nothing fits is whole anyway
+        others = [(matcher(pattern), spec) for pattern, spec in kept if (pattern, spec) != rule]
+        fits = matcher(rule[0])
+        mine = [path for path in wanted if fits.fullmatch(path)]
+        if all(next((s for f, s in others if f.fullmatch(path)), WHOLE) == found(path)[1] for path in mine):
+            kept.remove(rule)
+    return [*exact, *kept]
+
+
+def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, Spec]) -> str:
+    """Of a family's tails (the longest first) the one that most families share, all split alike; the longest of those.
+
+    Where an array comes out only, because nothing reads what goes in under its name, its tail says how that is split:
+    the next step is given it.
+    """
+    best = (
+        tails[0]
+        if not tails[0].startswith(RESULT)
+        else next((t for t in tails[1:] if not t.startswith("*[*]")), tails[0])
+    )
+    for tail in tails[1:]:
+        alike = {common[pattern] for pattern in ending[tail]}
+        if len(alike) == 1 and len(ending[tail]) > len(ending[best]):
+            best = tail
+    return best
+
+
+def tails_of(pattern: str) -> list[str]:
+    """The pattern and its ends, `*` in front: down to two steps, or one that is a name where there are no more; never
+    into the parameter's name."""
+    steps = _STEP.findall(pattern)
+    shortest = 1 if (pattern.startswith(RESULT) or len(steps) == 2) and steps[-1] != "[*]" else 2
+    return [pattern, *(f"*{''.join(steps[k:])}" for k in range(1, len(steps) - shortest + 1))]
+
+
+def matcher(pattern: str) -> re.Pattern[str]:
+    """What the written module asks of a path."""
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+# ---------------------------------------------------------------- text
 
 
 def flat_lines(named: tuple[NamedSpec, ...]) -> str:
-    """One line per array, with its path as a comment."""
-    return "".join(f"    {spec_text(one.spec)},{f'  # {words(one.name)}' if one.name else ''}\n" for one in named)
+    """One line per run of equal specs, with the paths of the first as a comment."""
+    lines = []
+    for spec, run in groupby(named, key=lambda one: trimmed(one.spec)):
+        members = list(run)
+        text = spec_text(spec) if len(members) == 1 else f"*[{spec_text(spec)}] * {len(members)}"
+        comment = words(members[0].name)
+        lines.append(
+            f"    {text},{f'  # {comment}' if comment else ''}{' …' if comment and len(members) > 1 else ''}\n"
+        )
+    return "".join(lines)
+
+
+def trimmed(spec: Spec) -> Spec:
+    """Without whole dimensions at the end."""
+    entries = list(spec)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return tuple(entries)
 
 
 def spec_text(spec: Spec) -> str:
     """`P("data", None, ("data", "model"))`; whole dimensions at the end are left out."""
-    entries = list(spec)
-    while entries and entries[-1] is None:
-        entries.pop()
-    return f"P({', '.join(entry_text(axes) for axes in entries)})"
+    return f"P({', '.join(entry_text(axes) for axes in trimmed(spec))})"
 
 
 def entry_text(axes: tuple[str, ...] | None) -> str:

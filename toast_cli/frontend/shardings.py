@@ -8,6 +8,7 @@ the placement of an operation on one single device, as host callbacks have it.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -94,6 +95,7 @@ class _Taker:
         self.findings = Findings()
         self._meshes = meshes
         self._path = path
+        self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
         self._said: dict[Any, Sharding] = {}  # value -> the first thing that was said of it as a whole
 
     def _record(self, value: Any, sharding: Sharding, uses: tuple[Use, ...], origin: str) -> None:
@@ -102,6 +104,7 @@ class _Taker:
             return
         if not uses:
             self._said.setdefault(value, sharding)
+        self._records[value].append(len(self.findings.kept))
         self.findings.kept.append(Kept(value, sharding, uses, origin))
 
     def boundary(self, function: Any) -> None:
@@ -185,6 +188,11 @@ class _Taker:
         else:
             differs = value in self._said and self._said[value] != stated
             self._record(value, stated, real_uses(result) if differs else (), place_of(operation, self._path))
+        for number in self._records.pop(
+            result, ()
+        ):  # what was said of the result that goes away holds for what takes its place
+            self.findings.kept[number] = replace(self.findings.kept[number], value=value)
+            self._records[value].append(number)
         result.replace_all_uses_with(value)
         operation.erase()
 

@@ -14,6 +14,7 @@ from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
 from toast_cli.program.paths import matches
 from toast_cli.program.pins import Pin, Pins
+from toast_cli.program.roles import carried_results
 
 
 def number_pins(
@@ -22,7 +23,8 @@ def number_pins(
     value_pins = {v: _numbered(pin, mesh, "the program") for v, pin in stated.values.items()}
     use_pins = {use: _numbered(pin, mesh, "the program") for use, pin in stated.uses.items()}
     result_ops = [n for n, op in enumerate(program.ops) if op.name == RESULT]
-    donor = {a.aliased_result: a.value for a in program.arguments if a.aliased_result >= 0}
+    carried = carried_results(program) if wishes else ()
+    donor = {result: a.value for a, result in zip(program.arguments, carried, strict=False) if result >= 0}
     for wish in wishes:
         pattern, pin = parse_pin(wish)
         matched = False
@@ -31,8 +33,8 @@ def number_pins(
                 matched = True
                 name = argument.path or f"arg{k}"
                 value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
-                if argument.aliased_result >= 0:
-                    use_pins[result_ops[argument.aliased_result], 0] = value_pins[argument.value]
+                if carried[k] >= 0:
+                    use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if matches(pattern, result.path, k, "result"):
                 matched = True

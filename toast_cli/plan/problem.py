@@ -34,7 +34,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DOT_GENERAL, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, views
+from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results, views
 
 CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
 MOST_SIDES = 1_000  # combinations of sides of one group that are listed, at most
@@ -368,7 +368,7 @@ def make_problem(
         if program.values[value].elements
         <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
     }
-    result_role = {a.aliased_result: argument_role[k] for k, a in enumerate(program.arguments) if a.aliased_result >= 0}
+    result_role = {result: argument_role[k] for k, result in enumerate(carried_results(program)) if result >= 0}
     patterns: list[OpPattern] = []
     numbers: dict[tuple[object, ...], int] = {}
     op_pattern: list[int] = []

@@ -17,8 +17,9 @@ _OPTION = "--names"
 def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
     """The program with these names on its arguments' dimensions; a later wish overrides an earlier one.
 
-    A pattern means the arguments that `--pin` would mean, and all whose path ends in it (`params/dense/kernel`). An entry `None`, `?` or
-    nothing leaves a dimension unnamed. Raises `UsageError` for a wish that does not parse or matches nothing.
+    A pattern means the arguments that `--pin` would mean, and all whose path ends in it (`params/dense/kernel`). An
+    entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for a wish that does not parse or
+    matches nothing.
     """
     if not wishes:
         return program

@@ -1,12 +1,15 @@
-"""Argument groups: which arguments are weights, which are other state that is carried from step to step, which are inputs.
+"""Argument groups: which arguments are weights, which are other state that is carried from step to step, which are
+inputs.
 
-Structure decides, names only say what belongs together. An argument is *carried* when a result is an update of it: a result that aliases it, or
-one of its type that elementwise ops, loops and branches make from it. Carried arguments on which some other result depends
-(the loss, the logits) are weights, and so is what contractions, convolutions and gathers read as such. Carried arguments on
-which no other result depends, and those that are overwritten in part (a cache), are state.
+Structure decides, names only say what belongs together. An argument is *carried* when a result is an update of it: a
+result that aliases it, or one of its type that elementwise ops, loops and branches make from it. Carried arguments on
+which some other result depends (the loss, the logits) are weights, and so is what contractions, convolutions and
+gathers read as such. Carried arguments on which no other result depends, and those that are overwritten in part (a
+cache), are state.
 
-Some arguments tell nothing by themselves (a bias in an inference program). They take the role of the smallest subtree of paths
-around them that has one. A subtree whose parts play different roles (a train state with weights and moments) is taken apart.
+Some arguments tell nothing by themselves (a bias in an inference program). They take the role of the smallest subtree
+of paths around them that has one. A subtree whose parts play different roles (a train state with weights and moments)
+is taken apart.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _READERS = {
     "stablehlo.convolution": slice(1, 2),
     "stablehlo.gather": slice(0, 1),
 }
-# What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a result.
+# What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a
+# result.
 _UPDATES = frozenset(
     [
         "stablehlo.add",
@@ -72,6 +76,30 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return ROLES, tuple(ROLES.index(role) for role in roles)
 
 
+def carried_results(program: Program) -> tuple[int, ...]:
+    """[arguments] number of the result that the next step is given in its place; -1 where there is none.
+
+    It is the result that takes over the argument's buffer, else one that is an update of the argument, of its type, and
+    has its name in the user's tree: the end of its path, from behind the parameter's name on.
+    """
+    found = [argument.aliased_result for argument in program.arguments]
+    taken = {number for number in found if number >= 0}
+    by_place: dict[tuple[str, object], list[int]] = defaultdict(list)
+    for n, argument in enumerate(program.arguments):
+        by_place["".join(_path(program, n)[1:]), program.values[argument.value]].append(n)
+    open_results = (k for k in range(len(program.results)) if k not in taken)
+    for k in open_results:
+        path, value = _COMPONENT.findall(program.results[k].path), program.results[k].value
+        tails = ("".join(path[start:]) for start in range(1, len(path)))
+        likely = next((by_place[t, program.values[value]] for t in tails if (t, program.values[value]) in by_place), [])
+        if any(found[n] < 0 for n in likely):
+            updated = _updated(program, value)
+            source = next((n for n in likely if found[n] < 0 and program.arguments[n].value in updated), -1)
+            if source >= 0:
+                found[source] = k
+    return tuple(found)
+
+
 def views(program: Program) -> dict[int, int]:
     """Value -> the argument (by number) that it is a plain view of: converted, transposed, reshaped, sliced."""
     origin = {a.value: n for n, a in enumerate(program.arguments)}
@@ -87,8 +115,8 @@ def views(program: Program) -> dict[int, int]:
 def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[int]]:
     """Result (by number) -> the arguments it may be an update of.
 
-    A residual network returns an update of its input: what the first operand of a product is, beside a weight that nothing updates,
-    is not believed to be carried.
+    A residual network returns an update of its input: what the first operand of a product is, beside a weight that
+    nothing updates, is not believed to be carried.
     """
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
     donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
@@ -105,7 +133,8 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
 def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, set[int]]) -> set[int]:
     """Arguments (by number) that one step hands to the next: donated, or updated by a result where some weight is.
 
-    A buffer that is given away for scratch (a donated batch) is not carried: it aliases no result, and other arguments are updated.
+    A buffer that is given away for scratch (a donated batch) is not carried: it aliases no result, and other arguments
+    are updated.
     """
     updated: set[int] = set().union(*updates.values())
     if not updated & {n for found in sides for n in found}:
@@ -147,7 +176,8 @@ def _told(
     updated: set[int] = set().union(*updates.values())
     needed = _needed_elsewhere(program, carried, updates)
     overwritten = _overwritten(program)
-    # What is handed on without being an update, and multiplied with a weight that is one, is a recurrence's hidden state.
+    # What is handed on without being an update, and multiplied with a weight that is one, is a recurrence's hidden
+    # state.
     hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
     told: dict[int, str] = {}
     for n, argument in enumerate(program.arguments):
@@ -176,7 +206,8 @@ def _told(
 
 
 def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, set[int]]) -> set[int] | None:
-    """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on what is carried."""
+    """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on
+    what is carried."""
     aliases = {argument.aliased_result for argument in program.arguments}
     kept = {k for k, arguments in updates.items() if arguments & carried} | aliases
     wanted = {result.value for k, result in enumerate(program.results) if k not in kept}
@@ -199,7 +230,8 @@ def _overwritten(program: Program) -> set[int]:
 
 
 def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
-    """Per contraction, convolution (its kernel) or gather (its table): the arguments it reads, directly or through a plain view."""
+    """Per contraction, convolution (its kernel) or gather (its table): the arguments it reads, directly or through a
+    plain view."""
     origin = views(program)
     return [
         tuple(dict.fromkeys(origin[v] for v in op.operands[_READERS[op.name]] if v in origin))
@@ -211,8 +243,9 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
 def _weights_of_products(program: Program, sides: list[tuple[int, ...]], carried: set[int]) -> set[int]:
     """Arguments that products read, less the data among them.
 
-    What an argument that is carried is multiplied with, itself not carried, is data: the first layer's input beside its weight. Where
-    nothing is carried (inference) it is that of two that does not belong to other weights, else the left one.
+    What an argument that is carried is multiplied with, itself not carried, is data: the first layer's input beside its
+    weight. Where nothing is carried (inference) it is that of two that does not belong to other weights, else the left
+    one.
     """
     read = {n for found in sides for n in found}
     data = {n for found in sides if carried.intersection(found) for n in found} - carried

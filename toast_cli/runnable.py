@@ -1,0 +1,286 @@
+"""`toast.load`: a program that `toast partition -o` wrote goes in; a function that runs it on a mesh comes out.
+
+    step = toast.load("sharded.mlir")
+    state, loss = step(state, batch)
+
+Enters: a file in any form that holds a program with shardings (StableHLO text, bytecode, a jax.export file, HLO text).
+Leaves: a `Loaded`. StableHLO goes through `jax.export` and `jax.jit`, so it can be called inside another `jax.jit`; HLO
+text is compiled as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from toast_cli.emit.exported import Boundary, Place, abstract, exported_program, spec_of, wide_types
+from toast_cli.errors import InputError, UsageError
+from toast_cli.program.trees import below_root, root_of, subtrees, tree_of
+
+HLO_FORMATS = ("hlo-text", "hlo-proto")
+
+
+def load(path: str | os.PathLike[str], *, mesh: Any = None, devices: Sequence[Any] | None = None) -> Loaded:
+    """A sharded program from a file, ready to be called.
+
+    Args:
+        path: what `toast partition -o`, `plan.save` or `toast.jit(…).lower` wrote: `.mlir`, `.mlirbc`, `.jax_export`,
+        `.hlo`, also compressed.
+        mesh: a `jax.sharding.Mesh` with the program's axes. devices: as many as the program is for, where no mesh is
+            given (None: the mesh in use, see `jax.set_mesh`, else the first of jax.devices()).
+
+    Raises `ToastError` for a file that cannot be read, that holds no shardings, or that does not suit the mesh.
+    """
+    boundary, artifact, shardy = read_boundary(str(Path(path)))
+    return Loaded(boundary, artifact, mesh, devices, shardy)
+
+
+class Loaded:
+    """A sharded program that can be called with the function's own arguments, or with their leaves in order.
+
+    Arrays that lie otherwise than the program wants are moved there first. Donated arguments are used up, as with
+    `jax.jit(donate_argnums=…)`.
+
+    Attributes:
+        arguments, results: places in order, with path, shape, dtype and sharding.
+    """
+
+    def __init__(
+        self, boundary: Boundary, artifact: bytes, mesh: Any, devices: Sequence[Any] | None, shardy: bool = True
+    ) -> None:
+        self._boundary = boundary
+        self._artifact = artifact
+        self._given_mesh = mesh
+        self._devices = devices
+        self._shardy = shardy
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.axes.items()) or f"{self._boundary.devices} devices"
+        return f"<{self._boundary.name} on {axes}: {len(self.arguments)} arrays in, {len(self.results)} out>"
+
+    @property
+    def arguments(self) -> tuple[Place, ...]:
+        return self._boundary.arguments
+
+    @property
+    def results(self) -> tuple[Place, ...]:
+        return self._boundary.results
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The logical mesh: axis name -> size, in order."""
+        return self._boundary.axes
+
+    @cached_property
+    def mesh(self) -> Any:
+        """The `jax.sharding.Mesh` it runs on, with automatic axes."""
+        return mesh_for(self._boundary, self._given_mesh, self._devices)
+
+    @cached_property
+    def in_shardings(self) -> list[Any]:
+        """One sharding per argument of the program, in order."""
+        return [self._sharding(place) for place in self.arguments]
+
+    @cached_property
+    def out_shardings(self) -> list[Any]:
+        """One sharding per result, in order."""
+        return [self._sharding(place) for place in self.results]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        import jax
+
+        leaves, known = self._leaves(arguments, keywords)
+        leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+        if self._shardy:
+            leaves = [jax.device_put(leaf, where) for leaf, where in zip(leaves, self.in_shardings, strict=True)]
+        paths = [below_root(place.path) for place in self.results]
+        return tree_of(paths, self._run(*leaves), known)
+
+    def lower(self) -> Any:
+        """The program as a `jax.stages.Lowered` over its flat arguments (not for HLO text)."""
+        with wide_types(self._boundary):
+            return self._jitted.lower(*map(abstract, self.arguments))
+
+    def _sharding(self, place: Place) -> Any:
+        import jax
+
+        if not self._shardy:
+            raise UsageError(
+                "HLO text names no mesh axes", where=self._boundary.name, hint="write StableHLO: -o sharded.mlir"
+            )
+        return jax.sharding.NamedSharding(self.mesh, spec_of(place.axes))
+
+    @cached_property
+    def _jitted(self) -> Any:
+        import jax
+
+        called = exported_program(self._boundary, self._artifact, self.mesh.devices.flat[0].platform)
+
+        def flat(*leaves: Any) -> list[Any]:
+            return list(called.call(*leaves))
+
+        flat.__name__ = self._boundary.name
+        donated = [k for k, place in enumerate(self.arguments) if place.donated]
+        return jax.jit(flat, in_shardings=self.in_shardings, out_shardings=self.out_shardings, donate_argnums=donated)
+
+    @cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        if self._shardy:
+            with wide_types(self._boundary):
+                return self._jitted  # type: ignore[no-any-return]
+        from toast_cli import xla
+
+        devices = list(self.mesh.devices.flat)
+        executable = xla.compile_program(self._artifact, devices, shardy=False)
+        shapes = [place.shape for place in self.results]
+
+        def run(*leaves: Any) -> list[Any]:
+            return xla.run_sharded(executable, devices, list(leaves), shapes)
+
+        return run
+
+    def _leaves(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
+        """The program's arguments in order out of the function's, and the trees among them."""
+        import jax
+
+        known: dict[Any, Any] = {}
+        for tree in (*arguments, *keywords.values()):
+            known.update(subtrees(tree))
+        flat = jax.tree.leaves(arguments)
+        if not keywords and len(flat) == len(self.arguments):
+            return flat, known
+        found: dict[str, Any] = {}
+        for name, tree in [*self._by_name(arguments), *keywords.items()]:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                found[name + jax.tree_util.keystr(path)] = leaf
+        missing = [place.path for place in self.arguments if place.path not in found]
+        if missing:
+            count = len(flat) + len(jax.tree.leaves(keywords))
+            raise UsageError(
+                f"the program takes {len(self.arguments)} arrays and was given {count}; {missing[0]} is missing",
+                where=self._boundary.name,
+                hint=f"give the arguments that the program uses, by name: {', '.join(filter(None, self._roots))}",
+            )
+        return [found[place.path] for place in self.arguments], known
+
+    @cached_property
+    def _roots(self) -> dict[str, list[Place]]:
+        """The function's parameters in order, by name, with the program's arguments in each."""
+        roots: dict[str, list[Place]] = {}
+        for place in self.arguments:
+            roots.setdefault(root_of(place.path), []).append(place)
+        return roots
+
+    def _by_name(self, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """(parameter, tree) for positional arguments: each parameter takes the next one that has all its arrays. Those
+        that the function does not use are nobody's."""
+        import jax
+
+        named: list[tuple[str, Any]] = []
+        rest = list(arguments)
+        for name, places in self._roots.items():
+            wanted = {(below_root(place.path), place.shape) for place in places}
+            for k, tree in enumerate(rest):
+                leaves = jax.tree_util.tree_leaves_with_path(tree)
+                if wanted <= {(jax.tree_util.keystr(path), tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves}:
+                    named.append((name, tree))
+                    del rest[: k + 1]
+                    break
+        return named
+
+
+def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
+    """What a file's program takes and gives, its StableHLO (a portable artifact; plain bytecode for HLO), and whether
+    Shardy partitions it."""
+    from toast_cli import xla
+    from toast_cli.frontend.formats import read_bytes, source_name
+    from toast_cli.frontend.handover import read_parsed
+    from toast_cli.frontend.loading import load as load_source
+
+    content = read_bytes(path)
+    source = load_source(path, keep_shardings=True, content=content)
+    program = source.program
+    handles = {handle: k for k, handle in enumerate(source.definitions)}
+    stated: dict[str, Any] = {}
+    for kept in source.stated:
+        if not kept.uses and handles.get(kept.value, len(program.arguments)) < len(program.arguments):
+            stated.setdefault(f"argument {handles[kept.value]}", kept.sharding)
+        stated[kept.origin] = kept.sharding
+    axes = next((dict(s.mesh) for s in stated.values() if s.mesh), {})
+    shardy = source.format not in HLO_FORMATS
+    if shardy and not axes:
+        raise InputError(
+            "the program states no shardings",
+            where=source_name(path),
+            hint="give a file that `toast partition -o` wrote",
+        )
+
+    def place(kind: str, number: int, name: str, value: int, donated: bool = False) -> Place:
+        array = program.values[value]
+        sharding = stated.get(f"{kind} {number}")
+        found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
+        return Place(name, array.shape, array.dtype, found, donated)
+
+    bytecode = xla.write_bytecode(read_parsed(content, source_name(path)).module)
+    boundary = Boundary(
+        program.name,
+        axes,
+        tuple(place("argument", k, a.path, a.value, a.donated) for k, a in enumerate(program.arguments)),
+        tuple(place("result", k, r.path, r.value) for k, r in enumerate(program.results)),
+        prod(axes.values()) if axes else max([1, *(xla.sharding_devices(s.gspmd) for s in stated.values() if s.gspmd)]),
+    )
+    return boundary, xla.write_portable_artifact(bytecode) if shardy else bytecode, shardy
+
+
+def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> Any:
+    """The mesh to run on: the one given, the one in use (`jax.set_mesh`) where it has the program's axes, or the first
+    devices.
+
+    Its axes are automatic: the partitioner decides about what the program leaves open.
+    """
+    import jax
+
+    axes = boundary.axes or {"devices": boundary.devices}
+    if given is None and devices is None:
+        current = jax.sharding.get_mesh()
+        given = current if current.devices.size and dict(current.shape) == axes else None
+    if given is not None:
+        if boundary.axes and {n: s for n, s in dict(given.shape).items() if s > 1} != {
+            n: s for n, s in axes.items() if s > 1
+        }:
+            raise UsageError(
+                f"the program is for a mesh {_shape(axes)}; this one is {_shape(dict(given.shape))}",
+                where="mesh", hint="partition for the mesh you have, or give the devices alone",
+            )  # fmt: skip
+        arranged = given.devices
+    else:
+        available = list(jax.devices() if devices is None else devices)
+        if len(available) < boundary.devices:
+            raise UsageError(
+                f"the program is for {boundary.devices} devices, and JAX sees {len(available)}",
+                where=boundary.name,
+                hint="partition for as many, or XLA_FLAGS=--xla_force_host_platform_device_count on a CPU",
+            )
+        return jax.make_mesh(
+            tuple(axes.values()),
+            tuple(axes),
+            (jax.sharding.AxisType.Auto,) * len(axes),
+            devices=available[: boundary.devices],
+        )
+    names = given.axis_names if boundary.axes else ("devices",)
+    shaped = arranged if boundary.axes else arranged.reshape(-1)
+    return jax.sharding.Mesh(shaped, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _shape(axes: dict[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in axes.items())
