@@ -329,7 +329,11 @@ def test_axis_names_are_quoted() -> None:
 
 
 UNKNOWN = [
-    (lambda s, p: emit(s, p, "xml"), "unknown format 'xml'", "choose from stablehlo, bytecode, hlo, specs, python"),
+    (
+        lambda s, p: emit(s, p, "xml"),
+        "unknown format 'xml'",
+        "choose from stablehlo, bytecode, hlo, spmd, specs, python",
+    ),
     (lambda s, p: emit_shardy(s, p, annotate="some"), "unknown value 'some'", "choose from minimal, full, arguments"),
 ]
 
