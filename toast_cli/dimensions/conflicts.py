@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import Resolution, SlotKind, Strand
+from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
@@ -89,24 +90,21 @@ def _ends(
     return ends, slot_ends
 
 
-class _Find:
-    """Union-find over strand ends that refuses to tie two ends of one value together."""
+class _Strands:
+    """Sets of strand ends that are tied together. values: of each set, by its representative, those that have an end in it."""
 
     def __init__(self) -> None:
-        self.parent: dict[End, End] = {}
+        self._sets: DisjointSets[End] = DisjointSets()
         self.values: dict[End, set[int]] = {}
 
     def __call__(self, end: End) -> End:
-        parent = self.parent
-        if end not in parent:
-            parent[end] = end
-            self.values[end] = {end[0]}
-        while parent[end] != end:
-            parent[end] = parent[parent[end]]
-            end = parent[end]
-        return end
+        found = self._sets.find(end)
+        if found not in self.values:
+            self.values[found] = {found[0]}
+        return found
 
     def compatible(self, a: End, b: End) -> bool:
+        """Whether tying the two together ties no two ends of one value together."""
         a, b = self(a), self(b)
         if a == b:
             return True
@@ -119,7 +117,7 @@ class _Find:
             return
         if len(self.values[a]) < len(self.values[b]):
             a, b = b, a
-        self.parent[b] = a
+        self._sets.union(a, b)
         self.values[a] |= self.values.pop(b)
 
 
@@ -128,10 +126,10 @@ def _tie(
     ops: dict[int, list[int]],
     ends: dict[int, dict[int, list[End]]],
     slot_ends: dict[tuple[int, int], list[End]],
-) -> _Find:
+) -> _Strands:
     """Ties donated arguments to the results that take over their buffers, then the ends each op carries through, heaviest ops
     first; an op that would twist a component is left untied."""
-    find = _Find()
+    find = _Strands()
     for by_group in ends.values():
         for group_ends in by_group.values():
             for end in group_ends:
@@ -157,23 +155,14 @@ def _tie(
     return find
 
 
-def _components(ends: dict[int, dict[int, list[End]]], find: _Find) -> dict[End, tuple[End, int]]:
+def _components(ends: dict[int, dict[int, list[End]]], find: _Strands) -> dict[End, tuple[End, int]]:
     """Strand root -> (component root, side within the component). Sides are numbered in order of first appearance."""
-    parent: dict[End, End] = {}
-
-    def top(end: End) -> End:
-        parent.setdefault(end, end)
-        while parent[end] != end:
-            parent[end] = parent[parent[end]]
-            end = parent[end]
-        return end
-
+    components: DisjointSets[End] = DisjointSets()
     for by_group in ends.values():
         for group_ends in by_group.values():
             roots = [find(end) for end in group_ends]
             for other in roots[1:]:
-                a, b = sorted((top(roots[0]), top(other)))
-                parent[b] = a
+                components.union(*sorted((components.find(roots[0]), components.find(other))))
     sides: dict[End, tuple[End, int]] = {}
     counts: dict[End, int] = defaultdict(int)
     for by_group in ends.values():
@@ -181,7 +170,7 @@ def _components(ends: dict[int, dict[int, list[End]]], find: _Find) -> dict[End,
             for end in group_ends:
                 root = find(end)
                 if root not in sides:
-                    component = top(root)
+                    component = components.find(root)
                     sides[root] = (component, counts[component])
                     counts[component] += 1
     return sides
@@ -193,7 +182,7 @@ def _resolve(
     class_group: list[int],
     ops: dict[int, list[int]],
     slot_ends: dict[tuple[int, int], list[End]],
-    find: _Find,
+    find: _Strands,
     sides: dict[End, tuple[End, int]],
 ) -> Conflicts:
     """Gathers components that look alike into resolution groups and numbers every crowded slot."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from toast_cli.dimensions.classes import Classes
+from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT
 
@@ -83,18 +84,10 @@ def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, i
 
 def _join_linked(groups: list[list[int]], links: tuple[tuple[int, int], ...]) -> list[list[int]]:
     group_of = {c: k for k, members in enumerate(groups) for c in members}
-    parent = list(range(len(groups)))
-
-    def find(k: int) -> int:
-        while parent[k] != k:
-            parent[k] = parent[parent[k]]
-            k = parent[k]
-        return k
-
+    sets: DisjointSets[int] = DisjointSets()
     for a, b in links:
-        first, second = sorted((find(group_of[a]), find(group_of[b])))
-        parent[second] = first
+        sets.union(*sorted((sets.find(group_of[a]), sets.find(group_of[b]))))
     joined: dict[int, list[int]] = defaultdict(list)
     for k, members in enumerate(groups):
-        joined[find(k)].extend(members)
+        joined[sets.find(k)].extend(members)
     return [sorted(members) for _, members in sorted(joined.items())]

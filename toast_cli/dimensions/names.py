@@ -1,4 +1,4 @@
-"""Union-find over dimension names, in which a name may be an ordered product of others.
+"""Disjoint sets of dimension names, in which a name may be an ordered product of others.
 
 Every dimension starts as one name. `unify` makes two names one; `unify_product` says that a name is, major to minor, the
 product of others. Splitting a name splits its whole class, and two different splits of one class meet in their common
@@ -7,26 +7,21 @@ refinement. Where the cut points do not form a divisibility chain, equality stop
 
 from __future__ import annotations
 
+from toast_cli.program.disjoint_set import DisjointSets
+
 
 class Names:
-    """Mutable while the analysis runs. A name is an int; `sizes[name]` its number of elements."""
+    """Mutable while the analysis runs. A name is an int; `sizes[name]` its number of elements. `find` gives the one that stands for all its equals."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._parent: list[int] = []
+        self._same: DisjointSets[int] = DisjointSets()
+        self.find = self._same.find
         self._parts: dict[int, list[int]] = {}  # root -> names it is the product of, major to minor
 
     def new(self, size: int) -> int:
         self.sizes.append(size)
-        self._parent.append(len(self._parent))
-        return len(self._parent) - 1
-
-    def find(self, name: int) -> int:
-        parent = self._parent
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
+        return len(self.sizes) - 1
 
     def leaves(self, name: int) -> list[int]:
         """The unsplit names (roots) whose ordered product this name is, major to minor; itself where it is not split."""
@@ -45,10 +40,10 @@ class Names:
             if left in self._parts:
                 aligned = self._align(self.leaves(left), self.leaves(right))
                 if aligned:
-                    self._parent[self.find(right)] = self.find(left)
+                    self._same.union(left, right)
                 return aligned
             left, right = right, left
-        self._parent[right] = left  # `right` is not split; whatever `left` is, it becomes that
+        self._same.union(left, right)  # `right` is not split; whatever `left` is, it becomes that
         return True
 
     def unify_product(self, whole: int, parts: list[int]) -> bool:
