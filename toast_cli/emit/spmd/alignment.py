@@ -35,14 +35,17 @@ def align(
     results: tuple[Sharding, ...],
     sizes: tuple[int, ...],
     splits: frozenset[int] = frozenset(),
+    keeps: frozenset[int] = frozenset(),
 ) -> Alignment:
     """The split that is nearest to `operands` and `results`.
 
     Args:
         rule: of the op. operands: how they lie. results: how they are wanted. sizes: of the mesh axes.
-        splits: factors which pass through only to some extent that can be split nevertheless.
+        splits: factors that the rule calls whole, or permuted, and that can be split nevertheless. keeps: others that have to be whole.
     """
-    whole = (rule.need_replication | rule.permutation) - splits
+    made = {factor for dims in rule.results for factors in dims for factor in factors}
+    alone = frozenset(range(len(rule.sizes))) - made - rule.reduction  # what it means to split one, nobody says
+    whole = (rule.need_replication | rule.permutation | keeps | alone) - splits
     axes: FactorAxes = {}
     spent: set[int] = set()
     for factors, sharding in zip((*rule.results, *rule.operands), (*results, *operands), strict=True):
@@ -54,7 +57,6 @@ def align(
     while stuck := next(filter(None, (_stuck(factors, axes, rule.sizes, sizes) for factors in arrays)), None):
         for factor in stuck:
             del axes[factor]
-    made = {factor for dims in rule.results for factors in dims for factor in factors}
     ways_in = tuple(_sharding(factors, axes) for factors in rule.operands)
     ways_out = tuple(_sharding(factors, axes) for factors in rule.results)
     partial = tuple([a for factor in sorted(rule.reduction & axes.keys() - made) for a in axes[factor]])

@@ -7,6 +7,7 @@ operation in place (or puts others in its stead), and says what each device then
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op, Program, Value
+from toast_cli.xla import ir
 
 
 @dataclass(slots=True)
@@ -50,9 +52,10 @@ class Site:
         """Result k unsplit."""
         return self.program.values[self.op.results[k]]
 
-    def alignment(self, splits: frozenset[int] = frozenset()) -> Alignment:
+    def alignment(self, splits: frozenset[int] = frozenset(), keeps: frozenset[int] = frozenset()) -> Alignment:
         """The split that is nearest to how operands lie and results are wanted; see `align`."""
-        return align(self.op.rule, tuple([p.sharding for p in self.operands]), self.wanted, self.sizes, splits)
+        lying = tuple([p.sharding for p in self.operands])
+        return align(self.op.rule, lying, self.wanted, self.sizes, splits, keeps)
 
     def bring(self, k: int, sharding: Sharding) -> Piece:
         """Operand k, in this sharding from now on."""
@@ -92,6 +95,10 @@ class Site:
         """Other operations have made the results, and the operation goes."""
         self.superseded = True
         return [Piece(handle, sharding, partial, reducer) for handle, sharding in zip(handles, shardings, strict=True)]
+
+    def behind(self) -> AbstractContextManager[None]:
+        """New operations go behind the operation while the block runs."""
+        return self.build.at(ir.InsertionPoint.after(self.operation), self.operation.location)
 
     def local(self, k: int) -> tuple[int, ...]:
         """The shape of what a device has of operand k."""

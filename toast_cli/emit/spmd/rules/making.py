@@ -37,7 +37,7 @@ def iota(site: Site) -> list[Piece]:
     if not wanted[dim]:
         return [piece]
     build, value = site.build, site.result(0)
-    with build.at(ir.InsertionPoint.after(site.operation), site.operation.location):
+    with site.behind():
         length = value.shape[dim] // shards((wanted[dim],), site.sizes)
         begin = build.convert(site.devices.offset(wanted[dim], length), value.dtype)
         shape = local_shape(value.shape, wanted, site.sizes)

@@ -28,16 +28,3 @@ def one_device(site: Site) -> list[Piece]:
     """The number of a device, in a program for one device."""
     value = site.result(0)
     return site.replaced([site.build.constant(0, value.dtype)], (replicated(0),))
-
-
-def sliced(site: Site) -> list[Piece]:
-    """A slice: dimensions that it takes whole are taken whole of a piece."""
-    at = site.alignment()
-    site.bring_all(at.operands)
-    limits = [int(n) for n in site.operation.attributes["limit_indices"]]
-    local = site.local(0)
-    for dim, (own, axes) in enumerate(zip(local, site.operands[0].sharding, strict=True)):
-        if axes:
-            limits[dim] = own
-    site.operation.attributes["limit_indices"] = site.build.i64s(limits)
-    return site.localise(at.results, at.partial)

@@ -69,7 +69,7 @@ def is_constant(handle: Any, value: float) -> bool:
 def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
     """What all devices along `axes` have found, reduced by the same body."""
     build, operation = site.build, site.operation
-    with build.at(ir.InsertionPoint.after(operation), operation.location):
+    with site.behind():
         gathered = []
         for piece in found:
             shape = tuple(piece.handle.type.shape)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from toast_cli.emit.spmd.rules.indexing import dynamic_slice, dynamic_update_slice, gather, scatter
 from toast_cli.emit.spmd.rules.making import constant, iota
-from toast_cli.emit.spmd.rules.plain import one_device, plain, sliced, whole
+from toast_cli.emit.spmd.rules.plain import one_device, plain, whole
 from toast_cli.emit.spmd.rules.reducing import reduce
+from toast_cli.emit.spmd.rules.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
 from toast_cli.emit.spmd.site import LocalRule
 from toast_cli.program.ops import OpKind
 
 _SAME_ON_PIECES = """
-broadcast_in_dim cholesky concatenate convolution custom_call dot dot_general map optimization_barrier pad reduce_window reshape reverse sort
+broadcast_in_dim cholesky concatenate custom_call dot dot_general map optimization_barrier reshape sort
 transpose triangular_solve
 """
 
@@ -17,8 +19,17 @@ RULES: dict[str, LocalRule] = {
     **{f"stablehlo.{name}": plain for name in _SAME_ON_PIECES.split()},
     "stablehlo.constant": constant,
     "stablehlo.iota": iota,
-    "stablehlo.slice": sliced,
+    "stablehlo.slice": slices,
+    "stablehlo.pad": pad,
+    "stablehlo.reduce_window": reduce_window,
+    "stablehlo.convolution": convolution,
+    "stablehlo.reverse": reverse,
+    "stablehlo.select_and_scatter": select_and_scatter,
     "stablehlo.reduce": reduce,
+    "stablehlo.gather": gather,
+    "stablehlo.scatter": scatter,
+    "stablehlo.dynamic_slice": dynamic_slice,
+    "stablehlo.dynamic_update_slice": dynamic_update_slice,
     "stablehlo.partition_id": one_device,
     "stablehlo.replica_id": one_device,
 }

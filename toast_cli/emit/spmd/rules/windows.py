@@ -1,0 +1,269 @@
+"""Ops that read neighbours, or elements at other places: convolutions, pooling, slices, paddings, reversals.
+
+Along a split dimension each device is given the stretch of the operand that its part of the result is made of (see `halo`), and then the
+same op runs on that, padded as the stretch needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from toast_cli.emit.spmd.alignment import Alignment
+from toast_cli.emit.spmd.devices import groups
+from toast_cli.emit.spmd.halo import Stretch, exchange, from_whole
+from toast_cli.emit.spmd.piece import Piece
+from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
+from toast_cli.emit.spmd.site import Site
+from toast_cli.frontend.windows import convolution_dims
+from toast_cli.plan.halo import exchanged
+from toast_cli.plan.sharding import shards
+from toast_cli.program.model import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a device reads for its part of the result along one dimension. low, high: padding at its ends. span: elements with the holes and that."""
+
+    need: Stretch
+    low: int
+    high: int
+    span: int
+
+
+def slices(site: Site) -> list[Piece]:
+    """A slice."""
+    at, tiles = given_stretches(site)
+    names = ("start_indices", "limit_indices")
+    starts, limits = ([int(n) for n in site.operation.attributes[name]] for name in names)
+    for dim, own in enumerate(site.operation.operands[0].type.shape):
+        if dim in tiles:
+            starts[dim], limits[dim] = 0, tiles[dim].span
+        elif at.operands[0][dim]:
+            limits[dim] = own
+    for name, numbers in zip(names, (starts, limits), strict=True):
+        site.operation.attributes[name] = site.build.i64s(numbers)
+    return site.localise(at.results)
+
+
+def pad(site: Site) -> list[Piece]:
+    """Padding, with holes or without."""
+    at, tiles = given_stretches(site, fill=1)
+    names = ("edge_padding_low", "edge_padding_high")
+    lows, highs = ([int(n) for n in site.operation.attributes[name]] for name in names)
+    for dim, tile in tiles.items():
+        lows[dim], highs[dim] = tile.low, tile.high
+    for name, numbers in zip(names, (lows, highs), strict=True):
+        site.operation.attributes[name] = site.build.i64s(numbers)
+    return site.localise(at.results)
+
+
+def reduce_window(site: Site) -> list[Piece]:
+    """Pooling and running sums, of one array or several at once."""
+    at, tiles = given_stretches(site, fill=len(site.op.results), arrays=len(site.op.results))
+    repad(site, tiles, len(site.result(0).shape))
+    return site.localise(at.results)
+
+
+def convolution(site: Site) -> list[Piece]:
+    """A convolution; groups of features or images that are split are fewer on each device.
+
+    Where image and kernel are split along the same windows and the result is not (the gradient of a kernel), each device adds up over its part of
+    the kernel, and what it finds is partial.
+    """
+    image, kernel, _ = convolution_dims(site.operation)
+    summed = [w for w in site.op.windows if is_summed(site, w)]
+    at, tiles = given_stretches(site, summed=summed)
+    partial = at.partial
+    for window in summed:
+        partial += site.operands[1].sharding[window.kernel_dim]
+    repad(site, {int(image[dim]): tile for dim, tile in tiles.items()}, len(image) - 2)
+    for name, dim in (("feature_group_count", image.index("f")), ("batch_group_count", image.index("b"))):
+        count = int(site.operation.attributes[name].value)
+        common = site.op.rule.operands[1][kernel.index("o")]
+        parts = prod(shards((at.axes.get(f, ()),), site.sizes) for f in site.op.rule.operands[0][dim] if f in common)
+        site.operation.attributes[name] = site.build.i64(count // parts)
+    return site.localise(at.results, partial)
+
+
+def is_summed(site: Site, window: Window) -> bool:
+    """Whether a convolution adds up along a window over what devices have of image and kernel."""
+    axes = site.operands[0].sharding[window.operand_dim]
+    return (
+        bool(axes)
+        and axes == site.operands[1].sharding[window.kernel_dim]
+        and not site.wanted[0][window.result_dim]
+        and window.dilation == 1
+    )
+
+
+def select_and_scatter(site: Site) -> list[Piece]:
+    """The gradient of a pooling that chooses: each device looks at all windows that reach into its piece, and keeps what falls there.
+
+    Windows that stand in padding, and sums that are no additions, are left whole.
+    """
+    rule = site.op.rule
+    windows = {window.operand_dim: window for window in site.op.windows}
+    padded = any(n for n in padding_of(site, len(windows)))
+    adds = body_reducer(site.operation.regions[1]) == "add"
+    impossible = {
+        f
+        for dim, window in windows.items()
+        for f in rule.operands[0][dim]
+        if padded or not adds or not even_shards(site, f, window)
+    }
+    at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
+    site.bring_all(at.operands)
+    build, zero = site.build, site.build.constant(0, site.operand(0).dtype)
+    operand, source, keep = site.operands[0].handle, site.operands[1].handle, {}
+    for dim, window in windows.items():
+        axes = at.operands[0][dim]
+        if not axes:
+            continue
+        own, step = window.inputs // shards((axes,), site.sizes), window.stride
+        first = min(-((window.size - 1) // step), 0)
+        count = (own - 1) // step - first + 1
+        length = max(step * (count - 1) + window.size, own - step * first)
+        need = Stretch(dim, axes, window.inputs, step * first, own, length)
+        operand = exchange(build, site.devices, operand, need, zero, zero=True)
+        need = Stretch(dim, axes, window.outputs, first, own // step, count)
+        source = from_whole(build, site.devices, source, need, zero)
+        keep[dim] = (-step * first, own - step * first)
+    site.operation.operands[0], site.operation.operands[1] = operand, source
+    if not keep:
+        return site.localise(at.results)
+    result = site.operation.results[0]
+    result.set_type(operand.type)
+    with site.behind():
+        handle = result
+        for dim, (begin, end) in keep.items():
+            handle = build.slice_dim(handle, dim, begin, end)
+    return [Piece(handle, at.results[0])]
+
+
+def even_shards(site: Site, factor: int, window: Window) -> bool:
+    """Whether the windows of all devices look alike where a factor is split as it is wanted."""
+    (dim,) = (d for d, factors in enumerate(site.op.rule.results[0]) if factor in factors)
+    parts = shards((site.wanted[0][dim],), site.sizes)
+    return window.inputs % parts == 0 and window.inputs // parts % window.stride == 0
+
+
+def padding_of(site: Site, dims: int) -> list[int]:
+    """Low and high padding, dimension by dimension."""
+    attributes = site.operation.attributes
+    return [int(n) for n in np.array(attributes["padding"]).ravel()] if "padding" in attributes else [0] * 2 * dims
+
+
+def reverse(site: Site) -> list[Piece]:
+    """Along a split dimension pieces change places as well."""
+    at = site.alignment(splits=site.op.rule.permutation)
+    site.bring_all(at.operands)
+    (piece,) = site.localise(at.results)
+    handle = piece.handle
+    with site.behind():
+        for dim in (int(d) for d in site.operation.attributes["dimensions"]):
+            if at.results[0][dim]:
+                members = groups(at.results[0][dim], site.sizes)
+                handle = site.build.permute(
+                    handle, [pair for g in members for pair in zip(g, reversed(g), strict=True)]
+                )
+    return [Piece(handle, piece.sharding)]
+
+
+# -- stretches --------------------------------------------------------------------------------------------------------
+
+
+def given_stretches(
+    site: Site, fill: int | None = None, arrays: int = 1, summed: Sequence[Window] = ()
+) -> tuple[Alignment, dict[int, Tile]]:
+    """Brings the operands, the first `arrays` of them as stretches of windows along split dimensions.
+
+    Args:
+        fill: the operand that says what is beyond the ends of the first one; none for 0. Those of further arrays follow it.
+        summed: windows along which the second operand is split, and added up over.
+
+    Returns how everything lies, and for each dimension that is split along windows what the operation finds there.
+    """
+    rule = site.op.rule
+    windows = {window.operand_dim: window for window in site.op.windows}
+    impossible = {f for dim, w in windows.items() for f in rule.operands[0][dim] if not can_split(w, site, f)}
+    impossible |= {f for window in summed for f in rule.operands[0][window.operand_dim]}
+    lying = [piece.sharding for piece in site.operands]
+    at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
+    tiles, ways_in = {}, [list(sharding) for sharding in at.operands]
+    gathered: set[int] = set()
+    for dim, window in windows.items():
+        axes = lying[0][dim] if window in summed else at.operands[0][dim]
+        if axes:
+            parts = shards((axes,), site.sizes)
+            tiles[dim] = summed_tile(window, axes, parts) if window in summed else tile_of(window, axes, parts)
+            if window in summed:
+                ways_in[0][dim], ways_in[1][window.kernel_dim] = axes, axes
+            if exchanged(window, parts, summed=window in summed) is None:
+                ways_in[0][dim] = ()
+                gathered.add(dim)
+    for k in range(len(site.operands)):
+        site.bring(k, tuple(ways_in[0 if k < arrays else k]))
+    site.read()
+    for k in range(arrays):
+        handle = site.operands[k].handle
+        value = site.operands[fill + k].handle if fill is not None else site.devices.constant(0, site.operand(k).dtype)
+        zero = fill is None or is_constant(value, 0)
+        for dim, tile in tiles.items():
+            if dim in gathered:
+                handle = from_whole(site.build, site.devices, handle, tile.need, value)
+            else:
+                handle = exchange(site.build, site.devices, handle, tile.need, value, zero=zero)
+        site.operation.operands[k] = handle
+    return at, tiles
+
+
+def can_split(window: Window, site: Site, factor: int) -> bool:
+    """Whether all devices' stretches look alike, however the dimension is split here."""
+    parts = 1
+    for sharding, dims in zip(site.wanted, site.op.rule.results, strict=True):
+        for axes, factors in zip(sharding, dims, strict=True):
+            if factor in factors:
+                parts = max(parts, shards((axes,), site.sizes))
+    own, rest = divmod(window.outputs, parts)
+    return (
+        rest == 0
+        and window.inputs % parts == 0
+        and window.stride * own % window.dilation == 0
+        and (parts == 1 or tile_of(window, (), parts).need.length > 0)
+    )
+
+
+def tile_of(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
+    """The stretch of each of so many devices for its part of the results."""
+    own = window.outputs // parts
+    begin = -window.low  # counted with holes
+    span = window.stride * (own - 1) + (window.size - 1) * window.spread + 1
+    first = -(-begin // window.dilation)
+    low = first * window.dilation - begin
+    length = max(0, -(-(span - low) // window.dilation))
+    high = span - low - ((length - 1) * window.dilation + 1)
+    pitch = window.stride * own // window.dilation
+    return Tile(Stretch(window.operand_dim, axes, window.inputs, first, pitch, length), low, high, span)
+
+
+def summed_tile(window: Window, axes: tuple[int, ...], parts: int) -> Tile:
+    """The stretch of each of so many devices for all results, of its part of the kernel."""
+    own = window.size // parts
+    length = (own - 1) * window.spread + 1 + (window.outputs - 1) * window.stride
+    need = Stretch(window.operand_dim, axes, window.inputs, -window.low, own * window.spread, length)
+    return Tile(need, 0, 0, length)
+
+
+def repad(site: Site, tiles: dict[int, Tile], dims: int) -> None:
+    """Padding of the dimensions in `tiles` as it is on each device."""
+    attributes = site.operation.attributes
+    if not tiles:
+        return
+    given = padding_of(site, dims)
+    for dim, tile in tiles.items():
+        given[2 * dim], given[2 * dim + 1] = tile.low, tile.high
+    attributes["padding"] = site.build.table([given[k : k + 2] for k in range(0, 2 * dims, 2)])
