@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
+from typing import TypeVar
 
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task
+from toast_cli.verify.errors import relative_error
+from toast_cli.verify.inputs import input_sets
+from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, result_types
+
+Key = TypeVar("Key", bound=Hashable)
+_MOST = 1e-4  # relative error: sums in another order, in f32
 
 
 def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> list[int]:
@@ -26,3 +33,19 @@ def wrong_in(source: Source, written: bytes, devices: int) -> list[int]:
         (folder / PARTITIONED).write_bytes(written)
         errors = numbers_task(request, folder)["errors"]
     return [k for k, error in enumerate(errors) if not error["error"] <= error["allowed"]]
+
+
+def differing(source: Source, programs: dict[Key, bytes], devices: int) -> dict[Key, list[int]]:
+    """Of programs that are all meant to do what `source` does: the numbers of the results that differ, where any do."""
+    module = source.module
+    (inputs,) = input_sets(module, 0, 1)
+    shapes = [shape for shape, _ in result_types(module)]
+    expected = xla.run_program(xla.write_bytecode(module), inputs, shapes, 1, shardy=True)
+    found = {key: xla.run_program(program, inputs, shapes, devices, shardy=True) for key, program in programs.items()}
+    return {
+        key: wrong
+        for key, results in found.items()
+        if (
+            wrong := [k for k, (a, b) in enumerate(zip(expected, results, strict=True)) if relative_error(a, b) > _MOST]
+        )
+    }

@@ -16,8 +16,8 @@ from toast_cli.xla import ir
 
 Shape = tuple[int, ...]
 INDEX = "i32"
-# The reductions that are one operation, and the value that changes nothing in them.
-REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
+# The operations that devices can reduce with.
+REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
 
 
 class Builder:
@@ -289,7 +289,7 @@ def least_and_most(dtype: str) -> tuple[float, float] | None:
 
 def identity(reducer: str, dtype: str) -> float | None:
     """The value that changes nothing when it is reduced with another; None where there is none."""
-    if reducer in ("add", "or", "xor"):
+    if reducer in ("add", "or"):
         return 0
     if reducer == "multiply":
         return 1

@@ -13,20 +13,24 @@ from toast_cli.xla import ir
 def constant(site: Site) -> list[Piece]:
     """Equal elements are as many as are needed; of others each device takes its part."""
     (wanted,) = site.wanted
-    literal = site.operation.attributes["value"]
     if not any(wanted):
         return site.localise(site.wanted)
-    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
+    element = splat(site.operation)
+    if element is None:
         return site.localise((replicated(len(wanted)),))
     value = site.result(0)
     kind = site.build.type(value.dtype, local_shape(value.shape, wanted, site.sizes))
-    site.operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, splat_value(literal))
+    site.operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, element)
     return site.localise(site.wanted)
 
 
-def splat_value(literal: Any) -> Any:
-    """The one value of a constant of equal elements, as an attribute."""
-    return literal.get_splat_value()
+def splat(operation: Any) -> Any | None:
+    """The one element, as an attribute, of a constant of equal elements; None for other constants, and types unknown to Python (complex)."""
+    try:
+        literal = operation.attributes["value"]
+    except TypeError:
+        return None
+    return literal.get_splat_value() if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
 
 
 def iota(site: Site) -> list[Piece]:

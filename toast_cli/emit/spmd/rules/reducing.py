@@ -10,6 +10,7 @@ from typing import Any
 from toast_cli.emit.spmd.build import REDUCERS, identity
 from toast_cli.emit.spmd.devices import groups
 from toast_cli.emit.spmd.piece import Piece
+from toast_cli.emit.spmd.rules.making import splat
 from toast_cli.emit.spmd.site import Site
 from toast_cli.xla import ir
 
@@ -59,11 +60,8 @@ def is_constant(handle: Any, value: float) -> bool:
     """Whether all elements of a constant are `value`."""
     if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
         return False
-    literal = handle.owner.attributes["value"]
-    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
-        return False
-    found = literal.get_splat_value()
-    return hasattr(found, "value") and float(found.value) == value
+    element = splat(handle.owner)
+    return element is not None and hasattr(element, "value") and float(element.value) == value
 
 
 def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
