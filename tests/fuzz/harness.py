@@ -84,7 +84,7 @@ def wrong_with(outcome: Outcome) -> list[str]:
         found.append(f"{outcome.bytes >> 20} MiB of memory")
     if b"\x1b" in text:
         found.append("escape sequence")
-    if outcome.code == 2 and not outcome.hung and not outcome.signal and not outcome.complaints.strip():
+    if outcome.code == 2 and not outcome.hung and not outcome.signal and not text.strip():
         found.append("exit code 2 without a word")
     if any(name.endswith(".tmp") for name in outcome.files):
         found.append("temporary file left")

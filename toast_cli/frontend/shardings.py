@@ -85,7 +85,18 @@ def take_shardings(module: Any, function: Any, path: str) -> Findings:
         taker = _Taker(meshes_of(module), path)
         taker.boundary(function)
         taker.body(function)
-    return taker.findings
+    findings = taker.findings
+    return replace(
+        findings, kept=list(map(_of_what_is_used, findings.kept)), pins=list(map(_of_what_is_used, findings.pins))
+    )
+
+
+def _of_what_is_used(kept: Kept) -> Kept:
+    """The record, of the value that its uses have by now: a constraint that stood between is gone, and its result with it."""
+    if not kept.uses:
+        return kept
+    operation, operand = kept.uses[0]
+    return replace(kept, value=operation.operands[operand])
 
 
 class _Taker:
