@@ -6,15 +6,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_MODEL ?= sample_models/t2b_train.mlirbc.zst
 DEMO_MESH ?= v4-32
+FUZZ_INPUTS ?= 10000
+FUZZ_SEED ?= 0
 
 # No accelerator is needed, and none of this machine's is to be claimed.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help demo test packages walk pages docs lint types format format-check check readme clean
+.PHONY: help demo test packages walk pages docs lint types format format-check check readme clean fuzz faults
 
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
 	@echo "make test     run the tests"
+	@echo "make fuzz     run $(FUZZ_INPUTS) hostile inputs (a quarter of an hour on idle cores); findings go to build/fuzz"
+	@echo "make faults   kill commands at 100 random moments, and look at what is left"
 	@echo "make packages build wheel and sdist, install and run them with the oldest and newest jax supported"
 	@echo "make walk     a new user's walk: wheel, model, partition, run, in several frameworks"
 	@echo "make pages    look at the HTML pages in headless Chromium"
@@ -37,6 +41,12 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+fuzz: $(READY)
+	cd tests && PYTHONPATH=.:.. ../$(BIN)/python -m fuzz --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
+
+faults: $(READY)
+	cd tests && PYTHONPATH=.:.. ../$(BIN)/python -m fuzz.faults --kills 100
 
 packages: $(READY)
 	.ci/packages $(BIN)/python

@@ -1,0 +1,13 @@
+"""Commands killed at a few random moments; `make faults` does it a hundred times."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import faults
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"), [("partition", 3), ("check", 2), ("sweep", 3), ("cluster", 1), ("verify", 1)]
+)
+def test_what_killed_commands_leave(name: str, kills: int) -> None:
+    assert faults.run(name, kills, seed=7) == []

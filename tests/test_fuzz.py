@@ -1,0 +1,112 @@
+"""The short run of the fuzzer, with fixed seeds; `make fuzz` is the long one. Every known case is in test_hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from fuzz.cases import case
+from fuzz.harness import Case, Outcome, Server, wrong_with
+from fuzz.strategies import cases
+from fuzz.suites import programs_in
+from hypothesis import HealthCheck, given, settings
+
+MUTATIONS = 160
+PIECES = 8
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as one:
+        yield one
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_damaged_inputs(server: Server, piece: int) -> None:
+    for number in range(piece, MUTATIONS, PIECES):
+        one = case(Random(f"short/{number}"))
+        outcome = server.run(one)
+        assert wrong_with(outcome) == [], (number, one.arguments, outcome.said)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(one=cases())
+def test_inputs_made_from_grammars(server: Server, one: Case) -> None:
+    outcome = server.run(one)
+    assert wrong_with(outcome) == [], (one.arguments, outcome.said)
+
+
+def outcome(**changes: object) -> Outcome:
+    facts = {
+        "code": 0,
+        "signal": 0,
+        "output": b"",
+        "complaints": b"",
+        "seconds": 1.0,
+        "bytes": 1,
+        "hung": False,
+        "files": {},
+    }
+    return Outcome(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+# What the fuzzer must see, lest it finds nothing because it looks at nothing.
+SEEN = [
+    ({}, []),
+    ({"code": 2, "complaints": b"error: x"}, []),
+    ({"code": 70, "complaints": b"error: x"}, ["exit code 70"]),
+    ({"code": -1, "signal": 11}, ["killed by SIGSEGV"]),
+    ({"complaints": b"Traceback (most recent call last):"}, ["traceback"]),
+    ({"hung": True, "code": -1, "signal": 9}, ["hang (1 s of processor time)"]),
+    ({"seconds": 61.0}, ["hang (61 s of processor time)"]),
+    ({"bytes": 5 << 30}, ["5120 MiB of memory"]),
+    ({"output": b"\x1b[31m"}, ["escape sequence"]),
+    ({"code": 2}, ["exit code 2 without a word"]),
+    ({"files": {".o.mlir.1.tmp": b""}}, ["temporary file left"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "wrong"), SEEN)
+def test_what_is_seen(changes: dict[str, object], wrong: list[str]) -> None:
+    assert wrong_with(outcome(**changes)) == wrong
+
+
+def test_workers_see_signals_exits_and_memory(tmp_path: Path) -> None:
+    """A toast that misbehaves, in a checkout of its own."""
+    package = tmp_path / "toast_cli" / "cli"
+    package.mkdir(parents=True)
+    (tmp_path / "toast_cli" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text(
+        "import os, sys\n"
+        "def main(arguments):\n"
+        "    if arguments[0] == 'abort': os.kill(os.getpid(), 6)\n"
+        "    if arguments[0] == 'eat': block = b'x' * (300 << 20)\n"
+        "    if arguments[0] == 'raise': raise ValueError\n"
+        "    return 70 if arguments[0] == 'bug' else 0\n"
+    )
+    with Server(tmp_path) as other:
+        outcomes = {word: other.run(Case((word,))) for word in ("abort", "eat", "raise", "bug", "fine")}
+    found = {word: wrong_with(outcome) for word, outcome in outcomes.items()}
+    assert found["abort"] == ["killed by SIGABRT"] and found["bug"] == ["exit code 70"] and found["fine"] == []
+    assert "traceback" in found["raise"] and outcomes["eat"].bytes > 300 << 20 > outcomes["fine"].bytes
+
+
+# Texts as test suites hold them, and the programs in them.
+FILES = [
+    ("a.mlir", "// RUN: opt %s\nmodule {}\n// -----\nfunc.func @f() { return }\n// -----\n\n", 2),
+    ("a.hlo", "// RUN: hlo-opt %s\nHloModule m\nENTRY e { ROOT r = f32[] constant(1) }\n", 1),
+    (
+        "a.cc",
+        'const char* hlo = R"(\nHloModule m\nENTRY e {\n  ROOT r = f32[] constant(1)\n}\n)";\nauto s = R"(no program)";',
+        1,
+    ),
+    ("a.md", "HloModule", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "count"), FILES)
+def test_programs_are_found_in_test_suites(tmp_path: Path, name: str, text: str, count: int) -> None:
+    (tmp_path / name).write_text(text)
+    assert len(list(programs_in(tmp_path))) == count
