@@ -25,11 +25,11 @@ from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Copy, Pricer
 from toast_cli.evaluate.sum_items import SumItem, cut_by_readers
-from toast_cli.plan.axis_assignment import _space_left
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import reshard_steps
 from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.workarounds import without_split_space
 
 NOWHERE = -1
 GAP = 1e-4  # relative, at which HiGHS may stop
@@ -88,7 +88,7 @@ def every_iteration(problem: Problem, number: int) -> list[Iteration]:
     form = pattern.form
     found: dict[Iteration, None] = {}
     for split in every_split(form, sizes):
-        if pattern.space is not None and _space_left(pattern.space, split, sizes) != split:
+        if pattern.space is not None and without_split_space(pattern.space, split, sizes) != split:
             continue  # XLA gives wrong numbers
         partial = [a for kind, axes in zip(form.kinds, split, strict=True) if kind is SlotKind.REDUCTION for a in axes]
         targets = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
+from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.confirm.compilers import Compiler
 from toast_cli.confirm.model import Confirmation, Row
 from toast_cli.confirm.run import Limits
@@ -227,7 +228,8 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = for_platform(load(program), chosen.chip.platform)
         stated = stated_pins(source, chosen.names, chosen.sizes)
-        return make_problem(source.program, analyse(source.program), chosen, pins, stated)
+        workarounds = installed_workarounds()
+        return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)
 
 
 def search_meshes(
@@ -242,11 +244,12 @@ def search_meshes(
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
-    goal = parse_goal(request.minimise, request.subject_to)
+    goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
     def problem_on(mesh: Mesh) -> Problem:
         stated = stated_pins(source, mesh.names, mesh.sizes)
-        problem = replace(make_problem(source.program, dimensions, mesh, request.pins, stated), goal=goal)
+        problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
+        problem = replace(problem, goal=goal)
         return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
 
     previous: Evaluator | None = None

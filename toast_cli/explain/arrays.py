@@ -133,7 +133,8 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
         if f"({', '.join(spec)})" == now:
             continue
         wishes = tuple(f"{program.arguments[k].path or f'arg{k}'}={','.join(spec)}" for k in members)
-        other = replace(make_problem(program, problem.dimensions, mesh, (*pins, *wishes), stated), goal=problem.goal)
+        other = make_problem(program, problem.dimensions, mesh, (*pins, *wishes), stated, problem.workarounds)
+        other = replace(other, goal=problem.goal)
         cost = Evaluator(other).exact_cost(study.plan)
         note = f"arguments {format_bytes(cost.argument_bytes)}"
         changes.append(study.priced(f"({', '.join(spec)})", cost, note))

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
+from toast_cli.plan.workarounds import without_split_space
 
 START = 0  # the state in which nothing is decided
 
@@ -139,7 +140,7 @@ class Spender:
     def _settle(self, spent: Spent) -> Choice:
         space, slot_axes = self.rules.space, spent.slot_axes
         if space is not None:
-            slot_axes = _space_left(space, slot_axes, self._sizes)
+            slot_axes = without_split_space(space, slot_axes, self._sizes)
         partial = self._partial(slot_axes)
         if not partial:
             return slot_axes, ()
@@ -240,27 +241,6 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
         return side < wanted, side
 
     return () if any(chosen(slot) == ASIDE for slot in slots) else tuple(sorted(slots, key=place))
-
-
-def _space_left(space: Space, slot_axes: SlotAxes, sizes: tuple[int, ...]) -> SlotAxes:
-    """Without the axes that split space where XLA's partitioner would not go along.
-
-    Where image and kernel are both split, and space is, it splits the kernel in space as well and adds up over all
-        devices: those that hold the same pieces, because an axis does not split what is added up, count several times
-        (jaxlib 0.10.2; a gradient comes out doubled).
-    """
-
-    def spent(slots: frozenset[int]) -> set[int]:
-        return {axis for slot in slots for axis in slot_axes[slot]}
-
-    away: frozenset[int] = frozenset()
-    if spent(space.tiled) and (spent(space.kernel) or spent(space.summed)):
-        away = space.tiled
-    if spent(space.summed):
-        added_up = spent(space.summed | space.contracted)
-        if away or any(size > 1 and axis not in added_up for axis, size in enumerate(sizes)):
-            away |= space.summed
-    return tuple([() if slot in away else axes for slot, axes in enumerate(slot_axes)])
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

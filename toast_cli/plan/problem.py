@@ -30,6 +30,7 @@ from toast_cli.plan.iteration import (
 )
 from toast_cli.plan.partials import Sum, SumStep, adds_up, find_sums
 from toast_cli.plan.pins import number_pins
+from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DOT_GENERAL, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
@@ -55,6 +56,7 @@ class Problem:
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
+        workarounds: what plans keep away from because the partitioner gets it wrong.
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
         mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that
             each of its groups has become (see `mirrors`).
@@ -73,6 +75,7 @@ class Problem:
     fixed: Plan = ()
     notices: tuple[str, ...] = ()
     goal: Goal = FASTEST
+    workarounds: Workarounds = ALL
     closed: frozenset[int] = frozenset()
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
     spending: Spenders = field(default_factory=Spenders, repr=False, compare=False)
@@ -352,7 +355,12 @@ class Problem:
 
 
 def make_problem(
-    program: Program, dimensions: Dimensions, mesh: Mesh, wishes: tuple[str, ...] = (), stated: Pins = NO_PINS
+    program: Program,
+    dimensions: Dimensions,
+    mesh: Mesh,
+    wishes: tuple[str, ...] = (),
+    stated: Pins = NO_PINS,
+    workarounds: Workarounds = ALL,
 ) -> Problem:
     """Gathers ops into patterns.
 
@@ -388,7 +396,7 @@ def make_problem(
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
-        space = _space(op, form)
+        space = _space(op, form) if workarounds.split_space else None
         key = (form, groups, strands, role, operand_pins, result_pins, space)
         at = numbers.get(key)
         if at is None:
@@ -398,7 +406,7 @@ def make_problem(
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, tuple(remade_values(program)), places,
-        notices=stated.notices,
+        notices=stated.notices, workarounds=workarounds,
     )  # fmt: skip
 
 

@@ -1,0 +1,29 @@
+"""The partitioner's bugs: which versions of jaxlib partition something wrongly, so that plans have to keep away from it.
+
+Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. A new version that has mended a bug gets its number in `MENDED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from toast_cli.plan.workarounds import Workarounds
+
+Version = tuple[int, ...]
+
+# Work-around -> the first version of jaxlib that does not need it; None: no such version is known. Seen with jaxlib 0.10.1 and 0.10.2, by
+# tests/test_halo.py and `python benchmarks/fidelity.py` on convolutions of which image, kernel and space are split.
+MENDED: Mapping[str, Version | None] = {"split_space": None}
+
+
+def workarounds_for(jaxlib: str, mended: Mapping[str, Version | None] = MENDED) -> Workarounds:
+    """What plans that this version of jaxlib partitions have to keep away from."""
+    number = tuple(int(part) for part in re.findall(r"\d+", jaxlib)[:3])
+    return Workarounds(**{name: first is None or number < first for name, first in mended.items()})
+
+
+def installed_workarounds() -> Workarounds:
+    """The same for the version that is installed here, which stands for the one that will partition the program."""
+    return workarounds_for(version("jaxlib"))
