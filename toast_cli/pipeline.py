@@ -70,6 +70,8 @@ class Request:
     pins: tuple[str, ...] = ()
     # `PATTERN=embed,mlp`: what the user calls arguments' dimensions.
     names: tuple[str, ...] = ()
+    # Which frames of the source a place shows: "user" or "all".
+    frames: str = "user"
     minimise: tuple[str, ...] = ()
     subject_to: tuple[str, ...] = ()
     certify: bool = False
@@ -163,7 +165,8 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
         source = for_platform(source, spec.chip.platform)
-        source = replace(source, program=with_dimension_names(source.program, request.names))
+        named = with_dimension_names(source.program, request.names)
+        source = replace(source, program=named, frames=request.frames)
     with _timed("analyse", timings, tell):
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):

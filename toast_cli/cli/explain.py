@@ -10,7 +10,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import OK
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Search, whole_number
+from toast_cli.cli.values import FrameChoice, Search, whole_number
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
 
@@ -60,6 +60,7 @@ def explain(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: options.Jobs = 1,
+    frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -88,7 +89,7 @@ def explain(
     request = options.make_request(
         program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations, seed=seed,
         memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
-        subject_to=subject_to, tactics=tactic, strategy=strategy, plan=plan,
+        subject_to=subject_to, tactics=tactic, strategy=strategy, plan=plan, frames=frames,
     )  # fmt: skip
 
     from toast_cli import pipeline

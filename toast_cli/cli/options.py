@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toast_cli.cli.values import Compiler, Search, bytes_or_none, metavar, one_of, seconds_or_none, whole_number
+from toast_cli.cli.values import (
+    Compiler,
+    FrameChoice,
+    Search,
+    bytes_or_none,
+    metavar,
+    one_of,
+    seconds_or_none,
+    whole_number,
+)
 from toast_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,6 +135,15 @@ SavedPlan = Annotated[
     ),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Let the search add to --plan's decisions.")]
+Frames = Annotated[
+    FrameChoice,
+    typer.Option(
+        "--frames",
+        parser=one_of(FrameChoice, "--frames"),
+        metavar=metavar(FrameChoice),
+        help="Places in the source: your own line (what installed packages do is shown as what it calls), or all frames.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
 
@@ -174,6 +192,7 @@ def make_request(
     strategy: str | None = None,
     plan: str | None = None,
     complete: bool = False,
+    frames: FrameChoice = FrameChoice.user,
     confirm: int = 0,
     confirm_with: Compiler | None = None,
     confirm_budget: str | None = None,
@@ -212,6 +231,7 @@ def make_request(
         strategy=strategy,
         plan=plan,
         complete=complete,
+        frames=frames.value,
         confirm=confirm,
         confirm_with=confirm_with.value if confirm_with is not None else None,
         confirm_seconds=seconds_or_none(confirm_budget, "--confirm-budget"),

@@ -10,7 +10,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.progress import progress_line, say_confirmed
-from toast_cli.cli.values import Annotate, Compiler, Format, Search, metavar, one_of
+from toast_cli.cli.values import Annotate, Compiler, Format, FrameChoice, Search, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
@@ -84,6 +84,7 @@ def partition(
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
     jobs: options.Jobs = 1,
+    frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -131,6 +132,7 @@ def partition(
         strategy=strategy,
         plan=plan,
         complete=complete,
+        frames=frames,
         confirm=confirm,
         confirm_with=confirm_with,
         confirm_budget=confirm_budget,

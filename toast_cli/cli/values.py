@@ -25,6 +25,11 @@ class Compiler(StrEnum):
     gpu = "gpu"
 
 
+class FrameChoice(StrEnum):
+    user = "user"
+    all = "all"
+
+
 class CheckFormat(StrEnum):
     text = "text"
     json = "json"

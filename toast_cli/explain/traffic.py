@@ -10,6 +10,7 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
+from toast_cli.frontend.places import users_frame
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 
 _LISTED = 10
@@ -24,7 +25,9 @@ def explain_line(study: Study, place: str) -> Explanation:
         raise UsageError(f"cannot read {place!r}", where="--line", hint="write FILE:LINE, e.g. model.py:75")
     wanted = f"{matched[1].rsplit('/', 1)[-1]}:{matched[2]}"
     program = study.problem.program
-    ops = [k for k in range(len(program.ops)) if study.source.location(k).partition(" ")[0] == wanted]
+    stacks = [study.source.stack(k) for k in range(len(program.ops))]
+    ops = [k for k, stack in enumerate(stacks) if stack and stack[users_frame(stack)].place == wanted]
+    ops = ops or [k for k, stack in enumerate(stacks) if any(frame.place == wanted for frame in stack)]
     if not ops:
         raise UsageError(f"no operation comes from {wanted}", where="--line", hint=_nearby(study, wanted))
     acting = _acting(study, ops)
@@ -49,9 +52,10 @@ def explain_line(study: Study, place: str) -> Explanation:
 def _nearby(study: Study, wanted: str) -> str:
     file, _, line = wanted.partition(":")
     lines = {
-        int(m[1])
+        frame.line
         for k in range(len(study.problem.program.ops))
-        if (m := re.match(rf"{re.escape(file)}:(\d+)", study.source.location(k)))
+        for frame in study.source.stack(k)
+        if frame.place.rpartition(":")[0] == file
     }
     if not lines:
         return f"the program holds no lines of {file}; save it with debug_info=True for source lines"

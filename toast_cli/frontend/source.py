@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.printable import printable
+from toast_cli.frontend.places import USERS, Frame, frames_of, place_text
 from toast_cli.program.model import Program
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class Source:
         operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
         uses: (op, operand position) -> where in the module, for the ops of our own kinds.
         stated: shardings the program states and we keep: its manual regions' always, the rest on request.
+        frames: which frames of the stack `location` shows: "user" or "all".
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
     """
 
@@ -46,6 +46,7 @@ class Source:
     uses: dict[tuple[int, int], tuple[Any, int]]
     stated: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
+    frames: str = USERS
 
     def use(self, op: int, position: int) -> Use:
         """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand, …)."""
@@ -53,18 +54,10 @@ class Source:
         return Use(operation, operand)
 
     def location(self, op: int) -> str:
-        """Source location of a program op, `model.py:123 (name stack)`; empty where the program holds none."""
-        return describe_location(str(self.operations[op].location))
+        """Place of a program op in the source, `model.py:123 function (name stack)`; empty where the program holds
+        none. See `toast_cli.frontend.places`."""
+        return place_text(str(self.operations[op].location), self.frames)
 
-
-_FRAME = re.compile(r'"([^"]*?)":(\d+):\d+')
-_NAME = re.compile(r'^loc\("([^"]+)"')
-
-
-def describe_location(text: str) -> str:
-    """`loc("jit(f)/mul"(callsite("g"("/a/model.py":12:4) …)))` -> `model.py:12 (jit(f)/mul)`."""
-    frame = _FRAME.search(text)
-    name = _NAME.match(text)
-    where = f"{frame[1].rsplit('/', 1)[-1]}:{frame[2]}" if frame else ""
-    label = name[1] if name and (frame is None or name[1] != frame[1]) else ""
-    return printable(f"{where} ({label})" if where and label else where or label)
+    def stack(self, op: int) -> tuple[Frame, ...]:
+        """Every frame of a program op's location, the innermost first."""
+        return frames_of(str(self.operations[op].location))

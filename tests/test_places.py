@@ -1,0 +1,64 @@
+"""Places in the user's source: of a stack of frames the user's own, with its function and what it calls."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import source_of
+
+from toast_cli.frontend.places import frames_of, place_text
+
+FLAX = "/usr/venv/lib/python3.11/site-packages/flax/nnx/nn"
+BLOCK = '"build.<locals>.Block.__call__"("/home/me/gpt.py":28:16 to :42)'
+ATTENTION = (
+    f'loc("jit(f)/dot_general"(callsite("dot_product_attention"("{FLAX}/attention.py":288:10 to :90) at '
+    f'callsite("MultiHeadAttention.__call__"("{FLAX}/attention.py":752:8 to 765:5) at callsite({BLOCK} at '
+    '"<module>"("/home/me/gpt.py":90:1 to :9)))))'
+)
+# location -> the user's place, the whole stack
+PLACES: list[tuple[str, str, str]] = [
+    (
+        ATTENTION,
+        "gpt.py:28 Block.__call__ → MultiHeadAttention (jit(f)/dot_general)",
+        "attention.py:288 dot_product_attention ← attention.py:752 MultiHeadAttention.__call__ ← gpt.py:28 Block.__call__ "
+        "← gpt.py:90 (jit(f)/dot_general)",
+    ),
+    (
+        f'loc("jit(f)/mul"(callsite("Linear.__call__"("{FLAX}/linear.py":422:4) at "loop"("{FLAX}/x.py":1:2))))',
+        "linear.py:422 Linear.__call__ (jit(f)/mul)",
+        "linear.py:422 Linear.__call__ ← x.py:1 loop (jit(f)/mul)",
+    ),
+    ('loc("jit(f)/mul"("/a/model.py":12:4))', "model.py:12 (jit(f)/mul)", "model.py:12 (jit(f)/mul)"),
+    ('loc("/a/model.py":12:4)', "model.py:12", "model.py:12"),
+    ('loc("f"("/usr/lib/python3.11/contextlib.py":81:9))', "contextlib.py:81 (f)", "contextlib.py:81 (f)"),
+    ('loc("a"(callsite("<lambda>"("C:\\\\me\\\\model.py":3:1) at "g"("b.py":4:1))))', "model.py:3 (a)", "model.py:3 ← b.py:4 g (a)"),
+    ('loc("reduce_sum")', "reduce_sum", "reduce_sum"),
+    ("loc(unknown)", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("location", "users", "everything"), PLACES)
+def test_places(location: str, users: str, everything: str) -> None:
+    assert place_text(location) == users
+    assert place_text(location, "all") == everything
+
+
+def test_frames() -> None:
+    stack = frames_of(ATTENTION)
+    assert [frame.is_users for frame in stack] == [False, False, True, True]
+    assert [frame.place for frame in stack] == ["attention.py:288", "attention.py:752", "gpt.py:28", "gpt.py:90"]
+
+
+def helper(x: jax.Array) -> jax.Array:
+    return jnp.matmul(x, x)
+
+
+def test_a_program_of_jax_says_its_functions() -> None:
+    """What JAX writes is read: the function and its callers, JAX's own frames left out."""
+    source = source_of(lambda x: jnp.tanh(helper(x)), jax.ShapeDtypeStruct((4, 4), jnp.float32))
+    product = next(k for k, op in enumerate(source.program.ops) if op.name == "stablehlo.dot_general")
+    assert source.location(product).startswith("test_places.py:")
+    assert " helper (" in source.location(product)
+    assert source.stack(product)[0].function == "helper"
+    assert len(source.stack(product)) > 1

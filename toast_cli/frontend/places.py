@@ -1,0 +1,83 @@
+"""Places in the user's source: what an operation's location says, as people want to read it.
+
+Enters: an MLIR location as text. Leaves: the stack of frames it holds, and the place to show: the innermost frame
+outside installed packages, with its function and what it calls there: `model.py:28 Block.__call__ → MultiHeadAttention`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from toast_cli.printable import printable
+
+# Which frames a place has: the user's own, or the whole stack.
+USERS, ALL = "user", "all"
+FRAMES = (USERS, ALL)
+
+_HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
+_FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
+# Where installed packages and Python's own library lie; what runs there is not the user's to change.
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
+_UNNAMED = frozenset({"", "<module>", "<lambda>"})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One level of the call stack: `function` as Python calls it, without what it is nested in; "" where unknown."""
+
+    function: str
+    path: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """`model.py:28`."""
+        return f"{self.path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{self.line}"
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is outside installed packages."""
+        return not _INSTALLED.search(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.function}" if self.function else self.place
+
+
+def frames_of(location: str) -> tuple[Frame, ...]:
+    """The frames of a location, the innermost first; none where it holds no source."""
+    head = _HEAD.match(location)
+    found = _FRAME.findall(location, head.end() if head else 0)
+    return tuple(Frame(_function(function), path, int(line)) for function, path, line in found)
+
+
+def place_text(location: str, frames: str = USERS) -> str:
+    """`model.py:28 Block.__call__ → MultiHeadAttention (jit(f)/mul)`; the name alone where the location holds no source.
+
+    Args:
+        frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
+    """
+    stack = frames_of(location)
+    head = _HEAD.match(location) or re.match(r'^loc\("((?:[^"\\]|\\.)*)"', location)
+    label = head[1] if head and not (stack and head[1] == stack[0].path) else ""
+    where = " ← ".join(map(str, stack)) if frames == ALL else _users(stack)
+    return printable(f"{where} ({label})" if where and label else where or label)
+
+
+def users_frame(stack: tuple[Frame, ...]) -> int:
+    """Number of the innermost frame outside installed packages; 0 where all are inside."""
+    return next((k for k, frame in enumerate(stack) if frame.is_users), 0)
+
+
+def _users(stack: tuple[Frame, ...]) -> str:
+    if not stack:
+        return ""
+    number = users_frame(stack)
+    called = stack[number - 1].function.removesuffix(".__call__") if number else ""
+    return f"{stack[number]} → {called}" if called else str(stack[number])
+
+
+def _function(name: str) -> str:
+    """`build.<locals>.Block.__call__` -> `Block.__call__`; "" for a module's own code and for lambdas."""
+    last = name.rpartition("<locals>.")[2]
+    return "" if last in _UNNAMED else last
