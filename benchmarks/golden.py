@@ -96,9 +96,8 @@ def record(options: argparse.Namespace) -> None:
         for case in cases(options.quick):
             if any(word not in case.name for word in options.only):
                 continue
-            before = _processor_seconds()
             facts, written = run(case)
-            _note(f"{case.name}: {facts.get('error', '')}{_processor_seconds() - before:7.2f} s")
+            _note(f"{case.name}: {facts.get('error', 'recorded')}")
             found[case.name] = _shorten(facts, shared)
             if emitted:
                 _keep(emitted, case, written)
@@ -194,8 +193,7 @@ def _processor_seconds() -> float:
 
 
 def _note(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
+    print(f"{_processor_seconds():6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 # --- one record as a file ---------------------------------------------------------------------------------------------
