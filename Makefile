@@ -12,11 +12,12 @@ FUZZ_SEED ?= 0
 # No accelerator is needed, and none of this machine's is to be claimed.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help demo test packages walk pages docs lint types format format-check check readme clean fuzz faults
+.PHONY: help demo test quick packages walk pages docs lint types format format-check check readme clean fuzz faults
 
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
-	@echo "make test     run the tests"
+	@echo "make test     run the tests, as many at once as there are cores"
+	@echo "make quick    run those that take less than a minute together"
 	@echo "make fuzz     run $(FUZZ_INPUTS) hostile inputs (a quarter of an hour on idle cores); findings go to build/fuzz"
 	@echo "make faults   kill commands at 100 random moments, and look at what is left"
 	@echo "make packages build wheel and sdist, install and run them with the oldest and newest jax supported"
@@ -39,8 +40,14 @@ demo: $(READY)
 	mkdir -p build/demo
 	$(BIN)/toast partition $(DEMO_MODEL) --mesh $(DEMO_MESH) -o build/demo/sharded.mlir
 
+# Each worker takes its share of the tests in order, so that what a file prepares is prepared once; who ends early takes over.
+PARALLEL := --numprocesses logical --dist worksteal
+
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+quick: $(READY)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 fuzz: $(READY)
 	cd tests && PYTHONPATH=.:.. ../$(BIN)/python -m fuzz --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)

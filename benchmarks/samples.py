@@ -74,9 +74,8 @@ def measure(name: str, path: Path, mesh: str, compile_full: bool) -> Iterator[Ro
 
 def splitting(problem: Problem) -> dict[str, Plan]:
     """Expert strategies that split some argument, by name."""
-    return {
-        name: plan for name, plan in strategies(problem).items() if any(any(at) for at in lower(problem, plan).layouts)
-    }
+    plans = strategies(problem).items()
+    return {name: plan for name, plan in plans if any(any(at) for at in lower(problem, plan).shardings)}
 
 
 def judge(source: Source, problem: Problem, plan: Plan, form: Form, *, run: bool, compile_it: bool) -> str:

@@ -1,9 +1,68 @@
-"""What holds for all tests."""
+"""What holds for all tests: no test looks at the clock, and which ones `make quick` leaves out."""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is, and nothing about toast.
 settings.register_profile("toast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("toast")
+
+# XLA:CPU and its children spend most of their time on machine code that runs once. What toast checks is done before.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+# Files, and single tests of others, that compile with XLA, start processes, read all samples or search with the default
+# budget: two thirds of the time that all tests take.
+SLOW = {
+    "test_api",
+    "test_calibration",
+    "test_certify",
+    "test_cluster",
+    "test_compare",
+    "test_composite",
+    "test_convolution_memory",
+    "test_cost_calibration",
+    "test_explain",
+    "test_golden",
+    "test_halo",
+    "test_partition_verify",
+    "test_sample_models",
+    "test_saved_plans",
+    "test_three_forms",
+    "test_verify",
+    "test_verify_lapack",
+    "test_verify_numbers",
+    "test_widened",
+    "test_written",
+    "test_check_project::test_a_project_for_real",
+    "test_cli::test_every_option_has_a_line_of_help",
+    "test_cli::test_readme_shows_the_help",
+    "test_cli::test_shells_are_offered",
+    "test_docs::test_python_on_the_pages_runs",
+    "test_docs::test_the_tutorial_runs",
+    "test_emit::test_a_loop_communicates_as_planned",
+    "test_emit::test_a_training_step_communicates_as_planned",
+    "test_emit::test_numbers_stay",
+    "test_features::test_compiled",
+    "test_features::test_numbers",
+    "test_features::test_the_way_between_shardings_is_the_planned_one",
+    "test_formats::test_damaged_files_are_errors_and_nothing_else",
+    "test_formats::test_unparsable_programs",
+    "test_naming::test_sample_models_have_the_roles_they_should",
+    "test_pipeline::test_a_memory_limit_is_respected",
+    "test_pipeline::test_the_mesh_shape_can_be_left_to_the_search",
+    "test_search::test_mcts_reaches_the_proven_optimum_for_every_seed",
+    "test_search_runs::test_the_best_mesh_shape_wins",
+    "test_sweep::test_a_killed_sweep_goes_on",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests in `SLOW`."""
+    for item in items:
+        file, test = item.path.stem, getattr(item, "originalname", item.name)
+        if file in SLOW or f"{file}::{test}" in SLOW:
+            item.add_marker("slow")

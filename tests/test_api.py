@@ -164,10 +164,9 @@ print("right")
 
 def on_8_devices(*command: str) -> str:
     """Standard output of a Python process that sees 8 CPU devices."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    found = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
-    )
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    found = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert found.returncode == 0, found.stderr
     return found.stdout
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from programs import SAMPLES, sample
 
 from toast_cli.cli import main
@@ -37,7 +38,8 @@ def test_no_search_beats_the_certificate_of_another(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "spec"), [("mlp_train", "v4-32"), ("mlp_tiny", "v4-32"), ("mlp_train", "h100-8")])
-def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> None:
+def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)  # it stands still, so that no proof ends for want of time
     evaluator = Evaluator(problem(name, spec, data=4 if spec == "h100-8" else 8, model=2))
     proven = run_search(evaluator, "exact")
     assert proven.proven
@@ -52,14 +54,18 @@ def priced(result: SearchResult) -> float:
     return result.cost.step_seconds * (1.0 + PRICE * len(result.plan))
 
 
-def test_a_proof_that_nothing_fits() -> None:
+def test_a_proof_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
     tight = Evaluator(problem("mlp_train", "v4-32", limit_bytes=2**20, data=8, model=2))
     certified = certify(tight, run_search(tight, "mcts", 0, 200))
     assert certified.proven
     assert not certified.fits
 
 
-def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_report_says_what_is_proven(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch)
     report = tmp_path / "report.json"
     arguments = ["partition", MLP, "--mesh", "v4-32", "--certify"]
     assert main([*arguments, "--json", str(report)]) == 0

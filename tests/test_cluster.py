@@ -30,13 +30,21 @@ def scheduler() -> Iterator[str]:
     """Address of a Dask scheduler with two workers, in processes of their own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Dask says about itself
+        import dask
         from distributed import LocalCluster
 
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, protocol="tcp") as running:
+        patient = dask.config.set(
+            {"distributed.comm.timeouts.connect": "600s", "distributed.comm.timeouts.tcp": "600s"}
+        )
+        with (
+            patient,
+            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, protocol="tcp") as running,
+        ):
             yield running.scheduler_address.removeprefix("tcp://")
 
 
 def test_a_sweep_on_dask(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 600)
     monkeypatch.chdir(tmp_path)
     Path("model.mlir").write_bytes(SAMPLE.read_bytes())
     Path("broken.mlir").write_text("module {")

@@ -62,7 +62,8 @@ def counted(found: list[Collective] | Failure) -> Counter[tuple[str, tuple[str, 
 def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[Collective], float]:
     """Collectives of the jitted function after partitioning, and the median error of its second moments."""
     (folder / "shardings.py").write_bytes(outcome.emit("python"))
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    eight = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    flags = {"XLA_FLAGS": eight, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", JIT, name, str(folder)]
     child = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr[-2000:]
