@@ -11,6 +11,7 @@ differs.
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -205,7 +206,8 @@ def ways(model: Model, command: str) -> dict[str, Callable[[Any, Any], Any]]:
         "--plan", "plan.json", "--quiet", "-o", "shardings.py")  # fmt: skip
     scope: dict[str, Any] = {}
     exec(Path("shardings.py").read_text(), scope)
-    named = {"state": model.state, "batch": model.batch}
+    names = tuple(inspect.signature(model.step).parameters)
+    named = dict(zip(names, (model.state, model.batch), strict=True))
     ins, outs = scope["in_shardings"](**named), scope["out_shardings"](model.step, **named)
     by_hand = jax.jit(model.step, donate_argnums=0, in_shardings=ins, out_shardings=outs)
     first = [True]
@@ -222,7 +224,7 @@ def ways(model: Model, command: str) -> dict[str, Callable[[Any, Any], Any]]:
     order = {place.path: k for k, place in enumerate(kept.arguments)}
 
     def by_jax_alone(state: Any, batch: Any) -> Any:
-        found = jax.tree_util.tree_leaves_with_path({"state": state, "batch": batch})
+        found = jax.tree_util.tree_leaves_with_path(dict(zip(names, (state, batch), strict=True)))
         leaves: list[Any] = [None] * len(order)
         for path, leaf in found:
             name = path[0].key + jax.tree_util.keystr(path[1:])

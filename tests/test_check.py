@@ -52,6 +52,13 @@ def test_check(pipeline: Pipeline, stored: str, demands: str, code: int) -> None
     assert check(*demands.split()) == code
 
 
+def test_max_memory_bounds_the_search(pipeline: Pipeline, stored: str) -> None:
+    """What is allowed is also looked for, except where a plan is given."""
+    check("--max-memory", "13GiB")
+    check("--max-memory", "13GiB", "--strategy", "fsdp")
+    assert [request.subject_to for request in pipeline.requests] == [("peak_memory<=13GiB",), ()]
+
+
 def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check("--max-memory", "13GiB", "--against", stored) == 1
     out = capsys.readouterr().out

@@ -482,6 +482,8 @@ def test_the_snippet_runs(trained: Case) -> None:
     step = jax.jit(
         sgd, in_shardings=scope["in_shardings"](**arguments), out_shardings=scope["out_shardings"](sgd, **arguments)
     )
+    with pytest.raises(TypeError, match="argument 'p' is not among"):
+        scope["in_shardings"](weights=WEIGHTS, x=arg(N, D))
     executable = step.lower(*arguments.values()).compile()
     weights = {"down": PartitionSpec("model", "data"), "up": PartitionSpec("data", "model")}
     assert {k: s.spec for k, s in executable.input_shardings[0][0].items()} == weights

@@ -123,4 +123,4 @@ def test_without_plotly_one_line_says_how_to_get_it(
     monkeypatch.setattr("toast_cli.report.pages.find_spec", lambda name: None)
     command = ["partition", str(ROOT / "sample_models/mlp_tiny.mlir"), "--mesh", "h100-8"]
     assert main([*command, "--html", str(tmp_path / "page.html")]) == 2
-    assert "pip install 'toast-cli[html]'" in capsys.readouterr().err
+    assert "pip install 'toast-partitioner[html]'" in capsys.readouterr().err

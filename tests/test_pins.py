@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import Case, arg, case_of, result_shardings, round_mesh, source_of_text
+from programs import Case, arg, case_of, result_shardings, round_mesh, source_of, source_of_text
 
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.pins import unused_pins
 from toast_cli.plan.problem import make_problem
 
 N, D, F = 8, 16, 64  # batch, model, hidden
@@ -118,3 +119,17 @@ def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
     assert caught.value.where == "--pin"
     assert what in caught.value.what
     assert hint in f"{caught.value.what} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [
+        (("*=data",), ()),
+        (("*=?",), ("the pin '*=?' leaves every dimension open and decides nothing",)),
+        (("p['a']=data", "*=model"), ("the pin \"p['a']=data\" decides nothing: later ones override it everywhere",)),
+        (("*=model", "p['a']=data"), ()),
+    ],
+)
+def test_pins_that_decide_nothing_are_remarked_on(wishes: tuple[str, ...], told: tuple[str, ...]) -> None:
+    program = source_of(lambda p, x: x @ p["a"], {"a": arg(16, 16)}, arg(16, 16)).program
+    assert unused_pins(program, wishes) == told

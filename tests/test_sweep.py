@@ -71,7 +71,7 @@ def sweep_pipeline(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipel
 
 
 def test_sweep_tabulates_all_shapes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all", "--csv", "table.csv") == 2
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "all", "--csv", "table.csv") == 2
     assert [request.mesh_shape for request in sweep_pipeline.requests] == [
         "data=16",
         "data=8,model=2",
@@ -87,7 +87,7 @@ def test_sweep_tabulates_all_shapes(sweep_pipeline: Pipeline, capsys: pytest.Cap
 
 def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.mlir").write_text("")
-    command = "sweep model.mlir other.mlir --mesh v4-32 --mesh nowhere.yaml --shapes all --json - --quiet"
+    command = "sweep model.mlir other.mlir --mesh v4-32 --mesh nowhere.yaml --mesh-shape all --json - --quiet"
     assert toast(*command.split()) == 2
     out, err = capsys.readouterr()
     points = json.loads(out)["points"]
@@ -96,8 +96,16 @@ def test_sweep_over_programs_and_meshes(sweep_pipeline: Pipeline, capsys: pytest
     assert [point["program"] for point in points if point["best"]] == ["model.mlir", "other.mlir"]
 
 
-def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_former_name_of_mesh_shape_still_works(sweep_pipeline: Pipeline) -> None:
     assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=8,model=2; data=4,model=4", "--quiet") == 0
+    assert toast("sweep", "--help") == 0
+
+
+def test_sweep_over_given_shapes_quietly(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "data=8,model=2; data=4,model=4", "--quiet")
+        == 0
+    )
     assert capsys.readouterr().out.startswith("model.mlir: v4-32 data=4,model=4, 24.0 ms a step, 12.1 GiB; batch over")
 
 
@@ -107,7 +115,7 @@ def test_sweep_where_nothing_fits(sweep_pipeline: Pipeline) -> None:
 
 
 def test_sweep_where_everything_fails(sweep_pipeline: Pipeline) -> None:
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=16") == 2
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "data=16") == 2
 
 
 def test_an_interrupted_sweep_keeps_what_is_done(
@@ -120,7 +128,7 @@ def test_an_interrupted_sweep_keeps_what_is_done(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep_module, "run_all", interrupted)
-    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "all") == 130
+    assert toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "all") == 130
     out, err = capsys.readouterr()
     assert out.count("data=") == 2
     assert err == "note: interrupted: 2 of 4 points are done\n"
@@ -209,7 +217,7 @@ def test_the_best_by(by: str, best: int) -> None:
 
 
 def sweep_all(*arguments: str) -> int:
-    return toast("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=8,model=2;data=4,model=4", *arguments)
+    return toast("sweep", "model.mlir", "--mesh", "v4-32", "--mesh-shape", "data=8,model=2;data=4,model=4", *arguments)
 
 
 def test_a_finished_point_is_not_done_again(sweep_pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +254,16 @@ def test_what_changes_is_done_again(sweep_pipeline: Pipeline, change: Callable[[
 
 
 def test_failed_points_are_done_again(sweep_pipeline: Pipeline) -> None:
-    command = ("sweep", "model.mlir", "--mesh", "v4-32", "--shapes", "data=16;data=8,model=2", "--jsonl", "out.jsonl")
+    command = (
+        "sweep",
+        "model.mlir",
+        "--mesh",
+        "v4-32",
+        "--mesh-shape",
+        "data=16;data=8,model=2",
+        "--jsonl",
+        "out.jsonl",
+    )
     assert toast(*command) == toast(*command) == 2
     assert [request.mesh_shape for request in sweep_pipeline.requests] == ["data=16", "data=8,model=2", "data=16"]
 

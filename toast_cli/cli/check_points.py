@@ -107,6 +107,9 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
         communication_tolerance=tolerance("communication-tolerance"),
         same_plan=given.get("same-plan", False),
     )
+    # The search looks for what will be allowed; a plan that is given is only measured.
+    chosen = "plan" in given or "strategy" in given
+    allowed = [f"peak_memory<={given['max-memory']}"] if "max-memory" in given and not chosen else []
     request = options.make_request(
         program,
         mesh,
@@ -119,7 +122,7 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
         keep_shardings=given.get("keep-shardings", False),
         pins=given.get("pin"),
         minimise=given.get("minimise"),
-        subject_to=given.get("subject-to"),
+        subject_to=[*(given.get("subject-to") or ()), *allowed],
         tactics=given.get("tactic"),
         strategy=given.get("strategy"),
         plan=given.get("plan"),

@@ -94,6 +94,7 @@ Minimise = Annotated[
     list[str] | None,
     typer.Option(
         "--minimise",
+        "--minimize",
         metavar="FIGURE",
         help="What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
         "argument_memory; repeated, the next one decides between plans equal in the first.",

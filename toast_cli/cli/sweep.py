@@ -36,12 +36,16 @@ def sweep(
             help="Hardware, as for `toast partition`; repeatable.",
         ),
     ],
-    shapes: Annotated[
+    mesh_shape: Annotated[
         str | None,
         typer.Option(
+            "--mesh-shape",
             metavar="SHAPES",
             help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' (default: the SPEC's).",
         ),
+    ] = None,
+    shapes: Annotated[
+        str | None, typer.Option("--shapes", hidden=True, help="The former name of --mesh-shape.")
     ] = None,
     memory_limit: Annotated[
         list[str] | None,
@@ -136,7 +140,7 @@ def sweep(
         for spec in mesh
     ]
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
-    points = points_of(requests, shapes, limits, parse_seeds(seeds))
+    points = points_of(requests, mesh_shape or shapes, limits, parse_seeds(seeds))
 
     rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 

@@ -102,7 +102,7 @@ def _shaped(shapes: str | None, request: Request) -> Iterator[Point]:
         if text is None or text == "auto":
             yield Point(replace(request, mesh_shape=text))
         elif text != ALL_SHAPES and ANY_SIZE not in text:
-            parse_shape(text, "--shapes")
+            parse_shape(text, "--mesh-shape")
             yield Point(replace(request, mesh_shape=text))
         else:
             wildcards = None if text == ALL_SHAPES else _parse_wildcards(text)
@@ -123,7 +123,7 @@ def _parse_wildcards(text: str) -> dict[str, int | None]:
     """`data=*,model=4` -> {"data": None, "model": 4}."""
     from toast_cli.hardware import parse_shape
 
-    sizes = parse_shape(text.replace(ANY_SIZE, "1"), "--shapes")
+    sizes = parse_shape(text.replace(ANY_SIZE, "1"), "--mesh-shape")
     parts = [part.partition("=") for part in text.split(",")]
     return {name.strip(): None if size.strip() == ANY_SIZE else sizes[name.strip()] for name, _, size in parts}
 

@@ -47,6 +47,8 @@ SPECS = [
 
 def in_shardings(**arguments):
     """For `jax.jit`: give the function's arguments (arrays or their shapes) by name, in order."""
+    if missing := [name for name in {roots} if name not in arguments]:
+        raise TypeError(f"the function's argument {{missing[0]!r}} is not among {{sorted(arguments)}}")
     return tuple(shardings(name, tree) for name, tree in arguments.items())
 
 
@@ -125,7 +127,7 @@ def snippet(specs: BoundarySpecs) -> str:
     if not roots:
         return head + BY_ORDER.format(arguments=flat_lines(specs.arguments), results=flat_lines(specs.results))
     rules = "".join(f"    ({quoted(p)}, {spec_text(s)}),\n" for p, s in rules_of((*specs.arguments, *results)))
-    return head + BY_PATH.format(rules=rules)
+    return head + BY_PATH.format(rules=rules, roots=tuple_text(roots))
 
 
 def argument_names(specs: BoundarySpecs) -> list[str]:

@@ -50,6 +50,24 @@ def number_pins(
     return value_pins, use_pins
 
 
+def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
+    """A sentence for each wish that decides nothing: it leaves everything open, or later ones say all that it says."""
+    matched = []
+    for wish in wishes:
+        pattern, pin = parse_pin(wish)
+        arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.path, k)}
+        results = {("result", k) for k, one in enumerate(program.results) if matches(pattern, one.path, k, "result")}
+        matched.append((wish, pin, arguments | results))
+    told = []
+    for number, (wish, pin, places) in enumerate(matched):
+        later = set().union(*(others for _, _, others in matched[number + 1 :]))
+        if pin and all(entry is None for entry in pin):
+            told.append(f"the pin {wish!r} leaves every dimension open and decides nothing")
+        elif places <= later:
+            told.append(f"the pin {wish!r} decides nothing: later ones override it everywhere")
+    return tuple(told)
+
+
 def parse_pin(wish: str) -> tuple[str, Pin]:
     """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; ''
     or -: whole)."""

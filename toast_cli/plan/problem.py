@@ -29,7 +29,7 @@ from toast_cli.plan.iteration import (
     lay_out,
 )
 from toast_cli.plan.partials import Sum, SumStep, adds_up, find_sums
-from toast_cli.plan.pins import number_pins
+from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DOT_GENERAL, RESULT
@@ -406,7 +406,7 @@ def make_problem(
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, tuple(remade_values(program)), places,
-        notices=stated.notices, workarounds=workarounds,
+        notices=(*stated.notices, *unused_pins(program, wishes)), workarounds=workarounds,
     )  # fmt: skip
 
 

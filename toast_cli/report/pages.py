@@ -40,7 +40,9 @@ def check() -> None:
     """Raises MissingExtraError before the long work where plotly is not installed."""
     if find_spec("plotly") is None:
         raise MissingExtraError(
-            "pages are drawn by plotly, which is not installed", where="--html", hint="pip install 'toast-cli[html]'"
+            "pages are drawn by plotly, which is not installed",
+            where="--html",
+            hint="pip install 'toast-partitioner[html]'",
         )
 
 

@@ -87,7 +87,7 @@ def target_of(spec: Spec) -> Target:
     if not any(importlib.util.find_spec(package) for package in packages):
         raise MissingExtraError(
             f"compiling for {spec.chip.name} needs {packages[0]}", where=f"--compiler {platform}",
-            hint=f"pip install 'toast-cli[{platform}]'",
+            hint=f"pip install 'toast-partitioner[{platform}]'",
         )  # fmt: skip
     if platform == "gpu":
         return Target(

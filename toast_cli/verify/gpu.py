@@ -14,7 +14,7 @@ from toast_cli.verify.child import Failure
 
 # There is no GPU to time kernels on, so none are: XLA takes its default tiles.
 GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
-_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of 'toast-cli[gpu]')"
+_GET_ASSEMBLER = "pip install nvidia-cuda-nvcc-cu12 (part of 'toast-partitioner[gpu]')"
 
 
 def gpu_topology(spec: Spec) -> str:
