@@ -92,18 +92,19 @@ IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
 LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
-# Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise without the pass, and the machine.
-# What: "more", "less" or "other" peak, compute or communication, or other collectives.
+# Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
+# without the pass, and the machine. What: "more", "less" or "other" peak, compute or communication, or other
+# collectives.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh | CompilerProfile]] = {
     "narrowing": (lambda x, v, w: (x @ v, x @ w), (arg(100, 200), arg(200, 320), arg(200, 320)),
                   "v.1:data w.1:data x.1:data", "more communication", TILED),
     "sunk-conversions": (lambda x: jnp.sort((x * x).astype(jnp.float32), 1), (arg(64, 64, dtype=BF16),), "x.1:data",
                          "more communication", PLAIN),
     "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
-    "windowed-products": (lambda x, w, v: jnp.tanh(x.T @ w) @ v, LONG, "x.0:data x.1:data w.1:model", "other collectives",
-                          TILED),
-    "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data", "less communication",
-                             TILED),
+    "windowed-products": (lambda x, w, v: jnp.tanh(x.T @ w) @ v, LONG, "x.0:data x.1:data w.1:model",
+                          "other collectives", TILED),
+    "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data",
+                             "less communication", TILED),
     "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),
     "overlap": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "other collectives", PLAIN),
     "fusion": (lambda x: jnp.tanh(jnp.sin(x)).sum(), (SQUARE,), "", "more peak", PLAIN),
@@ -135,7 +136,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
 
 
 def case_on(machine: str | Mesh | CompilerProfile, source: Any, without: tuple[str, ...]) -> Case:
-    """The program on a machine, compiled with some passes switched off; a profile stands for round figures and that compiler."""
+    """The program on a machine, compiled with some passes switched off; a profile stands for round figures and that
+    compiler."""
     mesh = round_mesh(data=4, model=2) if isinstance(machine, CompilerProfile) else mesh_of(machine)
     profile = machine if isinstance(machine, CompilerProfile) else find_profile(mesh.chip)
     return Case(source, evaluator_of(source, mesh, profile=profile.without(*without)))

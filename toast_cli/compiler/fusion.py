@@ -1,9 +1,9 @@
 """Fusion: which values reach memory, before any plan is known.
 
-What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what only moves data, is
-computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel computes its operands as it reads them
-(XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches across the boundary of a loop. Without this pass every value is
-written.
+What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what
+only moves data, is computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel
+computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches
+across the boundary of a loop. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
 `multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials` and `shared_exponentials`.
@@ -36,7 +36,8 @@ _KEEPING = frozenset({CARRY, JOIN, RESULT})
 def materialised(
     program: Program, free: tuple[bool, ...], profile: CompilerProfile, *, most: bool = True
 ) -> list[bool]:
-    """[values] whether each value is written to memory; `most`: also what only some programs write, see `shared_exponentials`."""
+    """[values] whether each value is written to memory; `most`: also what only some programs write, see
+    `shared_exponentials`."""
     if NAME not in profile.passes:
         return [maker >= 0 and not free[value] for value, maker in enumerate(program.producer)]
     fusion = _Fusion(program, free, profile, most)
@@ -70,7 +71,8 @@ def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[f
 
 
 class _Fusion:
-    """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value -> bytes."""
+    """stored: [values] what is written so far. sources: [values] what is read from memory to compute each: value ->
+    bytes."""
 
     def __init__(self, program: Program, free: tuple[bool, ...], profile: CompilerProfile, most: bool) -> None:
         self._program = program
@@ -195,7 +197,8 @@ class _Fusion:
         return output_fusion.finishes(self._program, self._latest, reader, product, value)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:
-        """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not written."""
+        """A contraction's kernel finishes and writes all that is made of its result, so that the result itself is not
+        written."""
         for number, op in enumerate(self._program.ops):
             if not op.kind.matrix_unit:
                 continue

@@ -1,9 +1,10 @@
 """In-place updates: results take over the buffers of operands that nobody reads afterwards.
 
-Updates of slices, scatters, loop carries and elementwise work write where their first operand was; what is returned for a donated
-argument lies in the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts at the argument, as long as nothing
-reads the older contents afterwards. This is XLA's buffer sharing and its copy elision, seen in every program that libtpu 0.0.42.1 compiled. Without this pass
-every array has a buffer of its own, but for what scans stack (`scan_unification`).
+Updates of slices, scatters, loop carries and elementwise work write where their first operand was; what is returned for
+a donated argument lies in the argument's buffer. A chain of in-place updates (a cache carried through a loop) starts at
+the argument, as long as nothing reads the older contents afterwards. This is XLA's buffer sharing and its copy elision,
+seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own, but for what
+scans stack (`scan_unification`).
 
 Enters: a program, and when what is read. Leaves: which values lie in a buffer that is counted anyway.
 """
@@ -24,7 +25,8 @@ def borrowed(
 ) -> list[bool]:
     """[values] whether a value lies in a buffer that is counted anyway.
 
-    read_at: (op, position) -> half step until which that use needs its operand. times: [ops] half step at which each runs.
+    read_at: (op, position) -> half step until which that use needs its operand. times: [ops] half step at which each
+    runs.
     """
     donated = {a.value for a in program.arguments if a.aliased_result >= 0}
     borrowed = [False] * len(program.values)

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Side:
-    """What a kernel does on one side of its op. bytes and elements: read on the side of an operand, written on that of a result;
-    flops: elementwise. read: bytes read on the side of a result, by what finishes a product. passing: of all these bytes those of arrays
-    that the program makes and does not keep."""
+    """What a kernel does on one side of its op.
+
+    Attributes:
+        bytes, elements: read on the side of an operand, written on the side of a result.
+        flops: elementwise operations. read: bytes that what finishes a contraction reads, on the side of a result.
+        passing: of all these bytes those of arrays that the program makes and does not keep.
+    """
 
     bytes: int = 0
     elements: int = 0
@@ -20,10 +24,13 @@ class Side:
 
 @dataclass(slots=True)
 class Kernel:
-    """operands: [operands] one side each. results: [results]. The op's own arithmetic is not in them.
+    """One kernel, without its op's own arithmetic.
 
-    unfinished: bytes of a product that elementwise work finishes before it is written. Where a reduction comes between, the
-    product is written and read once more. rides: on another kernel, so that it reads nothing itself.
+    Attributes:
+        operands, results: one `Side` each.
+        unfinished: bytes of a contraction that elementwise work finishes before it is written. Where a reduction comes
+            between, the contraction is written and read once more.
+        rides: it is part of another kernel, so that it reads nothing itself.
     """
 
     operands: list[Side]

@@ -1,12 +1,14 @@
 """Which work is done together: one kernel for each value that reaches memory.
 
-A kernel belongs to the op that writes its result, or, where a product is finished by elementwise work (output fusion), to the
-product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong to the kernel, on
-the side of the operand it comes in by; that says on which local shape it runs. A value read twice by one kernel is read once.
+A kernel belongs to the op that writes its result, or, where a product is finished by elementwise work (output fusion),
+to the product. What an op reads that is not in memory is computed on the way in, so its arithmetic and its reads belong
+to the kernel, on the side of the operand it comes in by; that says on which local shape it runs. A value read twice by
+one kernel is read once.
 
 What kernels take on besides is told by `multi_output_fusion` and `reduction_fusion`.
 
-Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside another's.
+Enters: a program, which values are stored and which are free. Leaves: per op a `Kernel`, or None for ops inside
+another's.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding: [values]. cost: see `polynomials`. read: (value, op that takes a part of it or -1) already counted. product: the contraction found on
-    the way; others: more of them.
+    padding: [values]. cost: see `polynomials`. read: (value, op that takes a part of it or -1) already counted.
+    product: the contraction found on the way; others: more of them.
     """
 
     padding: list[float]
@@ -94,7 +96,8 @@ def _join(
 def _add(
     program: Program, taken: list[bool], free: tuple[bool, ...], number: int, found: list[Kernel | None], walk: _Walk
 ) -> _Walk:
-    """Adds the kernel that writes the results of op `number`, or adds these to the kernel of the product they finish."""
+    """Adds the kernel that writes the results of op `number`, or adds these to the kernel of the product they
+    finish."""
     op = program.ops[number]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
     results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]

@@ -1,9 +1,10 @@
 """When each stored value is alive.
 
-Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; what an in-place op (elementwise, update of a slice) reads for the last
-time is gone at 2n - 1, so that its result can take over the buffer. A value that is fused into its readers is read when they
-are. A value read inside a loop but made outside stays until the loop ends; a carried value is held from the loop's start to
-its last read in the body, then what the body yields takes over, and after the loop it is there until its last read.
+Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; what an
+in-place op (elementwise, update of a slice) reads for the last time is gone at 2n - 1, so that its result can take over
+the buffer. A value that is fused into its readers is read when they are. A value read inside a loop but made outside
+stays until the loop ends; a carried value is held from the loop's start to its last read in the body, then what the
+body yields takes over, and after the loop it is there until its last read.
 
 Enters: a program and which values are stored. Leaves: `Lives`.
 """
@@ -24,12 +25,17 @@ Interval = tuple[int, int]  # first and last half step, both included
 
 @dataclass(frozen=True)
 class Lives:
-    """intervals: [values] half steps at which each stored value is alive ([] for values that are not stored).
-    times: [ops] half step at which each runs. deaths: [ops] half step until which each needs its operands, program_deaths: [ops] the same were
-    nothing moved; what an op in a loop
-    reads from outside is needed longer, read_at: (op, position) -> half step until which that use needs its operand itself. end:
-    last half step of the program.
-    into_arguments: `toast.result` ops whose array, in whatever sharding, goes into a donated argument's buffer."""
+    """When each value is alive, in half steps.
+
+    Attributes:
+        intervals: [values] when each stored value is alive; empty for values that are not stored.
+        times: [ops] when each runs. deaths: [ops] until when each needs its operands.
+        program_deaths: [ops] the same if nothing ran sooner than the program has it.
+        read_at: (op, position) -> until when that use needs its operand. It is later than `deaths` where an op in a
+            loop reads something from outside.
+        end: last half step of the program.
+        into_arguments: `toast.result` ops whose array, in whatever sharding, goes into a donated argument's buffer.
+    """
 
     intervals: list[list[Interval]]
     times: list[int]
@@ -57,7 +63,8 @@ def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...], pro
 
 
 def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
-    """(op, position) -> half step until which that use needs its operand: what a loop yields, to the end of the iteration."""
+    """(op, position) -> half step until which that use needs its operand: what a loop yields, to the end of the
+    iteration."""
     ops, loops, producer = program.ops, program.loops, program.producer
     read_at: dict[tuple[int, int], int] = {}
     for value, uses in enumerate(program.users):

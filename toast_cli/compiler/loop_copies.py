@@ -1,13 +1,15 @@
 """Loop copies: loop carries that lie in another dimension order than arguments do are copied.
 
-XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say; so what a loop
-carries from an argument is copied before and after the loop where its readers want another order. Seen in compiled decoding loops (a
-cache [batch, position, head, width] or [batch, head, position, width], of one layer or of all):
+XLA lays an array out as its readers want it, but arguments and results of a program lie in the order their shapes say;
+so what a loop carries from an argument is copied before and after the loop where its readers want another order. Seen
+in compiled decoding loops (a cache [batch, position, head, width] or [batch, head, position, width], of one layer or of
+all):
 
 * a product that is done for many matrices at once wants the dimensions that number them outermost;
-* a product of matrices with one vector each is no work for the matrix unit: elementwise, it wants those dimensions in the tiles;
-* where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for the update, whose
-  one position would fill a small part of each tile.
+* a product of matrices with one vector each is no work for the matrix unit: elementwise, it wants those dimensions in
+  the tiles;
+* where a slice that is picked at run time is read straight out of an array updated before, the array is laid out for
+  the update, whose one position would fill a small part of each tile.
 
 Enters: a program. Leaves: which carries are copied. Without this pass none are.
 """
@@ -52,8 +54,8 @@ def _after(passed: frozenset[str], name: str) -> frozenset[str]:
 
 
 def _wants_another_order(program: Program, op: Op, position: int) -> bool:
-    """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not its outermost, or
-    the other operand has a vector for each."""
+    """Whether an operand's dimensions that number its matrices (they are in both operands and in the result) are not
+    its outermost, or the other operand has a vector for each."""
     operands = op.rule.operands
     if op.name == CONVOLUTION or len(operands) < 2:
         return False

@@ -1,7 +1,8 @@
 """Loops first: a contraction that stands before a loop and is read only after it runs after the loop.
 
-The gradient of an output projection, before the loop over the layers, is the common case: it keeps what it reads (the logits) until the loop is
-over. Seen in schedules of libtpu 0.0.42.1. Without this pass a contraction runs where the program has it.
+The gradient of an output projection, before the loop over the layers, is the common case: it keeps what it reads (the
+logits) until the loop is over. Seen in schedules of libtpu 0.0.42.1. Without this pass a contraction runs where the
+program has it.
 
 Enters: a program and which values are written. Leaves: for each op the end of the loops that it waits for.
 """

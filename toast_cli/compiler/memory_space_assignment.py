@@ -1,16 +1,18 @@
 """Memory-space assignment: temporaries that are small and read soon lie in on-chip memory instead of device memory.
 
-XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the arrays that gain most by
-it, so long as they fit beside those that are there and do not wait too long: from the kernel that makes an array to the last that
-reads it, no more time may pass than it takes to fill that memory a few times over. What loops carry and what the program returns lies in
-device memory. Which of the arrays that may get a place do get one depends on much; that it is nearly full where there are enough of them does not.
-So of the *brief* temporaries alive at a moment, up to `OnChip.bytes * OnChip.filled` take no device memory.
+XLA:TPU's memory-space assignment runs after scheduling and gives on-chip memory (CMEM on v4, VMEM on others) to the
+arrays that gain most by it, so long as they fit beside those that are there and do not wait too long: from the kernel
+that makes an array to the last that reads it, no more time may pass than it takes to fill that memory a few times over.
+What loops carry and what the program returns lies in device memory. Which of the arrays that may get a place do get one
+depends on much; that it is nearly full where there are enough of them does not. So of the *brief* temporaries alive at
+a moment, up to `OnChip.bytes * OnChip.filled` take no device memory.
 
-Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that what is brief is
-known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are too large as well.
+Time is that of the program's kernels on one device over the number of devices: the same for all plans, so that what is
+brief is known before any plan is. A plan that splits less work than others has longer lives, but then arrays that are
+too large as well.
 
-Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left in device memory.
-Without this pass all of it is.
+Enters: a problem, what the compiler makes of it, and arrays alive. Leaves: which intervals are brief, and what is left
+in device memory. Without this pass all of it is.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _KEPT = frozenset({CARRY, RESULT})  # what these read lies in device memory
 class OnChipMemory:
     """That of the devices of one problem.
 
-    capacity: bytes of temporaries in it at once; 0 for chips of which none are known. largest: bytes of an array that fits.
+    capacity: bytes of temporaries in it at once; 0 for chips of which none are known. largest: bytes of an array that
+    fits.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class OnChipMemory:
         return bool(self._elapsed[last + 1] - self._elapsed[first + 1] <= self._longest)
 
     def left(self, alive: Iterable[tuple[Alive, bool]]) -> Iterator[Alive]:
-        """What arrays take of device memory at one moment, given with whether each is brief: the largest get a place first."""
+        """What arrays take of device memory at one moment, given with whether each is brief: the largest get a place
+        first."""
         room = self.capacity
         for array, brief in sorted(alive, key=lambda pair: -pair[0].bytes):
             there = min(room, array.bytes) if brief else 0.0

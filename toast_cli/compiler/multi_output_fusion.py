@@ -1,9 +1,9 @@
 """Multi-output fusion: a kernel does elementwise work on what another one writes, and writes several results.
 
-Where all else that the work reads is there when the other kernel runs, it is part of that kernel: an optimiser's new weights beside its new
-moments, in the kernel of the contraction that makes the gradient, or in one of their own. A contraction so finishes all that is made of its result, up to
-`FusionLimits.results`, and does not write the result itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each
-kernel writes one result.
+Where all else that the work reads is there when the other kernel runs, it is part of that kernel: an optimiser's new
+weights beside its new moments, in the kernel of the contraction that makes the gradient, or in one of their own. A
+contraction so finishes all that is made of its result, up to `FusionLimits.results`, and does not write the result
+itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass each kernel writes one result.
 
 Enters: a program, kernel by kernel. Leaves: which kernels can do what the next op does.
 """
@@ -18,7 +18,8 @@ NAME = "multi-output-fusion"
 
 
 class Hosts:
-    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that ends it."""
+    """Which kernels write what, and have which arrays in registers. A kernel is known by its product, or by the op that
+    ends it."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -28,7 +29,8 @@ class Hosts:
         ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
 
     def of(self, end: int, reads: Iterable[tuple[int, int]]) -> list[int]:
-        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own. reads: as in `holds`."""
+        """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own.
+        reads: as in `holds`."""
         op, values, ops = self._program.ops[end], self._program.values, self._program.ops
         if not op.kind.elementwise or len(op.results) != 1:
             return []

@@ -1,7 +1,8 @@
 """Narrow stores: what comes out of a contraction and is only widened later is written before it is widened.
 
-A bf16 result that is converted to f32 (and perhaps reshaped) for its readers lies in memory as bf16, since each of them can widen it as it
-reads. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass the widened array is written.
+A bf16 result that is converted to f32 (and perhaps reshaped) for its readers lies in memory as bf16, since each of them
+can widen it as it reads. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass the widened
+array is written.
 
 Enters: a program, and a value that would be written. Leaves: what is written instead.
 """
@@ -15,7 +16,8 @@ NAME = "narrow-stores"
 
 
 def narrower_views(program: Program, sizes: list[int], stored: list[bool], value: int) -> list[int]:
-    """What a value that comes out of a contraction is a wider view of, the narrowest last; empty where it is not wider than anything.
+    """What a value that comes out of a contraction is a wider view of, the narrowest last; empty where it is not wider
+    than anything.
 
     sizes: [values] bytes. stored: [values] what is written so far.
     """

@@ -1,8 +1,8 @@
 """Narrowing: an array moves in the narrowest type that its readers take.
 
-XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on the way; a product
-of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion. (libtpu 0.0.42.1 does so with all-gathers,
-all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on
+the way; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion.
+(libtpu 0.0.42.1 does so with all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
 
 Enters: a program. Leaves: for every value, and every op that reads one, the part of an element's bits that is needed.
 Without this pass that is all of them.

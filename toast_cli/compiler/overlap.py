@@ -1,8 +1,9 @@
 """Overlap: which collectives something waits for.
 
-What is computed from arguments alone without a product (weights, converted or sliced) is there when the step begins: gathering it can
-hide behind whatever runs before its first reader. What no product is computed from (gradients on their way into the optimiser) is
-needed when the step ends: reducing it can hide behind whatever runs after it. All other collectives stand on the critical path.
+What is computed from arguments alone without a product (weights, converted or sliced) is there when the step begins:
+gathering it can hide behind whatever runs before its first reader. What no product is computed from (gradients on their
+way into the optimiser) is needed when the step ends: reducing it can hide behind whatever runs after it. All other
+collectives stand on the critical path.
 
 Enters: a program. Leaves: per value whether it is early, and whether it is late. Without this pass nothing is either.
 """

@@ -1,6 +1,8 @@
-"""The partitioner's bugs: which versions of jaxlib partition something wrongly, so that plans have to keep away from it.
+"""The partitioner's bugs: which versions of jaxlib partition something wrongly, so that plans have to keep away from
+it.
 
-Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. A new version that has mended a bug gets its number in `MENDED`.
+Enters: a version of jaxlib. Leaves: the `Workarounds` that it needs. A new version that has mended a bug gets its
+number in `MENDED`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from toast_cli.plan.workarounds import Workarounds
 
 Version = tuple[int, ...]
 
-# Work-around -> the first version of jaxlib that does not need it; None: no such version is known. Seen with jaxlib 0.10.1 and 0.10.2, by
-# tests/test_halo.py and `python benchmarks/fidelity.py` on convolutions of which image, kernel and space are split.
+# Work-around -> the first version of jaxlib that does not need it; None: no such version is known. Seen with jaxlib
+# 0.10.1 and 0.10.2, by tests/test_halo.py and `python benchmarks/fidelity.py` on convolutions of which image, kernel
+# and space are split.
 MENDED: Mapping[str, Version | None] = {"split_space": None}
 
 

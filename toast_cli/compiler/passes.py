@@ -1,8 +1,9 @@
-"""The passes: everything that a compiler makes of a partitioned program, as named rules in the order in which they matter.
+"""The passes: everything that a compiler makes of a partitioned program, as named rules in the order in which they
+matter.
 
-Each pass is one file of this folder, whose docstring says what the compiler does, on what evidence, and what holds without the pass. A
-`CompilerProfile` names those that its compiler has; `CompilerProfile.without` switches some of them off, and a rule that is switched off
-has no part in any prediction. `benchmarks/ablation.py` tells what each is worth.
+Each pass is one file of this folder, whose docstring says what the compiler does, on what evidence, and what holds
+without the pass. A `CompilerProfile` names those that its compiler has; `CompilerProfile.without` switches some of them
+off, and a rule that is switched off has no part in any prediction. `benchmarks/ablation.py` tells what each is worth.
 
 Enters: nothing. Leaves: the list `PASSES`.
 """
@@ -66,7 +67,8 @@ PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
     narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
     # What is computed together, and what reaches memory.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials, narrow_stores,
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
+    narrow_stores,
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

@@ -1,8 +1,9 @@
 """Polynomials: functions without an instruction of their own are expanded into dozens of operations of the vector unit.
 
-The error function and its kin become polynomials, and no contraction computes its operands with these, once for each tile, so that they are
-written before it reads them. The number of operations is the profile's (`FusionLimits.polynomials`), from the cycles that libtpu 0.0.42.1
-estimates for arrays of 4096 x 4096. Without this pass they count as one operation, and contractions compute them.
+The error function and its kin become polynomials, and no contraction computes its operands with these, once for each
+tile, so that they are written before it reads them. The number of operations is the profile's
+(`FusionLimits.polynomials`), from the cycles that libtpu 0.0.42.1 estimates for arrays of 4096 x 4096. Without this
+pass they count as one operation, and contractions compute them.
 
 Enters: a profile. Leaves: how many operations each of these functions takes.
 """

@@ -1,7 +1,8 @@
-"""A profile: everything that was fitted to one version of one compiler on one chip, or observed in the programs it makes, as data.
+"""A profile: everything that was fitted to one version of one compiler on one chip, or observed in the programs it
+makes, as data.
 
-The rules themselves are code, one file each (see `passes`); a profile says which of them this compiler has, and holds the figures they use. The
-profiles are in `profiles`, one file for each version of a compiler.
+The rules themselves are code, one file each (see `passes`); a profile says which of them this compiler has, and holds
+the figures they use. The profiles are in `profiles`, one file for each version of a compiler.
 
 Enters: nothing. Leaves: the type `CompilerProfile`, and the groups of figures it is made of.
 """
@@ -24,9 +25,11 @@ class FusionLimits:
 
     Attributes:
         readers: more readers of a value than this no longer matter. sources: arrays that one kernel reads at most.
-        steps: operations in a row that are computed again in each reader. results: that the kernel of one contraction writes.
+        steps: operations in a row that are computed again in each reader. results: that the kernel of one contraction
+            writes.
         constant_bytes: a value derived from constants alone is stored beyond this size if it is kept at all.
-        polynomials: operation without an instruction of its own -> operations of the vector unit that it is expanded into.
+        polynomials: operation without an instruction of its own -> operations of the vector unit that it is expanded
+            into.
     """
 
     readers: int = 8
@@ -43,7 +46,8 @@ class SpaceToBatch:
 
     Attributes:
         images: a device with fewer has few. pieces: of space; space of less than two elements each is not cut.
-        grouped_steps: arrays that a norm in groups writes. joined_steps: arrays written where a norm is added to what has not the form.
+        grouped_steps: arrays that a norm in groups writes. joined_steps: arrays written where a norm is added to what
+            has not the form.
     """
 
     images: int = 8
@@ -59,7 +63,8 @@ class OnChip:
     Attributes:
         bytes: of on-chip memory that it gives to arrays.
         filled: part of that which temporaries fill; prefetched arguments and gaps have the rest.
-        refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device memory.
+        refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device
+            memory.
     """
 
     bytes: float = 0.0
@@ -72,7 +77,8 @@ class ScatterTiles:
     """How a reduce-scatter takes an array apart, see `reduce_scatter`.
 
     Attributes:
-        tile: (rows, columns) of the tiles of memory. word_bits: narrower elements are packed into words of so many bits.
+        tile: (rows, columns) of the tiles of memory. word_bits: narrower elements are packed into words of so many
+            bits.
         streams, square_streams: that run at once around a ring, and around four devices in a square.
         growth: a piece is padded as long as it grows by less than this factor.
         nearly: orders of dimensions with up to this factor more tiles count as equal.
@@ -96,11 +102,13 @@ class CompilerProfile:
         compiler, version: e.g. "XLA:TPU", "libtpu 0.0.42.1". chip: name of the chip's preset.
         passes: names of the rules (see `passes.PASSES`) that this compiler has.
         attained: what kernels get of the chip's peak rates.
-        memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1): nothing.
+        memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
+            nothing.
         product_bits: bits of an f32 element that a contraction takes by default.
         combined_bytes: collectives of one kind that nothing waits for become one of about this many bytes.
         temporary_growth: temporaries as this compiler lays them out over those that the rules count.
-        peak_error: nine of ten predicted peaks of the test points are nearer than this to what the compiler needs, as a fraction.
+        peak_error: nine of ten predicted peaks of the test points are nearer than this to what the compiler needs, as a
+            fraction.
         sources: field -> where its figures come from, and the command that measured them.
     """
 

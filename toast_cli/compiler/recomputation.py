@@ -4,9 +4,10 @@ With n readers, a value of v bytes that is computed from i bytes in memory moves
 
     computed again: n i          written: i + v + n v
 
-bytes (transcendental functions are no dearer than additions on units that have them in hardware). What comes straight out of a contraction is not
-computed again; its bytes are in registers when the value is written, so they count in `n i` but not in `i`. Seen in programs compiled by
-libtpu 0.0.42.1 for v4 to v6e. Without this pass a value that several kernels read is written once.
+bytes (transcendental functions are no dearer than additions on units that have them in hardware). What comes straight
+out of a contraction is not computed again; its bytes are in registers when the value is written, so they count in `n i`
+but not in `i`. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e. Without this pass a value that several
+kernels read is written once.
 
 Enters: how many kernels read a value, and what it is computed from. Leaves: whether it is computed again.
 """
@@ -17,5 +18,6 @@ NAME = "recomputation"
 
 
 def pays(readers: int, size: int, read: int, fresh: int) -> bool:
-    """Whether `readers` kernels compute a value of `size` bytes again from `read` bytes, of which `fresh` come out of a contraction."""
+    """Whether `readers` kernels compute a value of `size` bytes again from `read` bytes, of which `fresh` come out of a
+    contraction."""
     return readers * read < read - fresh + size + readers * size

@@ -1,26 +1,27 @@
 """Tiled reduce-scatters: which of the reduce-scatters that the partitioner writes stay, and which become all-reduces.
 
-XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and lets a reduce-scatter take them apart only where every
-device gets whole tiles; elsewhere an all-reduce stays, of which each device keeps its piece. The rules were found by compiling some three
-thousand sums and products of different shapes with libtpu 0.0.42.1 for slices of v4, v5e, v5p and v6e:
+XLA:TPU lays arrays out in tiles, the two minor dimensions padded to whole ones, and lets a reduce-scatter take them
+apart only where every device gets whole tiles; elsewhere an all-reduce stays, of which each device keeps its piece. The
+rules were found by compiling some three thousand sums and products of different shapes with libtpu 0.0.42.1 for slices
+of v4, v5e, v5p and v6e:
 
-* Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of the rows' where the
-  columns' are odd in number. Four devices in a square run four streams.
+* Two streams run around the ring, and each takes half of every device's piece: halves of the columns' tiles, or of the
+  rows' where the columns' are odd in number. Four devices in a square run four streams.
 * A piece is padded to that as long as it grows by less than half.
-* Both hold where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as they are, and so
-  have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is neither rows nor columns nor the
-  outermost one does not come apart.
+* Both hold where the scattered dimension is the outermost. Rows inside another dimension have to be whole tiles as they
+  are, and so have columns; tiles of types narrower than 32 bits hold that many more of them. A dimension that is
+  neither rows nor columns nor the outermost one does not come apart.
 * Vectors, matrices of fewer rows than a tile has, and pieces inside a dimension of size 1 stay all-reduces.
-* So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an all-reduce that uses all
-  links, and no such reduce-scatter.
+* So does what is summed over a whole slice, of three dimensions or a square one of at least 4 x 4: there is an
+  all-reduce that uses all links, and no such reduce-scatter.
 
-Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's piece has the
-fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the first reduction it is the one with
-the fewest after the last one, then the one in which the product is read. Where pieces of rows would lie across tiles, and what is left are
-whole tiles, the product (unless it is batched) is copied to have the scattered dimension outermost. Of 771 products with an update behind
-them, of dimensions drawn at random, this tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last
-dimension is taken for the columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they
-update.
+Products come out with rows from one operand and columns from the other, in whichever order of dimensions each device's
+piece has the fewest tiles. The order of gradients depends on what they update. Of orders with as few tiles after the
+first reduction it is the one with the fewest after the last one, then the one in which the product is read. Where
+pieces of rows would lie across tiles, and what is left are whole tiles, the product (unless it is batched) is copied to
+have the scattered dimension outermost. Of 771 products with an update behind them, of dimensions drawn at random, this
+tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last dimension is taken for the
+columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they update.
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one. Without this pass all of them do.
 """
@@ -43,8 +44,13 @@ NAME = "tiled-reduce-scatter"
 
 @dataclass(frozen=True)
 class Made:
-    """What an array is made by and for. `sides`: of the product that it is. `pieces`: shapes of what a device has of it after the first
-    reduction and after the last one, where it updates with that what it keeps; empty where it is for something else."""
+    """What an array is made by and for.
+
+    Attributes:
+        sides: dimensions of the contraction that it is, by the operand they come from.
+        pieces: shapes of what a device has of it after the first reduction and after the last one, where it updates
+            with that what it keeps; empty where it is for something else.
+    """
 
     sides: Sides = ((), ())
     pieces: tuple[tuple[int, ...], ...] = ()
@@ -61,8 +67,8 @@ def stays_scatter(
 ) -> bool:
     """Whether the chip's compiler keeps a reduce-scatter over `axes`, and does not leave an all-reduce in its place.
 
-    shape: of the array on one device, before; of a gradient in the order in which it is read. dim: the dimension that is scattered.
-    bits: of an element.
+    shape: of the array on one device, before; of a gradient in the order in which it is read. dim: the dimension that
+    is scattered. bits: of an element.
     """
     if NAME not in profile.passes:
         return True

@@ -1,8 +1,8 @@
 """Reduction combining: reductions of one kind that nothing waits for become one collective and share its latency.
 
-XLA merges collectives of one kind and group, none of which needs another's result, into one of about `CompilerProfile.combined_bytes`: XLA:TPU
-(libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4 MiB. It does not merge across the iterations of a loop. Without
-this pass each reduction pays the whole latency.
+XLA merges collectives of one kind and group, none of which needs another's result, into one of about
+`CompilerProfile.combined_bytes`: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4
+MiB. It does not merge across the iterations of a loop. Without this pass each reduction pays the whole latency.
 
 Enters: a profile. Leaves: into collectives of how many bytes late reductions go.
 """

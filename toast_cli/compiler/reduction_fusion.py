@@ -1,8 +1,8 @@
 """Reduction fusion: a reduction rides on another kernel, which has what it sums up in registers.
 
-That is the kernel that makes the array, or one that reads it together with the largest element that the reduction found (a softmax in one
-pass). The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to v6e, where XLA calls it multi-output fusion, too.
-Without this pass every reduction reads what it sums up.
+That is the kernel that makes the array, or one that reads it together with the largest element that the reduction found
+(a softmax in one pass). The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to
+v6e, where XLA calls it multi-output fusion, too. Without this pass every reduction reads what it sums up.
 
 Enters: the kernels of a program. Leaves: the same with those of some reductions marked as riding.
 """
@@ -17,7 +17,8 @@ NAME = "reduction-fusion"
 
 
 def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
-    """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel -> what it reads from memory."""
+    """Marks the kernels of reductions that ride on others. found: [ops] the kernels. reads: op that ends a kernel ->
+    what it reads from memory."""
     readers: dict[int, list[int]] = {}
     for end, values in reads.items():
         for value in values:

@@ -19,7 +19,8 @@ from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.transposed import transposed
 
-# Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device keeps its piece.
+# Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device
+# keeps its piece.
 Fate = Literal["around", "kept", "all-reduced"]
 
 
@@ -42,8 +43,8 @@ class ScatterFates:
         updates: bool,
         alone: bool,
     ) -> Fate:
-        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far. updates: it is a gradient, with
-        which a device updates what it keeps. alone: nothing is added to it before."""
+        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far. updates: it
+        is a gradient, with which a device updates what it keeps. alone: nothing is added to it before."""
         key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, alone
         known = self._known.get(key)
         if known is None:
@@ -96,7 +97,8 @@ def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
 
 
 def sides_of(op: Op) -> Sides:
-    """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other ops'."""
+    """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other
+    ops'."""
     if not op.kind.matrix_unit:
         return (), ()
     first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])

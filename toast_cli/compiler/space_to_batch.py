@@ -1,17 +1,18 @@
 """Space-to-batch: for convolutions of few images XLA:TPU turns pieces of space into pieces of the batch.
 
-The batch is in the rows of a TPU's tiles, and tiles have 8. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1, as seen in compiled
-programs on v4 to v6e) cuts the last dimension of space, if it is 16 or more, into 8 pieces and makes them part of the batch before it convolves;
-each is one element longer than an eighth. Elementwise work on what a convolution makes goes on in that form where all that it reads of this size
-has it. But nothing is fused where the form changes or windows reach into other pieces, so that of an array that is kept there is more than itself:
+The batch is in the rows of a TPU's tiles, and tiles have 8. Where a device has fewer images, XLA:TPU (libtpu 0.0.42.1,
+as seen in compiled programs on v4 to v6e) cuts the last dimension of space, if it is 16 or more, into 8 pieces and
+makes them part of the batch before it convolves; each is one element longer than an eighth. Elementwise work on what a
+convolution makes goes on in that form where all that it reads of this size has it. But nothing is fused where the form
+changes or windows reach into other pieces, so that of an array that is kept there is more than itself:
 
 * what a convolution reads of it is written, and, if the array has the form itself, once more with what windows reach;
-* a norm that ends the form is written at its steps, in the type it computes in: one in groups, which needs space in one piece, at all of them (a
-  single image need not change its form for that); one that is added to what has not the form, after the first. (XLA:TPU does the latter for some
-  counts of images and not for others.)
+* a norm that ends the form is written at its steps, in the type it computes in: one in groups, which needs space in one
+  piece, at all of them (a single image need not change its form for that); one that is added to what has not the form,
+  after the first. (XLA:TPU does the latter for some counts of images and not for others.)
 
-Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few images. Without this pass each
-is there once.
+Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few
+images. Without this pass each is there once.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What is kept of the images that a value holds. pieces: whether it has the form with pieces of space in the batch. forms: how many times its own size all that is kept of it is where a
-    device has few images; single: the same where it has one."""
+    """What is kept of the images that a value holds, where a device has few of them.
+
+    Attributes:
+        place: dimensions of the batch and of the last of space.
+        pieces: the value has the form with pieces of space in the batch.
+        forms, single: how many times its own size all that is kept of it is, on a device with few images and with one.
+    """
 
     rules: SpaceToBatch
     place: Place
@@ -120,7 +126,8 @@ def _place(dims: ValueFactors, weights: ValueFactors) -> Place | None:
 
 
 def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place | None:
-    """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms do."""
+    """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms
+    do."""
     if op.name == REDUCE:
         return _left(op, pieces[op.operands[0]])
     if not _is_pointwise(op):
@@ -147,8 +154,8 @@ def _left(op: Op, place: Place | None) -> Place | None:
 def _norm_steps(
     program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[Place | None], value: int
 ) -> tuple[float, float]:
-    """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that is added to what has not
-    the form; 0 without."""
+    """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that
+    is added to what has not the form; 0 without."""
     pending, seen = [(value, False)], {value}
     grouped = joined = False
     widest = 0.0
@@ -181,7 +188,8 @@ def _bytes_each(program: Program, value: int) -> float:
 
 
 def _sources(program: Program, stored: list[bool]) -> list[tuple[int, ...]]:
-    """[values] the latest of the stored arrays of its size that each is computed from; of what is joined those of all parts."""
+    """[values] the latest of the stored arrays of its size that each is computed from; of what is joined those of all
+    parts."""
     found: list[tuple[int, ...]] = [()] * len(program.values)
     for op in program.ops:
         for value in op.results:

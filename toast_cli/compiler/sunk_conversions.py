@@ -1,7 +1,8 @@
 """Sunk conversions: what is only widened where it is read is moved before it is widened.
 
-XLA sinks conversions, and reshapes, below the collectives that move their results (seen in programs compiled by libtpu 0.0.42.1 and by XLA:CPU of
-jaxlib 0.10.2), where the narrower array is not in memory in its wide form anyway. Without this pass an array moves in its own type.
+XLA sinks conversions, and reshapes, below the collectives that move their results (seen in programs compiled by libtpu
+0.0.42.1 and by XLA:CPU of jaxlib 0.10.2), where the narrower array is not in memory in its wide form anyway. Without
+this pass an array moves in its own type.
 
 Enters: a program and which of its values are stored. Leaves: how many bytes a reshard of a value moves.
 """

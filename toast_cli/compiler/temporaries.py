@@ -1,8 +1,9 @@
 """Temporary growth: by how much a compiler's temporaries exceed those that the rules count, as one factor.
 
-XLA:GPU does not keep temporaries as few as XLA:TPU does: gradients wait for the one all-reduce they are joined in, kernels of
-contractions and of softmax write beside what they read, and its scheduler looks for overlap first. One fitted factor
-(`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is 1.
+XLA:GPU does not keep temporaries as few as XLA:TPU does: gradients wait for the one all-reduce they are joined in,
+kernels of contractions and of softmax write beside what they read, and its scheduler looks for overlap first. One
+fitted factor (`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that. Without this pass it is
+1.
 
 Enters: a program and a profile. Leaves: one factor.
 """
@@ -17,6 +18,7 @@ NAME = "temporary-growth"
 
 
 def temporary_growth(program: Program, stored: list[bool], profile: CompilerProfile) -> float:
-    """Bytes of temporaries on the chip over those the rules count. stored: [values] whether each is written to memory."""
+    """Bytes of temporaries on the chip over those the rules count. stored: [values] whether each is written to
+    memory."""
     growth = profile.temporary_growth if NAME in profile.passes else 1.0
     return growth * bf16_widening.growth(program, stored) if bf16_widening.NAME in profile.passes else growth

@@ -1,9 +1,10 @@
 """Tile dimensions: which two dimensions of an array are the innermost, and so padded to tiles.
 
-That is the compiler's choice, and it takes those that waste least, among those that the array's contractions leave it (all as seen in programs
-compiled by libtpu 0.0.42.1): of a batched contraction's arrays the dimensions that number the matrices stay outside, of a convolution's the
-spatial ones. What is elementwise or transposed between contractions follows them; what is reshaped keeps the tiles of what it was, but a
-dimension that is split in the middle of a tile (channels into groups) is not innermost. Without this pass the two that waste least are taken of all.
+That is the compiler's choice, and it takes those that waste least, among those that the array's contractions leave it
+(all as seen in programs compiled by libtpu 0.0.42.1): of a batched contraction's arrays the dimensions that number the
+matrices stay outside, of a convolution's the spatial ones. What is elementwise or transposed between contractions
+follows them; what is reshaped keeps the tiles of what it was, but a dimension that is split in the middle of a tile
+(channels into groups) is not innermost. Without this pass the two that waste least are taken of all.
 
 Enters: a program. Leaves: a `Tiling` for each value.
 """
@@ -19,7 +20,8 @@ NAME = "tile-dimensions"
 
 
 def tilings(program: Program, tile: Tile, *, chosen: bool = True) -> list[Tiling]:
-    """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two waste least."""
+    """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two
+    waste least."""
     if tile == UNPADDED:
         return [UNTILED] * len(program.values)
     if not chosen:
@@ -81,7 +83,8 @@ def _restrict(op: Op, allowed: list[Dims | None]) -> None:
 
 
 def _reduced(program: Program, op: Op, allowed: list[Dims | None]) -> None:
-    """What sums over the features of images leave (norms of single pixels) has the batch in the lanes, and only that."""
+    """What sums over the features of images leave (norms of single pixels) has the batch in the lanes, and only
+    that."""
     (result,), before = op.results, allowed[op.operands[0]]
     space = len(program.values[result].shape) - 1
     if before is None or space < 2 or not op.rule.results:

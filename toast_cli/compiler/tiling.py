@@ -1,12 +1,14 @@
 """Tiling: the two innermost dimensions of an array in a TPU's memory are padded to tiles.
 
-A TPU keeps arrays in tiles of 8 x 128 elements (the vector register; Jouppi et al., "Ten Lessons From Three Generations Shaped Google's
-TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows. Which two dimensions are the innermost is told by `tile_dimensions`.
+A TPU keeps arrays in tiles of 8 x 128 elements (the vector register; Jouppi et al., "Ten Lessons From Three Generations
+Shaped Google's TPUv4i", 2021); a second innermost dimension shorter than 8 gets a tile of 4, 2 or 1 rows. Which two
+dimensions are the innermost is told by `tile_dimensions`.
 
-A copy in another layout keeps the two of what it is made of: an image that has its batch in the lanes, since a device has fewer of its
-features than of its batch, has them there when all features are gathered, too (libtpu 0.0.42.1).
+A copy in another layout keeps the two of what it is made of: an image that has its batch in the lanes, since a device
+has fewer of its features than of its batch, has them there when all features are gathered, too (libtpu 0.0.42.1).
 
-Enters: how a value is tiled, and its local shape. Leaves: by how much it grows. Without this pass arrays have the size of their elements.
+Enters: how a value is tiled, and its local shape. Leaves: by how much it grows. Without this pass arrays have the size
+of their elements.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth `fixed`. copies: only
-    copies are so laid out; the array itself is an argument, which is in the tiles that waste least, whatever the program does with it."""
+    """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth
+    `fixed`. copies: only copies are so laid out; the array itself is an argument, which is in the tiles that waste
+    least, whatever the program does with it."""
 
     dims: Dims
     fixed: float = 1.0
@@ -55,7 +58,8 @@ def growth(
     never_innermost: Dims = (),
     like: tuple[float, ...] | None = None,
 ) -> float:
-    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape `like` if there is one."""
+    """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape
+    `like` if there is one."""
     lanes = [d for d in (dims if set(dims) - set(never_innermost) else range(len(shape))) if d not in never_innermost]
     if not lanes:
         return 1.0

@@ -1,26 +1,28 @@
 """What a collective costs: mesh, kind, bytes and axes in, seconds out, by an alpha-beta model of the links.
 
-Every collective takes `alpha + beta * bytes`: alpha from the latency of each hop or message, beta from the link every byte
-has to cross. The formulas, for p devices that hold or end up with V bytes (W: bytes per second of one link, one direction;
-R: what a device can receive along the dimension):
+Every collective takes `alpha + beta * bytes`: alpha from the latency of each hop or message, beta from the link every
+byte has to cross. The formulas, for p devices that hold or end up with V bytes (W: bytes per second of one link, one
+direction; R: what a device can receive along the dimension):
 
 * **ring** (torus dimension with wraparound), R = 2 W. All-gather: each device must receive the (p-1)/p V it lacks, half
   from each side: (p-1)/p V / 2W, in floor(p/2) hops. For large p this is the V / W_bidirectional of the scaling book
-  ("Sharded Matrices and How to Multiply Them"). Reduce-scatter is the same in reverse, all-reduce is one after the other.
+  ("Sharded Matrices and How to Multiply Them"). Reduce-scatter is the same in reverse, all-reduce is one after the
+  other.
 * **line** (no wraparound), R = W. The device at the end has one link and receives (p-1)/p V over it, in p-1 hops: twice
   the ring.
 * **switch, network**, R = W. Recursive doubling: (p-1)/p V / W in ceil(log2 p) messages (Thakur, Rabenseifner, Gropp,
   Optimization of Collective Communication Operations in MPICH, 2005).
 * **several torus dimensions** work at once, each on its share: (P-1)/P V / sum(R). They cannot always share evenly: the
-  slab of devices that agree on a set S of dimensions lacks (1 - 1/P_S) V, and only links of S lead out of it, so no split
-  beats V (P_S - 1) / P / sum(R_S) for any S. The largest of these bounds is taken.
-* **tiers** (chip or host, then torus, then network) follow one another: a reduce-scatter shrinks the array inside before
-  it goes outside, so the outer tier carries 1/p_inner of it; an all-gather runs the other way.
-* **all-to-all** on a ring: the p^2/4 hop-chunks a device's p chunks travel in all are spread over its two outgoing links,
-  floor(p^2/4)/2 chunks of B/p over each: B p / 8W, a quarter of the all-gather of p B, as in the book. On a line the cut in
-  the middle is crossed by floor(p^2/4) chunks each way: B p / 4W. On a torus all dimensions work at once and the slowest
-  one decides. On a switch (p-1)/p B / W. Each tier moves the array once.
-* **combined**: where a compiler makes one collective of many small ones, each pays the share of alpha that its bytes are of the whole.
+  slab of devices that agree on a set S of dimensions lacks (1 - 1/P_S) V, and only links of S lead out of it, so no
+  split beats V (P_S - 1) / P / sum(R_S) for any S. The largest of these bounds is taken.
+* **tiers** (chip or host, then torus, then network) follow one another: a reduce-scatter shrinks the array inside
+  before it goes outside, so the outer tier carries 1/p_inner of it; an all-gather runs the other way.
+* **all-to-all** on a ring: the p^2/4 hop-chunks a device's p chunks travel in all are spread over its two outgoing
+  links, floor(p^2/4)/2 chunks of B/p over each: B p / 8W, a quarter of the all-gather of p B, as in the book. On a line
+  the cut in the middle is crossed by floor(p^2/4) chunks each way: B p / 4W. On a torus all dimensions work at once and
+  the slowest one decides. On a switch (p-1)/p B / W. Each tier moves the array once.
+* **combined**: where a compiler makes one collective of many small ones, each pays the share of alpha that its bytes
+  are of the whole.
 * **collective-permute**: one hop at the slowest link's rate; on a line the pair at the ends is p-1 hops apart.
 """
 
@@ -43,9 +45,10 @@ def collective_seconds(
 ) -> float:
     """Seconds of one collective over the devices along `axes` (numbers in `mesh.axes`).
 
-    `kind` is one of `KINDS`. `result_bytes` are those of the result on one device: the gathered array of an all-gather, the
-    shard of a reduce-scatter, the local array of the others. No time for no bytes or for a group of one. `combined_bytes`:
-    of the collective that this one becomes part of, so that it pays its part of the latency; 0 where it stays alone.
+    `kind` is one of `KINDS`. `result_bytes` are those of the result on one device: the gathered array of an all-gather,
+    the shard of a reduce-scatter, the local array of the others. No time for no bytes or for a group of one.
+    `combined_bytes`: of the collective that this one becomes part of, so that it pays its part of the latency; 0 where
+    it stays alone.
     """
     if not axes or result_bytes <= 0:
         return 0.0
@@ -124,8 +127,8 @@ def _shift_latency(link: Link) -> float:
 def _tiers(links: Links) -> list[Links]:
     """Links by the order in which a reduction passes them: switches, then the torus, then networks.
 
-    Torus links form one tier, since they work at once, but pieces of one dimension share its wires: those that fit together
-    become one piece again, and one that does not fit goes into a tier of its own.
+    Torus links form one tier, since they work at once, but pieces of one dimension share its wires: those that fit
+    together become one piece again, and one that does not fit goes into a tier of its own.
     """
     joined = _join_pieces(links)
     tori: list[list[Link]] = []

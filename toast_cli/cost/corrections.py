@@ -10,7 +10,8 @@ class Corrections:
     """Factors by which predictions are multiplied; 1 where nothing is known.
 
     Attributes:
-        compute, memory: of compute seconds, and of peak bytes. collectives: kind of collective -> factor of its seconds.
+        compute, memory: of compute seconds, and of peak bytes. collectives: kind of collective -> factor of its
+            seconds.
     """
 
     compute: float = 1.0

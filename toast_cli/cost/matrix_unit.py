@@ -1,10 +1,12 @@
 """How well the local shape of a product fills the matrix unit.
 
-A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a TPU", 2017).
-A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of K x M: what the local
-shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are streamed 8 at a time.
+A matrix unit is a grid of `matrix_tile` cells, fed row by row (Jouppi et al., "In-Datacenter Performance Analysis of a
+TPU", 2017). A product of [M, K] and [K, N] fills the grid with tiles of K x N and streams M past it, or N past tiles of
+K x M: what the local shape lacks of a whole tile is wasted, a 64-wide one on a 128-wide grid half of the time. Rows are
+streamed 8 at a time.
 
-Enters: a product's form, and per slot into how many pieces it is cut. Leaves: by how much its arithmetic grows by padding.
+Enters: a product's form, and per slot into how many pieces it is cut. Leaves: by how much its arithmetic grows by
+padding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Slots = tuple[tuple[int, int], ...]  # slot, elements along it
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A product of [rows, depth] and [depth, columns], batch times. window: kernel positions of a convolution, 1 for others.
+    """A product of [rows, depth] and [depth, columns], batch times. window: kernel positions of a convolution, 1 for
+    others.
 
     grouped: a convolution of feature groups runs as one of all features with a block-diagonal kernel.
     """
@@ -52,8 +55,8 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
 
 
 def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
-    """Arithmetic done over arithmetic needed; `cuts` [slots] pieces of each slot. Where the vector unit would be quicker, as much
-    as makes the matrix unit as slow as that."""
+    """Arithmetic done over arithmetic needed; `cuts` [slots] pieces of each slot. Where the vector unit would be
+    quicker, as much as makes the matrix unit as slow as that."""
     rows, columns, depth = (_local(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
     if grid.grouped:
@@ -70,7 +73,8 @@ def _local(slots: Slots, cuts: tuple[int, ...]) -> float:
 
 
 def padding(tile: tuple[int, int], rows: float, columns: float, depth: float) -> float:
-    """By how much a product of [rows, depth] and [depth, columns] grows on a grid of that tile: 1 where everything fits."""
+    """By how much a product of [rows, depth] and [depth, columns] grows on a grid of that tile: 1 where everything
+    fits."""
     high, wide = tile
     streamed = _padded(rows, min(STREAMED_ROWS, high)) * _padded(columns, wide)
     swapped = _padded(rows, wide) * _padded(columns, min(STREAMED_ROWS, high))

@@ -11,9 +11,11 @@ class Attained:
 
     Attributes:
         matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
-        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at least.
+        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at
+            least.
         narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
-        kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as memory traffic.
+        kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as
+            memory traffic.
         kernel_seconds: of starting and draining one kernel, however small.
     """
 
@@ -41,8 +43,8 @@ class Cost:
     def step_seconds(self) -> float:
         """Compute plus all communication, nothing overlapped: the upper bound, and what the search minimises.
 
-        XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a plan that is
-        good without overlap is good with any scheduler; one that needs it may not be.
+        XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a
+        plan that is good without overlap is good with any scheduler; one that needs it may not be.
         """
         return self.compute_seconds + self.communication_seconds
 
@@ -56,9 +58,12 @@ class Cost:
 class CollectiveUse:
     """One collective of a plan, equal ones together.
 
-    kind, bytes: of the result, per device, one run, as the chip's compiler emits it (see `reduce_scatter`). count: runs, loops counted. seconds: all
-    of them. op: the program op that needs or makes the array. value: the array. waited_for: it stands on the critical path, see
-    `waiting`. written: kind and bytes as the partitioner writes it, before the chip's compiler reworks it.
+    Attributes:
+        kind, axes, bytes: as the chip's compiler emits it (see `reduce_scatter`); bytes of the result on one device.
+        count: runs in one run of the program, loops counted. seconds: of all of them.
+        op: the op that needs or makes the array. value: the array.
+        waited_for: it stands on the critical path, see `overlap`.
+        written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
     """
 
     kind: str
@@ -83,7 +88,12 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Kernels of one kind, all runs together, on one device: arithmetic, bytes read and written, seconds. op: one of them."""
+    """Kernels of one kind on one device, all runs together.
+
+    Attributes:
+        op: one of the ops they belong to. name: of the op. runs: executions in one run of the program.
+        flops, bytes: arithmetic, and bytes read and written. seconds: of all runs.
+    """
 
     op: int
     name: str

@@ -1,9 +1,10 @@
 """Time of one kernel on one device: a roofline with what the matrix unit does with the *local* shape.
 
-A kernel has three demands: products on the matrix unit, elementwise arithmetic on the vector unit, and bytes from and to memory with
-the passage of arrays through the vector unit. The largest decides (Williams, Waterman, Patterson, "Roofline", 2009), and every kernel
-takes a fixed time besides. Alone, a kernel takes about sqrt(product^2 + memory^2), since its first transfer and its last product have
-nothing beside them; in a program the compiler loads the next kernel's operands meanwhile, and the plain roofline is nearer.
+A kernel has three demands: products on the matrix unit, elementwise arithmetic on the vector unit, and bytes from and
+to memory with the passage of arrays through the vector unit. The largest decides (Williams, Waterman, Patterson,
+"Roofline", 2009), and every kernel takes a fixed time besides. Alone, a kernel takes about sqrt(product^2 + memory^2),
+since its first transfer and its last product have nothing beside them; in a program the compiler loads the next
+kernel's operands meanwhile, and the plain roofline is nearer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def kernel_seconds(
 
     Args:
         attained: what kernels get of the chip's peak rates.
-        dtype: of the product's operands. matrix_flops: of the product, padding included (see `matrix_unit`). vector_flops: elementwise.
+        dtype: of the product's operands. matrix_flops: of the product, padding included (see `matrix_unit`).
+            vector_flops: elementwise.
         memory_bytes: read and written, passes included. kernels: how many launches this is.
     """
     product = matrix_flops / (matrix_rate(chip, dtype) * attained.matrix) if matrix_flops else 0.0

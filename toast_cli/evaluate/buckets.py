@@ -1,6 +1,7 @@
 """Buckets: the items of a program around patterns that the same decisions touch, with what is remembered of them.
 
-Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; what it costs is the evaluator's to say.
+Enters: items, and the rows they depend on. Leaves: one `Bucket` for each set of decisions; what it costs is the
+evaluator's to say.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ TICK = 2.0**-48  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one bucket adds to a plan's cost. compute, communication: in ticks; arguments: bytes; alive: [moments] bytes. Whole numbers all,
-    so that sums are exact, in whatever order and by whichever machine. Shares of a bucket that hold the same have one `alive`."""
+    """What one bucket adds to a plan's cost.
+
+    All are whole numbers, so that sums are exact in whatever order, on whichever machine.
+
+    Attributes:
+        compute, communication: in ticks. arguments: bytes.
+        alive: [moments] bytes. Shares of a bucket that hold the same arrays have one vector.
+    """
 
     compute: int
     communication: int
@@ -37,10 +44,16 @@ Key = int | tuple[int, ...]  # row numbers of a bucket's views, in their order
 
 @dataclass(slots=True)
 class Bucket:
-    """touches: what has to be decided for its cost to be known, see `iteration_memo.touch`. views: those whose rows decide the share.
+    """Items around patterns that the same decisions touch.
 
-    key: rows of all views -> those of its own. memo: these -> share. alive: what its arrays hold, by numbers of `Memory` (see `share_memo`) -> [moments] bytes.
-    axis_memo: rows -> [axes] seconds. held: rows when the bucket's memory was last looked at everywhere, and its `Spans`.
+    Attributes:
+        touches: what has to be decided for the cost to be known, see `iteration_memo.touch`.
+        views: those whose rows decide the share. key: rows of all views -> those of its own.
+        patterns, places: patterns around the items, and (pattern, view, place in the view) of each.
+        work, sums, arrays: the items.
+        memo: rows -> share. alive: what its arrays hold, by the numbers of `share_memo.Memory` -> [moments] bytes.
+        axis_memo: rows -> [axes] seconds.
+        held: the rows when the bucket's memory was last looked at everywhere, and its `Spans`.
     """
 
     touches: frozenset[int]

@@ -1,11 +1,12 @@
 """What one array item holds in device memory under a plan, and when.
 
 * the arrays themselves, where they are written to memory;
-* copies in other shardings, from the first to the last reader of each. A loop makes its own, anew in each iteration: XLA moves no
-  collective out of a loop, but on some chips it gathers what comes from outside first of all (see `loop_gathers`);
-* partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been fused with it;
-  the reduced array then waits, at its own size, for the readers where the program has them, because gradients' reductions are
-  combined and not hurried.
+* copies in other shardings, from the first to the last reader of each. A loop makes its own, anew in each iteration:
+  XLA moves no collective out of a loop, but on some chips it gathers what comes from outside first of all (see
+  `loop_gathers`);
+* partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
+  fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
+  gradients' reductions are combined and not hurried.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
 """
@@ -99,7 +100,8 @@ class Buffers:
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
-        """From when it is made to its last reader in program order; only the rest of it where the array itself is counted anyway."""
+        """From when it is made to its last reader in program order; only the rest of it where the array itself is
+        counted anyway."""
         lives = self._lives
         last = max([made, *(self._deaths[op] for op, _ in self._problem.program.users[value])])
         if not item.stored:
@@ -128,7 +130,8 @@ class Buffers:
 
 @dataclass(slots=True)
 class CountedBuffers:
-    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see `memory_space_assignment`)."""
+    """Arrays being gathered: when they are alive and with how many bytes, all of them and again the brief ones (see
+    `memory_space_assignment`)."""
 
     intervals: list[Interval] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)

@@ -1,8 +1,9 @@
 """Evaluates plans, incrementally: an item's cost depends only on what the op patterns around it iterate over.
 
-Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the rows (see `iteration_memo`) of
-those patterns. A plan is evaluated as a change to one evaluated before: only where a row has changed is anything looked at.
-Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives and what is alive at the peak.
+Items around patterns that the same decisions touch form one bucket; a bucket's share of the cost is memoised on the
+rows (see `iteration_memo`) of those patterns. A plan is evaluated as a change to one evaluated before: only where a row
+has changed is anything looked at. Enters: a `Problem`. Leaves: `Cost` per plan, and for a chosen plan its collectives
+and what is alive at the peak.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A plan evaluated before. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares: [buckets]; the others: their sums."""
+    """A plan evaluated before. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares:
+    [buckets]; the others: their sums."""
 
     steps: Steps
     rows: list[int]
@@ -50,8 +52,8 @@ class Evaluator:
     """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
 
     Args:
-        references: plans that say when memory is looked at. like: an evaluator of the same program for the same chip, if there is one: what
-            does not depend on the mesh and the decisions is taken from it.
+        references: plans that say when memory is looked at. like: an evaluator of the same program for the same chip,
+            if there is one: what does not depend on the mesh and the decisions is taken from it.
         profile: of the compiler, where it is not to be the newest for the mesh's chip.
     """
 
@@ -82,7 +84,8 @@ class Evaluator:
             for view in bucket.views:
                 self._of_view[view].append(number)
         self._shares = 0  # remembered, in all buckets
-        # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of them.
+        # The plan evaluated last and the one it was evaluated as a change to: plans to come are mostly near one of
+        # them.
         self._state: _State | None = None
         self._before: _State | None = None
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])

@@ -1,7 +1,7 @@
 """The program boiled down to different cost items: work items (ops that cost alike) and array items (values that do).
 
-Enters: a `Problem`. Leaves: `Items`, each with how many ops or values it stands for. Shardings are not known yet: an item says
-which op patterns decide them.
+Enters: a `Problem`. Leaves: `Items`, each with how many ops or values it stands for. Shardings are not known yet: an
+item says which op patterns decide them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,26 @@ from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
-# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes (see `kernels.Side`).
+# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes (see
+# `kernels.Side`).
 Side = tuple[float, float, float, float]
 NOTHING: Side = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Ops of one pattern that cost alike, with the kernel each belongs to (see `kernels`). Bytes and flops: unsharded.
+    """Ops of one pattern that cost alike, with the kernel each belongs to. Bytes and FLOPs are those of whole arrays.
 
-    flops: of the op itself; 0 where another op's kernel does it. operands, results: what the kernel does on each side. kernels: 1,
-    or 0 where the op is part of another's or rides on it. unfinished: bytes of a product that elementwise work finishes. whole_bytes: of the
-    results, whether stored or not. summed: partial results are the business of a `SumItem`, see `sum_items`. windows: see `halo`. needed: [results] part of the bits that readers need, see `narrowing`. late: nothing waits for the results, see `overlap`. in_loop: within a loop. runs: executions in one run of the program, all ops of the item together. op: one of them.
+    Attributes:
+        pattern, kind, dtype: of the ops. flops: of one op itself; 0 where another op's kernel does its work.
+        operands, results: what the kernel does on each side.
+        kernels: 1, or 0 where the op is part of another op's kernel or rides on one.
+        unfinished: bytes of a contraction that elementwise work finishes before it is written.
+        whole_bytes: [results] whether they are stored or not.
+        summed: a `SumItem` takes care of partial results. windows: see `plan.halo`.
+        needed: [results] the part of the bits that readers need, see `narrowing`.
+        late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
+        runs: executions in one run of the program, of all ops of the item together. op: one of them.
     """
 
     pattern: int
@@ -64,8 +72,13 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A way an array item is read: by operand `position` of ops of one pattern, `runs` times per run and array. loop: equal where reads
-    are in the same loop, or all outside loops. needed: part of the bits, see `narrowing`."""
+    """One way in which an array item is read.
+
+    Attributes:
+        pattern, position: ops of this pattern read it as this operand, `runs` times for each array in one run.
+        loop: equal where reads are in the same loop, or all outside of loops.
+        needed: the part of the bits that these readers need, see `narrowing`.
+    """
 
     pattern: int
     position: int
@@ -76,10 +89,18 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class ArrayItem:
-    """Values made by one pattern and read in the same ways; `readers` leaves out those that take it as it is made under every plan. costs:
-    whether it does so under any: it is stored, may be partial, or has such readers. values: their numbers; bytes: of one, unsharded; moved_bytes: the same
-    where it is resharded, see `sunk_conversions`. shape, tiling: in how much memory they are laid out, see `tiling`. images: see `space_to_batch`. waited_for: neither early
-    nor late, see `overlap`."""
+    """Values that one pattern makes and that are read in the same ways.
+
+    Attributes:
+        pattern, result: which result of which pattern they are.
+        bytes: of one whole array. moved_bytes: the same where it is resharded, see `sunk_conversions`.
+        shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
+        free: it is derived from constants alone. stored: it is written to memory.
+        waited_for: it is neither early nor late, see `overlap`.
+        readers: without those that take it as it is made under every plan.
+        costs: it can cost something: it is stored, may be partial, or has such readers.
+        values: numbers of the values.
+    """
 
     pattern: int
     result: int
@@ -230,8 +251,8 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
-    """Whether ops of pattern `reader` take this result of pattern `maker` in the sharding it is made in under every plan: nothing is partial or
-    pinned, both choose alike, and the same slots make up the array."""
+    """Whether ops of pattern `reader` take this result of pattern `maker` in the sharding it is made in under every
+    plan: nothing is partial or pinned, both choose alike, and the same slots make up the array."""
     one, other = problem.patterns[maker], problem.patterns[reader]
     if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:
         return False

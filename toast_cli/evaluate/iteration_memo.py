@@ -1,10 +1,11 @@
 """What the op patterns of a program iterate over, one plan after another.
 
-Patterns that the same decisions can touch form one *view*. What all patterns of a view iterate over under some plan is one
-*row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has changed.
+Patterns that the same decisions can touch form one *view*. What all patterns of a view iterate over under some plan is
+one *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has
+changed.
 
-What the patterns of a view have made of some decisions (see `plan.spending`) is a *state* of it, and one more decision leads to the next, so that
-a plan's row is mostly found by following what is known.
+What the patterns of a view have made of some decisions (see `plan.spending`) is a *state* of it, and one more decision
+leads to the next, so that a plan's row is mostly found by following what is known.
 
 Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 """
@@ -41,7 +42,8 @@ class Kind:
 
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter, see `touch`. matters: decision -> [kinds] what it comes to, of those that do."""
+    """touches: of the decisions that matter, see `touch`. matters: decision -> [kinds] what it comes to, of those that
+    do."""
 
     touches: frozenset[int]
     kinds: list[Kind]
@@ -177,7 +179,8 @@ class IterationMemo:
         return found
 
     def _numbered(self, iteration: Iteration) -> Iteration:
-        """The iteration with a number of its own. Equal shardings become one object, which makes comparing them cheap."""
+        """The iteration with a number of its own. Equal shardings become one object, which makes comparing them
+        cheap."""
         self._iteration_count += 1
         known = self._shardings
         operands, shardings = (
@@ -207,8 +210,8 @@ class IterationMemo:
     def changed(self, old: Steps, new: Steps) -> set[int]:
         """Touches of the decisions in which two plans differ.
 
-        A decision that both plans hold in the same order among all those they share changes nothing; the most far-reaching
-        such decisions are found as a longest common subsequence, weighted by the views a decision reaches.
+        A decision that both plans hold in the same order among all those they share changes nothing; the most
+        far-reaching such decisions are found as a longest common subsequence, weighted by the views a decision reaches.
         """
         first, last_old, last_new = 0, len(old), len(new)
         most = min(last_old, last_new)

@@ -1,6 +1,7 @@
 """What the ops of a work item take to compute on one device, once it is known what they iterate over.
 
-Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes. What they communicate is in `pricing`.
+Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes. What they communicate is in
+`pricing`.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class WorkPricer:
         return work.runs * kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
 
     def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
-        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on the operands' sides.
-        What is small enough stays on the chip between kernels."""
+        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on
+        the operands' sides. What is small enough stays on the chip between kernels."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = most = vector = 0.0
         for (read, through, flops, passing), sharding in zip(work.operands, iteration.operands, strict=True):
@@ -69,7 +70,8 @@ class WorkPricer:
         return reads, most, vector
 
     def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float]:
-        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these shardings."""
+        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these
+        shardings."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = out = vector = 0.0
         for (read, through, flops, passing), sharding in zip(work.results, shardings, strict=True):

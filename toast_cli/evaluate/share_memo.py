@@ -1,4 +1,5 @@
-"""What buckets add to a plan's cost, with what is remembered of single items: many rows of a bucket are alike for most of its items.
+"""What buckets add to a plan's cost, with what is remembered of single items: many rows of a bucket are alike for most
+of its items.
 
 Enters: a bucket, and what its patterns iterate over. Leaves: its `Share`.
 """

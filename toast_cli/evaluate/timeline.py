@@ -1,12 +1,13 @@
 """Memory over time. All moments at which it can peak for exact answers, a selection of them for quick ones.
 
-Memory can only peak where something has been made since the last time something died. Of those moments a search looks at a
-few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a search
-returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
+Memory can only peak where something has been made since the last time something died. Of those moments a search looks
+at a few hundred: the highest under a handful of reference plans, and an even spread. The exact profile of the plan a
+search returns tells whether a moment was missed; it is then added and the search goes on (a cutting-plane scheme).
 
-Up to some bytes of the arrays that live briefly take no device memory at all (see `memory_space_assignment`). With `alive` bytes of which `brief` are such, what
-lies in device memory is max(alive - capacity, alive - brief). So each moment counts twice, as a moment of all arrays that starts below
-zero and as one of those that are not brief, and the peak is the highest of all.
+Up to some bytes of the arrays that live briefly take no device memory at all (see `memory_space_assignment`). With
+`alive` bytes of which `brief` are such, what lies in device memory is max(alive - capacity, alive - brief). So each
+moment counts twice, as a moment of all arrays that starts below zero and as one of those that are not brief, and the
+peak is the highest of all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 class Timeline:
-    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search looks at; ascending."""
+    """candidates: [candidates] half steps at which memory can peak. moments: [moments] those a search looks at;
+    ascending."""
 
     def __init__(self, lives: Lives, on_chip_bytes: float = 0.0) -> None:
         self.candidates: NDArray[np.int64] = np.array(_peak_candidates(lives), np.int64)
@@ -74,7 +76,8 @@ class Timeline:
         return grown
 
     def presence(self, intervals: Intervals, brief: Intervals) -> NDArray[np.float64]:
-        """[entries] how many of the intervals cover each moment; `brief`: those of them that can be spent in on-chip memory."""
+        """[entries] how many of the intervals cover each moment; `brief`: those of them that can be spent in on-chip
+        memory."""
         covered = self._covered(intervals)
         if not self._on_chip_bytes:
             return covered
@@ -87,7 +90,8 @@ class Timeline:
         return (born - dead).astype(np.float64)
 
     def spans(self, intervals: Intervals, sizes: list[float], brief: Intervals, brief_sizes: list[float]) -> Spans:
-        """Intervals in numbers of candidates, each with its size in bytes; `brief`: those of them that can be spent in on-chip memory."""
+        """Intervals in numbers of candidates, each with its size in bytes; `brief`: those of them that can be spent in
+        on-chip memory."""
         first, last = self._numbers(intervals)
         held = np.array(sizes, np.float64)
         if not self._on_chip_bytes:

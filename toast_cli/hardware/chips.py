@@ -15,7 +15,8 @@ from toast_cli.errors import SpecError
 from toast_cli.hardware.model import Chip
 
 _GIB = 2**30
-# jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply Them".
+# jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply
+# Them".
 _BOOK = "How to Scale Your Model"
 _DOCS = "Google Cloud TPU docs"
 # A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020.
@@ -90,8 +91,8 @@ def find_preset(name: str, *, where: str = "") -> Preset:
 def matrix_rate(chip: Chip, dtype: str) -> float:
     """Peak FLOP/s of the matrix unit for operands of an MLIR element type (`bf16`, `f8E4M3FN`, `ui8`, `complex<f32>`).
 
-    A type the chip does not list runs at the rate of the next wider one it does; one wider than all of them, at the rate
-    of the widest times the ratio of the widths.
+    A type the chip does not list runs at the rate of the next wider one it does; one wider than all of them, at the
+    rate of the widest times the ratio of the widths.
     """
     kind = _kind(dtype)
     if kind in chip.matrix_flops:
@@ -158,7 +159,8 @@ def _tpu(
         reserved_bytes=_usable(memory_gib / cores, usable_gib),
         memory_bytes_per_second=bandwidth / cores,
         sources={
-            "matrix_flops": f"{flops_source}; f32 is one bf16 pass by default, with as much more time as libtpu 0.0.42.1 estimates for products of 2048^3 to 8192^3",
+            "matrix_flops": f"{flops_source}; f32 is one bf16 pass by default, with as much more time as libtpu "
+            "0.0.42.1 estimates for products of 2048^3 to 8192^3",
             "vector_flops": vector_source,
             "matrix_tile": f"{_BOOK}, MXU size" if name != "tpu7x" else "estimate: as v6e",
             "memory_bytes": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
@@ -261,35 +263,40 @@ _TPUS = (
         network=6.25e9, network_source=_HOST_NETWORK, core=225e9, core_source=_HBM_COPY,
     ),
     _tpu(
-        "v4", cores=1, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9, flops_source=f"{_DOCS} (v4)",
+        "v4", cores=1, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9,
+        flops_source=f"{_DOCS} (v4)",
         vector=2 * 2048 * 1.05e9, vector_source=f"2 cores x 2048 ALUs ({_VPU}) x 1.05 GHz",
         tile=128, memory_gib=32, usable_gib=30.75, bandwidth=1200e9,
         rank=3, pod=4096, wrap_edge=0, hosts=4, link=45e9, link_source=_BOOK,
         network=6.25e9, network_source=_HOST_NETWORK,
     ),
     _tpu(
-        "v5e", cores=1, flops={"bf16": 197e12, "f32": 197e12 / 1.4, "i8": 394e12}, clock=1.5e9, flops_source=f"{_DOCS} (v5e), {_BOOK}",
+        "v5e", cores=1, flops={"bf16": 197e12, "f32": 197e12 / 1.4, "i8": 394e12}, clock=1.5e9,
+        flops_source=f"{_DOCS} (v5e), {_BOOK}",
         vector=4096 * 1.5e9, vector_source=f"1 core x 4096 ALUs ({_VPU}) x 1.5 GHz (from 197 TFLOP/s on 4 MXUs)",
         tile=128, memory_gib=16, usable_gib=15.75, bandwidth=819e9,
         rank=2, pod=256, wrap_edge=16, hosts=8, link=45e9, link_source=_BOOK,
         network=3.125e9, network_source=f"{_DOCS} (v5e): 2 x 100 Gb/s NICs a host of 8",
     ),
     _tpu(
-        "v5p", cores=1, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9, flops_source=f"{_DOCS} (v5p), {_BOOK}",
+        "v5p", cores=1, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9,
+        flops_source=f"{_DOCS} (v5p), {_BOOK}",
         vector=2 * 4096 * 1.75e9, vector_source=f"2 cores x 4096 ALUs ({_VPU}) x 1.75 GHz (from 459 TFLOP/s on 8 MXUs)",
         tile=128, memory_gib=96, usable_gib=95.74, bandwidth=2765e9,
         rank=3, pod=8960, wrap_edge=0, hosts=4, link=90e9, link_source=_BOOK,
         network=6.25e9, network_source=f"{_DOCS} (v5p): 50 Gb/s a chip",
     ),
     _tpu(
-        "v6e", cores=1, flops={"bf16": 918e12, "f32": 918e12 / 1.55, "i8": 1836e12}, clock=1.75e9, flops_source=f"{_DOCS} (v6e)",
+        "v6e", cores=1, flops={"bf16": 918e12, "f32": 918e12 / 1.55, "i8": 1836e12}, clock=1.75e9,
+        flops_source=f"{_DOCS} (v6e)",
         vector=4096 * 1.75e9, vector_source="estimate: 4096 ALUs as v5e, 1.75 GHz",
         tile=256, memory_gib=32, usable_gib=31.25, bandwidth=1638e9,
         rank=2, pod=256, wrap_edge=16, hosts=8, link=90e9, link_source=_BOOK,
         network=12.5e9, network_source="Google Cloud: 100 Gb/s a chip",
     ),
     _tpu(
-        "tpu7x", cores=2, flops={"bf16": 2307e12, "f32": 2307e12 / 1.4, "f8": 4614e12}, clock=2.2e9, flops_source=f"{_DOCS} (TPU7x)",
+        "tpu7x", cores=2, flops={"bf16": 2307e12, "f32": 2307e12 / 1.4, "f8": 4614e12}, clock=2.2e9,
+        flops_source=f"{_DOCS} (TPU7x)",
         vector=2 * 4096 * 2.2e9, vector_source="estimate: 2 cores x 4096 ALUs as v5e, 2.2 GHz",
         tile=256, memory_gib=192, usable_gib=94.75, bandwidth=7380e9,
         rank=3, pod=9216, wrap_edge=0, hosts=4, link=90e9,

@@ -13,14 +13,15 @@ class Chip:
     """One device (what XLA counts as one), with published figures.
 
     Attributes:
-        matrix_flops: peak FLOP/s of the matrix unit by element type ("bf16", "f32", "f16", "f8", "i8"); the type a chip does
-            not list runs at the rate of the next wider one it does.
+        matrix_flops: peak FLOP/s of the matrix unit by element type ("bf16", "f32", "f16", "f8", "i8"); the type a chip
+            does not list runs at the rate of the next wider one it does.
         vector_flops: peak FLOP/s of the vector unit (elementwise work, reductions), f32.
         matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
         clock_hertz: of the compute cores, 0 where nothing depends on it.
-        preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a chip of one's own.
+        preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a
+            chip of one's own.
         sources: figure name -> where it was published.
     """
 
@@ -42,14 +43,15 @@ class Link:
     """One physical dimension as one mesh axis sees it.
 
     Attributes:
-        kind: "ring" (torus dimension with wraparound), "line" (torus dimension without it), "switch" (all-to-all inside a
-            host or NVLink domain), "network" (between hosts or slices).
+        kind: "ring" (torus dimension with wraparound), "line" (torus dimension without it), "switch" (all-to-all inside
+            a host or NVLink domain), "network" (between hosts or slices).
         size: devices along this dimension that the axis covers.
         bytes_per_second: per device, one direction (ring and line: of one link; switch and network: into the fabric).
         latency_seconds: of one hop (ring, line) or one message (switch, network).
         dimension: name of the physical dimension this is a piece of; empty when it stands alone.
-        stride: how many devices of that dimension lie between neighbours of this piece, 1 for adjacent ones. The figures
-            above already allow for it: a hop of a strided piece crosses `stride` links and shares each with `stride` groups.
+        stride: how many devices of that dimension lie between neighbours of this piece, 1 for adjacent ones. The
+            figures above already allow for it: a hop of a strided piece crosses `stride` links and shares each with
+            `stride` groups.
     """
 
     kind: LinkKind
@@ -62,7 +64,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One logical mesh axis; `links` are the physical dimensions it covers, innermost first (product of sizes = size)."""
+    """One logical mesh axis; `links` are the physical dimensions it covers, innermost first (product of sizes =
+    size)."""
 
     name: str
     size: int

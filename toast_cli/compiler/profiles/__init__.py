@@ -1,7 +1,8 @@
-"""The profiles there are: one file for each version of a compiler, each with one profile for each chip that it was measured on.
+"""The profiles there are: one file for each version of a compiler, each with one profile for each chip that it was
+measured on.
 
-Enters: a chip. Leaves: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`, chip preset ->
-`CompilerProfile`, and `RELEASE`, the version as numbers.
+Enters: a chip. Leaves: the profile of its compiler. A new file in this folder is found by itself; it holds `PROFILES`,
+chip preset -> `CompilerProfile`, and `RELEASE`, the version as numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ANY = ""  # the preset of chips that nobody has measured
 
 
 def find_profile(chip: Chip, version: str = "") -> CompilerProfile:
-    """The profile of the chip's compiler: of that version, else of the newest there is. Raises ValueError for a version nobody measured."""
+    """The profile of the chip's compiler: of that version, else of the newest there is. Raises ValueError for a version
+    nobody measured."""
     known = profiles_of(chip.preset) or profiles_of(ANY)
     if not version:
         return known[-1]

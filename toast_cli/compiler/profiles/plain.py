@@ -1,4 +1,5 @@
-"""Any XLA, for a chip that nobody has measured: the passes that XLA has on every platform, and the peak rates as they are."""
+"""Any XLA, for a chip that nobody has measured: the passes that XLA has on every platform, and the peak rates as they
+are."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ RELEASE = (0,)
 
 PASSES = frozenset(
     {
-        "fusion", "output-fusion", "recomputation", "polynomials", "shared-exponentials", "narrow-stores", "multi-output-fusion",
-        "reduction-fusion", "early-results", "loops-first", "in-place-updates", "loop-copies", "scan-unification", "sunk-conversions",
-        "overlap", "reduction-combining", "late-reductions",
+        "fusion", "output-fusion", "recomputation", "polynomials", "shared-exponentials", "narrow-stores",
+        "multi-output-fusion", "reduction-fusion", "early-results", "loops-first", "in-place-updates", "loop-copies",
+        "scan-unification", "sunk-conversions", "overlap", "reduction-combining", "late-reductions",
     }
 )  # fmt: skip
 
-# erf and erfc as libtpu 0.0.42.1 estimates arrays of 4096^2 on v4 (15, 52) and v6e (15, 48); the others are taken for as long as erfc.
+# erf and erfc as libtpu 0.0.42.1 estimates arrays of 4096^2 on v4 (15, 52) and v6e (15, 48); the others are taken for
+# as long as erfc.
 POLYNOMIALS = {"chlo.erf": 15.0} | {
     f"chlo.{name}": 50.0 for name in ("erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "bessel_i1e")
 }

@@ -1,7 +1,8 @@
 """XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), compiling for P100 to B200.
 
-Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in `benchmarks/data/gpu.jsonl`). The compiler estimates no cycles,
-so what kernels attain is an estimate of what vendors' own libraries reach.
+Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in
+`benchmarks/data/gpu.jsonl`). The compiler estimates no cycles, so what kernels attain is an estimate of what vendors'
+own libraries reach.
 """
 
 from __future__ import annotations

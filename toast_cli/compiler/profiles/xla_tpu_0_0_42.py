@@ -1,8 +1,9 @@
 """XLA:TPU as in libtpu 0.0.42.1, compiling for v2 to tpu7x.
 
-What was measured was measured ahead of time, without a TPU: single operations (`python benchmarks/calibrate_ops.py --compile`, stored in
-`benchmarks/data/ops.csv`), whole programs (`python benchmarks/calibrate.py`, `programs.jsonl`) and the memory they need
-(`python benchmarks/calibrate_memory.py`, `memory.jsonl`). Nobody has compiled for v2, v3 and tpu7x: their figures are those of the chips nearest to them.
+What was measured was measured ahead of time, without a TPU: single operations (`python benchmarks/calibrate_ops.py
+--compile`, stored in `benchmarks/data/ops.csv`), whole programs (`python benchmarks/calibrate.py`, `programs.jsonl`)
+and the memory they need (`python benchmarks/calibrate_memory.py`, `memory.jsonl`). Nobody has compiled for v2, v3 and
+tpu7x: their figures are those of the chips nearest to them.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ V6E = Attained(
 ATTAINED = {"v2": V4, "v3": V4, "v4": V4, "v5e": V5E, "v5p": V5P, "v6e": V6E, "tpu7x": V6E}
 ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 
-# What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device memory's. It lets an
-# array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its own estimate of time; plans take about three
-# times what an ideal split of all work would, which is what `refills` are counted in.
+# What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device
+# memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
+# own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
+# counted in.
 ON_CHIP = {
     name: OnChip(bytes=mib * MIB, filled=0.75, refills=3.0)
     for name, mib in {"v4": 128, "v5e": 112, "v5p": 46, "v6e": 94}.items()
 }
 
 PASSES = plain.PASSES | {
-    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing", "tiled-reduce-scatter",
-    "small-gathers", "windowed-products",
+    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing",
+    "tiled-reduce-scatter", "small-gathers", "windowed-products",
 }  # fmt: skip
 
 SOURCES = {
