@@ -50,10 +50,10 @@ quick: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 fuzz: $(READY)
-	cd tests && PYTHONPATH=.:.. ../$(BIN)/python -m fuzz --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
+	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
 
 faults: $(READY)
-	cd tests && PYTHONPATH=.:.. ../$(BIN)/python -m fuzz.faults --kills 100
+	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz.faults --kills 100
 
 packages: $(READY)
 	.ci/packages $(BIN)/python

@@ -9,7 +9,7 @@ from random import Random
 import zstandard
 from fuzz import seeds
 from fuzz.harness import Case
-from fuzz.mutate import WORDS, mutated, mutated_json
+from fuzz.mutate import WORDS, mutated, mutated_gently, mutated_json
 
 QUICK = ("--iterations", "3")
 MESHES = ("v4-32", "v5e-16", "h100-8", "v2-8")
@@ -22,7 +22,10 @@ def a_program(rng: Random) -> bytes:
     kind = rng.choice(("text", "text", "text", "bytecode", "portable", "hlo", "hlo", "proto"))
     intact = seeds.texts() if kind == "text" else seeds.binaries()[kind]
     small = [one for one in intact if len(one) < 4000]
-    data = mutated(rng.choice(small if rng.random() < 0.8 else intact), small, rng, text=kind in ("text", "hlo"))
+    chosen = rng.choice(small if rng.random() < 0.8 else intact)
+    if kind in ("text", "hlo") and rng.random() < 0.6:
+        return mutated_gently(chosen, rng)
+    data = mutated(chosen, small, rng, text=kind in ("text", "hlo"))
     packed = rng.random()
     if packed < 0.02:
         data = gzip.compress(data)
@@ -47,7 +50,7 @@ def program_case(rng: Random) -> Case:
 
 
 def intact_program(rng: Random) -> bytes:
-    return rng.choice((seeds.program(), seeds.program(), seeds.OPS.encode()))
+    return rng.choice((seeds.program(), seeds.program(), seeds.OPS.encode(), seeds.SHARDED.encode()))
 
 
 def spec_case(rng: Random) -> Case:

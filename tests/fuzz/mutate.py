@@ -172,6 +172,110 @@ TEXTUAL: list[Mutation] = [another_number, another_number, another_word, another
                            with_an_attribute, with_a_word, nested, repeated]  # fmt: skip
 
 
+# -- words, such that the program often still makes sense ---------------------------------------------------------------
+
+SMALL = [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"8", b"16", b"64", b"1000", b"65536", b"1073741824"]
+ELEMENTS = [
+    b"f32",
+    b"bf16",
+    b"f16",
+    b"f64",
+    b"i32",
+    b"i1",
+    b"ui8",
+    b"i64",
+    b"complex<f32>",
+    b"f8E4M3FN",
+    b"i4",
+    b"ui64",
+]
+ALIKE = [
+    [
+        b"stablehlo.add",
+        b"stablehlo.multiply",
+        b"stablehlo.maximum",
+        b"stablehlo.subtract",
+        b"stablehlo.power",
+        b"stablehlo.remainder",
+        b"stablehlo.and",
+    ],
+    [
+        b"stablehlo.abs",
+        b"stablehlo.negate",
+        b"stablehlo.exponential",
+        b"stablehlo.sine",
+        b"stablehlo.sign",
+        b"stablehlo.optimization_barrier",
+        b"stablehlo.not",
+    ],
+    [b"LT", b"LE", b"GT", b"GE", b"EQ", b"NE"],
+    [b'"x"', b'"y"', b'"x":(1)2', b'"x":(2)2', b"?", b""],
+    [b"add(", b"multiply(", b"maximum(", b"subtract(", b"and("],
+    [b"replicated", b"devices=[4,2]<=[8]", b"devices=[2,2]<=[4]", b"maximal device=0", b"manual"],
+]
+_DIMENSION = re.compile(rb"(?<=[<x\[,])\d+(?=[x,\]])")
+_ELEMENT = re.compile(rb"(?<=x)(?:f32|bf16|i32|i1|f64)(?=>)|\bf32(?=\[)")
+
+
+def dimension_renamed(data: bytes, rng: Random) -> bytes:
+    """One size, everywhere."""
+    sizes = sorted(set(_DIMENSION.findall(data)))
+    if not sizes:
+        return data
+    old, new = rng.choice(sizes), rng.choice(SMALL)
+    return _DIMENSION.sub(lambda match: new if match[0] == old else match[0], data)
+
+
+def element_renamed(data: bytes, rng: Random) -> bytes:
+    """One type of elements, everywhere."""
+    new = rng.choice(ELEMENTS)
+    return _ELEMENT.sub(new, data)
+
+
+def one_alike(data: bytes, rng: Random) -> bytes:
+    """A word for another of its kind, once or everywhere."""
+    present = [(word, group) for group in ALIKE for word in group if word and word in data]
+    if not present:
+        return data
+    word, group = rng.choice(present)
+    places = [place.start() for place in re.finditer(re.escape(word), data)]
+    new, at = rng.choice(group), rng.choice(places)
+    return data.replace(word, new) if rng.random() < 0.3 else data[:at] + new + data[at + len(word) :]
+
+
+def small_number(data: bytes, rng: Random) -> bytes:
+    places = list(_NUMBER.finditer(data[: 1 << 16]))
+    if not places:
+        return data
+    place = rng.choice(places)
+    return data[: place.start()] + rng.choice(SMALL) + data[place.end() :]
+
+
+# Behind these a dictionary of attributes may stand, or there is one to add to.
+_OPEN = re.compile(rb"\{(?=[a-z_.]+ = )|(?<=[a-z0-9)])(?= : \(?tensor)|(?<=>)(?=, %\w+: tensor|\) -> )")
+
+
+def annotated(data: bytes, rng: Random) -> bytes:
+    """An attribute of any kind where one may stand."""
+    places = list(_OPEN.finditer(data[: 1 << 16]))
+    if not places:
+        return data
+    place = rng.choice(places)
+    attribute = rng.choice(ATTRIBUTES) + b" = " + rng.choice(VALUES)
+    added = b"{" + attribute + b", " if place[0] else b" {" + attribute + b"}"
+    return data[: place.start()] + added + data[place.end() :]
+
+
+GENTLE: list[Mutation] = [dimension_renamed, dimension_renamed, element_renamed, one_alike, one_alike, one_alike, small_number, annotated, annotated, annotated]  # fmt: skip
+
+
+def mutated_gently(data: bytes, rng: Random) -> bytes:
+    """The text after one or two mutations that a parser may well accept."""
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        data = rng.choice(GENTLE)(data, rng)
+    return data
+
+
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 LEAVES: list[Any] = [None, True, 0, -1, 1.5, 1e308, 2**63, 10**30, "", "x", "a\0b", "\x1b[31m", "\ud800", "../../x", [], {}, [[]], {"": None}, [1], "data", "nan"]  # fmt: skip
