@@ -1,11 +1,12 @@
 """Work that may end its process, done in a child process: bytes go in, bytes come out.
 
-The compiler's libraries check many of their assumptions with assertions that end the process, and a hostile file can break them.
-`in_child` calls a function by its name in a child and returns what the function returned. A child that dies, or that uses more
-processor time than it may, is a `ChildError` here and nothing worse.
+The compiler's libraries check many of their assumptions with assertions that end the process, and a hostile file can
+break them. `in_child` calls a function by its name in a child and returns what the function returned. A child that
+dies, or that uses more processor time than it may, is a `ChildError` here and nothing worse.
 
-The child is a fork of this process, which costs some milliseconds, where no other thread can hold a lock: on the command line. Elsewhere
-(in a program that has started jax, say) the child is a fork of a helper process, which is started once and ends with this process.
+The child is a fork of this process, which costs some milliseconds, where no other thread can hold a lock: on the
+command line. Elsewhere (in a program that has started jax, say) the child is a fork of a helper process, which is
+started once and ends with this process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ _POLL_MILLISECONDS = 200
 
 
 class ChildError(Exception):
-    """A child ended without an answer. `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason."""
+    """A child ended without an answer.
+
+    `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason.
+    """
 
     def __init__(self, reason: str, seconds: int | None = None) -> None:
         super().__init__(reason)
@@ -63,9 +67,11 @@ class _Ended:
 
 
 def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
-    """What the function `task` ("package.module:function") returns for these arguments (plain data), called in a child process.
+    """What the function `task` ("package.module:function") returns for these arguments (plain data), called in a child
+    process.
 
-    `seconds` of processor time are allowed. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for an error of ours.
+    `seconds` of processor time are allowed. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for
+    an error of ours.
     """
     ended = _forked(task, arguments, seconds) if _may_fork() else _Helper.current().run(task, arguments, seconds)
     if os.WIFSIGNALED(ended.status):
@@ -96,12 +102,18 @@ def _abort_reason(said: bytes) -> str:
 
 
 def _may_fork() -> bool:
-    """Whether no thread but this one can hold a lock that the child would wait for. Idle threads of numpy's and MLIR's pools hold none."""
+    """Whether no thread but this one can hold a lock that the child would wait for.
+
+    Idle threads of numpy's and MLIR's pools hold none.
+    """
     return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
 
 
 def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None) -> _Ended:
-    """Runs the task in a fork. Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends."""
+    """Runs the task in a fork.
+
+    Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends.
+    """
     function = _function(task)  # imports what it needs here, so that forks need not
     with _scratch() as answer, _scratch() as said:
         parent = os.getpid()
@@ -137,7 +149,10 @@ def _wait(child: int, watched: int | None) -> int:
 
 
 def _wait_for_exit(child: int, poll: Any) -> bool:
-    """Waits until the child ends, at most for a moment. Whether the other end of the watched pipe was closed meanwhile."""
+    """Waits until the child ends, at most for a moment.
+
+    Whether the other end of the watched pipe was closed meanwhile.
+    """
     try:
         handle = os.pidfd_open(child)
     except (AttributeError, OSError):  # not on Linux
@@ -180,7 +195,9 @@ def _be_child(
 
 
 def limit_processor_time(seconds: int) -> None:
-    """Ends this process with SIGXCPU, and without a core file, once it has used so many seconds more of processor time."""
+    """Ends this process with SIGXCPU, and without a core file, once it has used so many more seconds of processor
+    time.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     wanted = int(used.ru_utime + used.ru_stime) + max(seconds, 1)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

@@ -54,7 +54,8 @@ def too_large(where: str, limit: int, what: str = "") -> InputError:
 def read_file(path: str, limit: int, *, hint: str | Callable[[], str] = "") -> bytes:
     """The content of a file (`-`: standard input) of at most `limit` bytes, or as many as `TOAST_MAX_INPUT` says.
 
-    Raises `InputError` with `hint` when there is no such file, and also when it cannot be read, is too large, or is a pipe to which nobody writes.
+    Raises `InputError` with `hint` when there is no such file, and also when it cannot be read, is too large, or is a
+    pipe to which nobody writes.
     """
     where = "<stdin>" if path == STDIN else path
     most = limit_of(limit)
@@ -93,7 +94,10 @@ def _read(path: str, where: str, limit: int) -> bytes:
 
 
 def _wait_for_writer(descriptor: int, where: str) -> bytes:
-    """The first bytes from a pipe. As long as nobody has opened it for writing, reading gives nothing, and an error afterwards."""
+    """The first bytes from a pipe.
+
+    As long as nobody has opened it for writing, reading gives nothing, and an error afterwards.
+    """
     deadline = time.monotonic() + WRITER_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -164,7 +168,10 @@ def whole_number(text: str) -> int | None:
 
 
 def resolved(path: str, where: str, kind: type[Error]) -> Path:
-    """The path without links and dots. Raises `kind` where the file system cannot say, e.g. for links that go round in circles."""
+    """The path without links and dots.
+
+    Raises `kind` where the file system cannot say, e.g. for links that go round in circles.
+    """
     try:
         os.getcwd()  # noqa: PTH109
     except OSError:

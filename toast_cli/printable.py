@@ -1,7 +1,8 @@
 """Text from outside, made harmless for a terminal or a log.
 
-A program, a file name or a report may hold escape sequences that move the cursor, rename the window or hide text, and line ends that begin a
-line of a log with words that the log's reader obeys. Everything that is shown goes through `printable` or `printable_lines`.
+A program, a file name or a report may hold escape sequences that move the cursor, rename the window or hide text, and
+line ends that begin a line of a log with words that the log's reader obeys. Everything that is shown goes through
+`printable` or `printable_lines`.
 """
 
 from __future__ import annotations

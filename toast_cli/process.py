@@ -1,4 +1,4 @@
-"""What the process itself is like: how it collects garbage, how it ends, and what happens to it when its parent ends."""
+"""What the process itself is like: how it collects garbage, how it ends, and what happens when its parent ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def without_cycle_collection() -> Iterator[None]:
     """Switches the search for reference cycles off while the block runs.
 
-    A run makes millions of small objects that all live to its end. Looking for cycles among them makes big programs superlinear.
+    A run makes millions of small objects that all live to its end. Looking for cycles among them makes big programs
+    superlinear.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -47,8 +48,9 @@ def interrupt_at_once(*_: object) -> NoReturn:
 def open_standard_streams() -> None:
     """Gives the descriptors 0, 1 and 2 a meaning where whoever started the process has closed them.
 
-    Otherwise the next file that is opened would take the place of one, and be written to as if it was the terminal. Reading from a closed stdin and
-    writing to a closed stdout fail, as they should; stderr has nowhere to complain to, and is forgotten.
+    Otherwise the next file that is opened would take the place of one, and be written to as if it was the terminal.
+    Reading from a closed stdin and writing to a closed stdout fail, as they should; stderr has nowhere to complain to,
+    and is forgotten.
     """
     for descriptor, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -67,8 +69,8 @@ def open_standard_streams() -> None:
 def end_with_parent(parent: int | None = None) -> None:
     """Lets the system kill this process as soon as the thread that started it ends, however that comes about.
 
-    `parent` is the parent's process id where it is known; where it is another by now, this process ends at once. Elsewhere than on Linux this
-    does nothing.
+    `parent` is the parent's process id where it is known; where it is another by now, this process ends at once.
+    Elsewhere than on Linux this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

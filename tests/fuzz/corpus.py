@@ -136,8 +136,46 @@ def chain_of_calls(depth: int, width: int) -> bytes:
 SPEC = b"chip: v4\ntopology: {torus: [2, 2, 4]}\n"
 LONG = "9" * 5000
 
-# Empty, deep and long.
+ASYNC = """
+func.func @main(%a: tensor<8x2xf32>) -> !stablehlo.future<tensor<8x8xf32>> {
+  %0 = "stablehlo.async_start"(%a) ({
+  ^bb0(%b: tensor<8x2xf32>):
+    %1 = "stablehlo.all_gather"(%b) {all_gather_dim = 1 : i64, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}
+      : (tensor<8x2xf32>) -> tensor<8x8xf32>
+    "stablehlo.return"(%1) : (tensor<8x8xf32>) -> ()
+  }) : (tensor<8x2xf32>) -> !stablehlo.future<tensor<8x8xf32>>
+  func.return %0: !stablehlo.future<tensor<8x8xf32>>
+}
+"""
+WINDOW = """
+func.func @main(%a: tensor<4x2xf32>, %i: tensor<2xf32>) -> tensor<2x1xf32> {
+  %0 = "stablehlo.reduce_window"(%a, %i) ({
+    ^bb0(%x: tensor<2xf32>, %y: tensor<2xf32>):
+      %2 = stablehlo.add %x, %y : tensor<2xf32>
+      "stablehlo.return"(%2) : (tensor<2xf32>) -> ()
+  }) {padding = dense<[[2, 2], [0, 0]]> : tensor<2x2xi64>, window_dimensions = array<i64: 4, 2>, window_strides = array<i64: 3, 1>}
+    : (tensor<4x2xf32>, tensor<2xf32>) -> (tensor<2x1xf32>)
+  func.return %0 : tensor<2x1xf32>
+}
+"""
+# A region whose operand comes from a constraint, which is taken out.
+PINNED = """
+sdy.mesh @mesh = <["data"=16]>
+func.func @main(%a: tensor<16x4xf32>) -> tensor<16x4xf32> {
+  %1 = sdy.sharding_constraint %a <@mesh, [{"data"}, {}]> : tensor<16x4xf32>
+  %2 = sdy.manual_computation(%1) in_shardings=[<@mesh, [{"data"}, {}]>] out_shardings=[<@mesh, [{"data"}, {}]>] manual_axes={"data"} (%x: tensor<1x4xf32>) {
+    %s = stablehlo.sine %x : tensor<1x4xf32>
+    sdy.return %s : tensor<1x4xf32>
+  } : (tensor<16x4xf32>) -> tensor<16x4xf32>
+  return %2 : tensor<16x4xf32>
+}
+"""
+
+# Empty, deep and long, and what the fuzzer and other projects' test suites found.
 SHAPES = [
+    known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
+    known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),
+    known("a manual region behind a constraint", PINNED.encode(), 0, "", (*PARTITION, "--mesh-shape", "data=16", "--keep-shardings")),
     known("nothing", b"func.func @main() { return }", 2, "computes nothing"),
     known("nothing to inspect", b"func.func @main() { return }", 2, "computes nothing", INSPECT),
     known("an unused argument", f"func.func @main(%a: {T}) {{ return }}".encode(), 0),

@@ -22,7 +22,10 @@ def command() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `toast` with these arguments (the process's own when None). Returns the exit code; docs/exit-codes.md lists them."""
+    """Run `toast` with these arguments (the process's own when None).
+
+    Returns the exit code; docs/exit-codes.md lists them.
+    """
     from toast_cli.cli.app import run
 
     return run(arguments)

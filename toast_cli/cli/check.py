@@ -31,7 +31,9 @@ STDOUT = Target("--output-format", "-")
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, and what the report would be stored as where it is to be; None otherwise or when the file says so already."""
+    """A verdict, and what the report would be stored as where it is to be; None otherwise or when the file says so
+    already.
+    """
 
     verdict: Verdict
     stored: bytes | None = None
@@ -140,8 +142,8 @@ def check(
 ) -> int:
     """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.
 
-    The plan is the one `toast partition` finds with the same options. Without --mesh the nearest project file lists what to
-    check; options given here win over its own. See docs/ci.md.
+    The plan is the one `toast partition` finds with the same options. Without --mesh the nearest project file lists
+    what to check; options given here win over its own. See docs/ci.md.
     """
     options.refuse_both(quiet, verbose)
     given = _given(
@@ -225,7 +227,10 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
-    """One point in this process, with progress. An error is one of the command, or a verdict where that is `told` to other programs."""
+    """One point in this process, with progress.
+
+    An error is one of the command, or a verdict where that is `told` to other programs.
+    """
     from toast_cli.report.checks import Verdict
     from toast_cli.report.terminal import print_report
 

@@ -1,4 +1,5 @@
-"""Points of a sweep on a Dask or Ray cluster, through joblib's backends: points and an address go in, rows or failures come out.
+"""Points of a sweep on a Dask or Ray cluster, through joblib's backends: points and an address go in, rows or failures
+come out.
 
 Programs and specifications travel with the points, so the workers need toast and no shared files.
 """
@@ -48,9 +49,11 @@ def parse_address(text: str) -> tuple[str, str]:
 
 
 def run_on_cluster(points: Sequence[Point], address: str, jobs: int | None) -> Iterator[tuple[int, Row | Failure]]:
-    """(number of the point, its row or why there is none) as each is done. `jobs`: points at a time (None: all that the cluster has room for).
+    """(number of the point, its row or why there is none) as each is done. `jobs`: points at a time (None: all that the
+    cluster has room for).
 
-    Raises MissingExtraError where joblib or the engine is not installed, UsageError where the cluster cannot be reached.
+    Raises MissingExtraError where joblib or the engine is not installed, UsageError where the cluster cannot be
+    reached.
     """
     engine, place = parse_address(address)
     try:

@@ -31,7 +31,9 @@ _PARSER_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro_
 
 
 def guarded(call: Callable[[], object], *, debug: bool) -> int:
-    """Exit code of `call`; what it raises is told on stderr in a line or two, with a traceback only for bugs and `debug`."""
+    """Exit code of `call`; what it raises is told on stderr in a line or two, with a traceback only for bugs and
+    `debug`.
+    """
     interrupted = _note_interrupts()
     try:
         returned = call()

@@ -87,8 +87,8 @@ def explain(
 
         mesh_shape = mesh_shape or stored_shape(report)
     request = options.make_request(
-        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations, seed=seed,
-        memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
+        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations,
+        seed=seed, memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
         subject_to=subject_to, tactics=tactic, strategy=strategy, plan=plan, frames=frames,
     )  # fmt: skip
 

@@ -113,8 +113,8 @@ Tactics = Annotated[
     typer.Option(
         "--tactic",
         metavar="NAME:AXIS",
-        help="Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); the search "
-        "completes the plan, with search:AXIS on that axis only; repeatable.",
+        help="Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); "
+        "the search completes the plan, with search:AXIS on that axis only; repeatable.",
     ),
 ]
 Strategy = Annotated[
@@ -142,7 +142,8 @@ Frames = Annotated[
         "--frames",
         parser=one_of(FrameChoice, "--frames"),
         metavar=metavar(FrameChoice),
-        help="Places in the source: your own line (what installed packages do is shown as what it calls), or all frames.",
+        help="Places in the source: your own line (what installed packages do is shown as what it calls), "
+        "or all frames.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]

@@ -1,6 +1,8 @@
-"""Project files: `toast.yaml`, or `[tool.toast]` of pyproject.toml, goes in; what bare `toast check` is to check comes out.
+"""Project files: `toast.yaml`, or `[tool.toast]` of pyproject.toml, goes in; what bare `toast check` is to check comes
+out.
 
-Keys are the names of `toast check`'s options; those beside `checks` hold for every entry of it. Paths are relative to the file.
+Keys are the names of `toast check`'s options; those beside `checks` hold for every entry of it. Paths are relative to
+the file.
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ def read_project(
 ) -> list[Entry]:
     """Every program on every mesh that the file lists; options `given` on the command line win over the file's.
 
-    Whoever wrote the file may be somebody else than the user who runs toast. So a tactic that it names from a Python file is refused unless
-    `allow_code`, and a stored report outside the file's folder is refused where `update` would write it.
-    Raises UsageError, with the key's place, for what is wrong with the file.
+    Whoever wrote the file may be somebody else than the user who runs toast. So a tactic that it names from a Python
+    file is refused unless `allow_code`, and a stored report outside the file's folder is refused where `update` would
+    write it. Raises UsageError, with the key's place, for what is wrong with the file.
     """
     shown = _shown(path)
     top = _mapping(_content(path, shown), shown)

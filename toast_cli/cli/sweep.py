@@ -1,4 +1,6 @@
-"""`toast sweep`: programs x specifications x shapes x limits x seeds, each point partitioned in a process of its own, in one table."""
+"""`toast sweep`: programs x specifications x shapes x limits x seeds, each point partitioned in a process of its own,
+in one table.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def sweep(
         typer.Option(
             "--mesh-shape",
             metavar="SHAPES",
-            help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' (default: the SPEC's).",
+            help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' "
+            "(default: the SPEC's).",
         ),
     ] = None,
     shapes: Annotated[
@@ -103,10 +106,12 @@ def sweep(
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:
-    """Partition every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost; the best is marked.
+    """Partition every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost;
+    the best is marked.
 
-    A sweep that was interrupted or killed goes on where it was when run again with the same --jsonl FILE. Exit code 0: every point was done
-    and something fits for each program; 3: nothing does for one; 2: a point failed (a row of the table says why). See docs/sweeps.md.
+    A sweep that was interrupted or killed goes on where it was when run again with the same --jsonl FILE. Exit code 0:
+    every point was done and something fits for each program; 3: nothing does for one; 2: a point failed (a row of the
+    table says why). See docs/sweeps.md.
     """
     named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl))
     targets = {option: Target(option, path) for option, path in named if path is not None}
@@ -211,7 +216,10 @@ def _row(point: Point, result: Row | Failure) -> Row:
 
 
 def _csv_lines(target: Target | None, rows: list[Row]) -> Callable[[Row], None]:
-    """Writes the rows so far; what it returns adds one. The whole table, with the best marked, replaces this in the end."""
+    """Writes the rows so far; what it returns adds one.
+
+    The whole table, with the best marked, replaces this in the end.
+    """
     if target is None or target.is_stdout or Path(target.path).suffix in (".gz", ".zst"):
         return lambda row: None
     from toast_cli.report.sweep_table import to_csv

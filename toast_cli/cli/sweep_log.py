@@ -39,7 +39,8 @@ class SweepLog:
 
 @contextmanager
 def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
-    """The log at `path` (`-`: stdout, to which lines are only written), locked against other sweeps; `fresh` empties it first.
+    """The log at `path` (`-`: stdout, to which lines are only written), locked against other sweeps; `fresh` empties it
+    first.
 
     A last line that was not written to its end is taken off. Raises UsageError for a file that holds something else, or
     that another sweep is writing.
@@ -88,7 +89,10 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
 
 
 def _read(content: bytes, path: str) -> tuple[dict[str, Row], int]:
-    """(the finished rows by key, the last of equal keys, how many bytes whole lines take). Failed points are not finished."""
+    """(the finished rows by key, the last of equal keys, how many bytes whole lines take).
+
+    Failed points are not finished.
+    """
     from toast_cli.report.sweep_table import FAILED
 
     finished: dict[str, Row] = {}

@@ -129,7 +129,9 @@ def _parse_wildcards(text: str) -> dict[str, int | None]:
 
 
 def fill_in(sizes: dict[str, int | None], devices: int) -> list[dict[str, int]]:
-    """Every way to give the axes without a size (None) one, such that all together are `devices`; larger first sizes first."""
+    """Every way to give the axes without a size (None) one, such that all together are `devices`; larger first sizes
+    first.
+    """
     fixed = prod(size for size in sizes.values() if size is not None)
     open_axes = [name for name, size in sizes.items() if size is None]
     if devices % fixed:

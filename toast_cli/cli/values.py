@@ -51,7 +51,10 @@ class Annotate(StrEnum):
 
 
 def one_of(kind: type[Choice], option: str) -> Callable[[str], Choice]:
-    """Reads a word of `kind`; other words are a UsageError at `option`. Versions of the option parser have words of their own."""
+    """Reads a word of `kind`; other words are a UsageError at `option`.
+
+    Versions of the option parser have words of their own.
+    """
 
     def read(text: str) -> Choice:
         from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""What `toast verify` and `toast partition --verify` share: the machine to compile for, and the exit code of a verdict."""
+"""What `toast verify` and `toast partition --verify` share: the machine to compile for, and a verdict's exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _EXAMPLE = {Compiler.tpu: "v4-32", Compiler.gpu: "h100-8"}
 
 
 def machine(mesh: str | None, compiler: Compiler, option: str) -> Target | None:
-    """The machine to compile for; None for virtual CPU devices. Raises `UsageError` where `compiler` makes no programs for it."""
+    """The machine to compile for; None for virtual CPU devices.
+
+    Raises `UsageError` where `compiler` makes no programs for it.
+    """
     from toast_cli.hardware import load_spec
     from toast_cli.verify.ahead import target_of
 

@@ -67,8 +67,8 @@ def verify(
     content, form, axes = partitioned_program(program, _axes(promises))
     if target is not None and target.devices != prod(axes.values()):
         raise UsageError(
-            f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}", where="--mesh",
-            hint="name the machine that it was partitioned for",
+            f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}",
+            where="--mesh", hint="name the machine that it was partitioned for",
         )  # fmt: skip
     verdict = check(content, form, axes, original_bytes(against) if against else None, promises, target)
     if output is not None:

@@ -1,4 +1,7 @@
-"""From bytes to a program. Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it."""
+"""From bytes to a program.
+
+Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `Program` read from it.
+"""
 
 from toast_cli.frontend.loading import load, stated_pins
 from toast_cli.frontend.platform import for_platform

@@ -1,7 +1,9 @@
-"""The one way to read attributes that a program brings along: `mhlo.sharding`, `tf.aliasing_output`, `jax.result_info` and their like.
+"""The one way to read attributes that a program brings along: `mhlo.sharding`, `tf.aliasing_output`, `jax.result_info`
+and their like.
 
-MLIR checks the attributes that belong to an operation. These belong to none, so each may be missing, or be anything at all. The functions here give
-a plain value, or None where the attribute is missing. They raise `InputError` at the place where an attribute is of another kind.
+MLIR checks the attributes that belong to an operation. These belong to none, so each may be missing, or be anything at
+all. The functions here give a plain value, or None where the attribute is missing. They raise `InputError` at the place
+where an attribute is of another kind.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ def dictionary_value(attribute: Any, name: str, place: Place) -> dict[str, Any]:
 
 
 def parsed(written: str, name: str, kind: Any, place: Place) -> Any:
-    """The attribute that a text stands for, which must be of a class of attributes (`sdy.TensorShardingAttr`). Uses the current context."""
+    """The attribute that a text stands for, which must be of a class of attributes (`sdy.TensorShardingAttr`).
+
+    Uses the current context.
+    """
     if not written.strip() or "\0" in written:
         raise InputError(f"{name} is empty", where=place(), hint=_hint(name))
     if _depth(written) > MAX_BRACKETS:

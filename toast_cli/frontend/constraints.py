@@ -1,7 +1,7 @@
 """Shardings a program states, as constraints on a mesh the user chose.
 
-Enters: `Kept` records and the axes of a mesh. Leaves: the same records in names of that mesh. Also checks that the program's manual
-regions, which were written for a certain mesh and hold device numbers inside, fit the mesh at all.
+Enters: `Kept` records and the axes of a mesh. Leaves: the same records in names of that mesh. Also checks that the
+program's manual regions, which were written for a certain mesh and hold device numbers inside, fit the mesh at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from toast_cli.xla import ir, walk_ops
 
 @dataclass(frozen=True)
 class Constraint:
-    """`value` (or, where `uses` is not empty, these uses of it) must lie as `axes` says: per dimension, axis names or None for open."""
+    """`value` (or, where `uses` is not empty, these uses of it) must lie as `axes` says: per dimension, axis names or
+    None for open.
+    """
 
     value: Any  # ir.Value
     axes: Axes
@@ -99,7 +101,8 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
             for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
                 if significant(mesh) != target:
                     raise InputError(
-                        f"a manual region was written for the mesh {mesh_shape(mesh)}, the target mesh is {mesh_shape(target)}",
+                        f"a manual region was written for the mesh {mesh_shape(mesh)}, "
+                        f"the target mesh is {mesh_shape(target)}",
                         where=place_of(region, path),
                         hint=f"try --mesh-shape {mesh_shape(mesh)}, or write the program without shard_map",
                     )

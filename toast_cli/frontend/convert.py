@@ -1,7 +1,7 @@
 """Programs of every binary format, and HLO, as MLIR bytecode.
 
-Enters: bytes of a known kind. Leaves: MLIR bytecode, or whatever jaxlib's readers raise. They may also end the process, so this runs in a child
-(see `handover`).
+Enters: bytes of a known kind. Leaves: MLIR bytecode, or whatever jaxlib's readers raise. They may also end the process,
+so this runs in a child (see `handover`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ def _one_line(text: str) -> str:
 
 
 def place_of(operation: Any, path: str) -> str:
-    """Where an operation comes from: `model.py:12:4` where the program says so, else its line in the file, else the file."""
+    """Where an operation comes from:
+
+    `model.py:12:4` where the program says so, else its line in the file, else the file.
+    """
     found = _FILE_PLACE.search(str(operation.location))
     if not found:
         return path

@@ -1,8 +1,8 @@
 """Donated buffers of an HLO module: in StableHLO they are attributes of the entry function's arguments.
 
-Enters: a converted module and the HloModuleProto it came from. Leaves: the same module with `tf.aliasing_output` (the argument's
-buffer becomes that result) or `jax.buffer_donor` (it may be reused for anything) on the arguments concerned. The proto
-speaks of a place inside a parameter's tuple; StableHLO has those flattened, depth first.
+Enters: a converted module and the HloModuleProto it came from. Leaves: the same module with `tf.aliasing_output` (the
+argument's buffer becomes that result) or `jax.buffer_donor` (it may be reused for anything) on the arguments concerned.
+The proto speaks of a place inside a parameter's tuple; StableHLO has those flattened, depth first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def donations(proto: bytes) -> tuple[dict[tuple[int, Path], Path], list[tuple[in
 
 
 def leaf_number(tree: Any, path: Path) -> int | None:
-    """Position of the array at `path` among all arrays of a nested tuple; None when there is a tuple or nothing there."""
+    """Position of the array at `path` among all arrays of a nested tuple; None when there is a tuple, or nothing."""
     before = 0
     for step in path:
         if tree is None or step >= len(tree):

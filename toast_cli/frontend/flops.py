@@ -16,9 +16,9 @@ from toast_cli.program.ops import SCATTER, kind_of
 
 Shape = tuple[int, ...]
 
-# Elementwise ops that cost several vector operations an element: a TPU's extended unary unit takes one register a cycle where
-# four arithmetic units work beside it, a GPU's special function units are 16 beside 128 f32 lanes. They matter only where such ops
-# outweigh memory traffic, which is rare.
+# Elementwise ops that cost several vector operations an element: a TPU's extended unary unit takes one register a cycle
+# where four arithmetic units work beside it, a GPU's special function units are 16 beside 128 f32 lanes. They matter
+# only where such ops outweigh memory traffic, which is rare.
 SLOW = 4.0
 
 
@@ -49,7 +49,9 @@ def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], ru
 
 
 def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
-    """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial dimension."""
+    """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial
+    dimension.
+    """
     lhs, rhs, out = convolution_dims(op)
     spatial = [d for d in out if d.isdigit()]
     names = ("window_strides", "lhs_dilation", "rhs_dilation")
@@ -66,7 +68,9 @@ def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
 
 
 def _valid_pairs(size: int, kernel: int, out: int, stride: int, low: int, lhs_dilation: int, rhs_dilation: int) -> int:
-    """Pairs (output position, kernel position) of one spatial dimension that read a real element, not padding or a hole."""
+    """Pairs (output position, kernel position) of one spatial dimension that read a real element, not padding or a
+    hole.
+    """
     if out * kernel > 4_000_000:  # a window as wide as the array: counting pair by pair is not worth it
         return out * kernel // lhs_dilation
     places = np.arange(out)[:, None] * stride - low + np.arange(kernel)[None, :] * rhs_dilation

@@ -14,7 +14,10 @@ from toast_cli.xla import ir
 # XLA's conversion to HLO takes what stands in `shape` and `tensor`, and constants, where shapes are known.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
 TAKEN = frozenset({"arith.constant"})
-LOWER = "lower the program to StableHLO first, e.g. with torch-mlir's or IREE's passes that end in StableHLO, or stablehlo-opt"
+LOWER = (
+    "lower the program to StableHLO first, e.g. with torch-mlir's or IREE's passes that end in StableHLO, "
+    "or stablehlo-opt"
+)
 
 
 def refuse_foreign(module: Any, path: str) -> None:
@@ -40,7 +43,10 @@ def refuse_foreign(module: Any, path: str) -> None:
 def foreign_hint(message: str) -> str:
     """What to try where the parser does not know a dialect; empty where that is not what it complains of."""
     if "quant" in message and "unregistered dialect" in message:
-        return "quantized types are not known here: write them as integers and scales, e.g. with stablehlo-legalize-quant-to-math"
+        return (
+            "quantized types are not known here: write them as integers and scales, "
+            "e.g. with stablehlo-legalize-quant-to-math"
+        )
     if "not found for custom op" in message or "unregistered dialect" in message:
         return LOWER
     return ""

@@ -35,7 +35,8 @@ MAX_LAYERS = 4
 MAX_NESTING = 1_000
 # Number of the field `mlir_module_serialized` of jax.export's FlatBuffer schema.
 EXPORT_MODULE_SLOT = 13
-# Field numbers of HloModuleProto: its computations; and of what wraps it: HloProto, HloSnapshot and HloModuleProtoWithConfig.
+# Field numbers of HloModuleProto: its computations; and of what wraps it: HloProto, HloSnapshot and
+# HloModuleProtoWithConfig.
 PROTO_COMPUTATIONS, PROTO_WRAPPED = 3, 1
 
 FORMATS_HINT = (
@@ -63,7 +64,8 @@ _TEXT_PROTO_START = re.compile(rb"\s*(?:hlo_module\s*[:{<]|name:\s*\"|computatio
 def read_bytes(path: str) -> bytes:
     """The file's content (`-`: standard input), unpacked when it is compressed with gzip or zstd, also several times.
 
-    Raises `InputError` when there is no such file, it cannot be read, is empty or too large, or its compression is damaged.
+    Raises `InputError` when there is no such file, it cannot be read, is empty or too large, or its compression is
+    damaged.
     """
     where = source_name(path)
     data = read_file(path, PROGRAM_BYTES, hint=lambda: _near(path))
@@ -174,7 +176,9 @@ def is_hlo(data: bytes) -> bool:
 
 
 def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
-    """The HloModuleProto in a proto that is one or that wraps one, at most three messages deep; None when there is none."""
+    """The HloModuleProto in a proto that is one or that wraps one, at most three messages deep; None when there is
+    none.
+    """
     for _ in range(4):
         fields = message_fields(data)
         if not fields:
@@ -191,17 +195,21 @@ def hlo_module_proto(data: bytes | memoryview) -> bytes | None:
 
 
 def _is_module(data: memoryview) -> bool:
-    """Whether a message has computations: the mark of an HloModuleProto (in its place an HloModuleProto has its name)."""
+    """Whether a message has computations, which is the mark of an HloModuleProto.
+
+    A message around one has the module in the place where an HloModuleProto has its name.
+    """
     return any(
         field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in message_fields(data) or []
     )
 
 
 def parse_here(data: bytes, where: str) -> tuple[str, Any]:
-    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in this process.
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in
+    this process.
 
-    A damaged or hostile program may end the process; `loaded.parse` parses in a child first. Raises `InputError` at `where` (with line and
-    column for text) with the first thing that is wrong.
+    A damaged or hostile program may end the process; `loaded.parse` parses in a child first. Raises `InputError` at
+    `where` (with line and column for text) with the first thing that is wrong.
     """
     kind = recognise(data)
     if kind == "stablehlo":
@@ -232,7 +240,10 @@ def _converted(kind: str, data: bytes, where: str) -> bytes:
 
 
 def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
-    """MLIR bytecode of a program of one of the kinds in `CONVERSIONS`. Raises `InputError` at `where` with the first error and `hint`."""
+    """MLIR bytecode of a program of one of the kinds in `CONVERSIONS`.
+
+    Raises `InputError` at `where` with the first error and `hint`.
+    """
     from toast_cli import xla
     from toast_cli.frontend.convert import CONVERSIONS
 

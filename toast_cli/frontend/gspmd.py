@@ -1,8 +1,8 @@
 """GSPMD shardings in XLA's notation, read and translated to mesh axes.
 
-`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, each part on two devices,
-devices 0 to 7 dealt out in that order (`<=[4,2]T(1,0)`: counted through a 4 x 2 grid column by column). Notation:
-openxla.org/xla and xla/hlo/ir/hlo_sharding.cc.
+`{devices=[4,1,2]<=[8] last_tile_dim_replicate}` says: dimension 0 in four parts, dimension 1 whole, each part on two
+devices, devices 0 to 7 dealt out in that order (`<=[4,2]T(1,0)`: counted through a 4 x 2 grid column by column).
+Notation: openxla.org/xla and xla/hlo/ir/hlo_sharding.cc.
 """
 
 from __future__ import annotations

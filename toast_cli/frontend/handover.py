@@ -1,8 +1,10 @@
-"""Reading in one child process: what enters is a file's content, what leaves is a module that this process can work with.
+"""Reading in one child process: what enters is a file's content, what leaves is a module that this process can work
+with.
 
-Every file is parsed, normalised and given Shardy's rules in a child first, because the compiler's libraries end the process on some that are damaged
-or hostile. The child hands over the outcome once: the normalised module as bytecode, and beside it as JSON what was taken out of the module.
-Values and operations are numbered in the order in which a walk of the entry function meets them, which is the same on both sides.
+Every file is parsed, normalised and given Shardy's rules in a child first, because the compiler's libraries end the
+process on some that are damaged or hostile. The child hands over the outcome once: the normalised module as bytecode,
+and beside it as JSON what was taken out of the module. Values and operations are numbered in the order in which a walk
+of the entry function meets them, which is the same on both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.statements import Sharding
 
-# A child may use this many seconds of processor time, plus one for so many bytes. An intact file needs a hundredth of it.
+# A child may use this many seconds of processor time, plus one for so many bytes. An intact file needs a hundredth of
+# it.
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
 

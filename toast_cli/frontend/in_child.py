@@ -22,6 +22,7 @@ from toast_cli.xla import ir
 
 SIZE = struct.Struct("<q")  # of the JSON at the head of a message
 T = TypeVar("T")
+LESS = "is the file intact? Sizes of windows and constants are the likeliest to be wrong"
 
 
 def parsed_here(data: bytes, where: str) -> bytes:
@@ -33,8 +34,8 @@ def parsed_here(data: bytes, where: str) -> bytes:
 def normalised_here(data: bytes, where: str, keep_shardings: bool) -> bytes:
     """Format, notices, shardings and bytecode of a program's normalised module.
 
-    What the parent does next is tried out here: Shardy's rules, and, where a name is no text, on which some of jaxlib's bindings end
-    the process, reading the operations too.
+    What the parent does next is tried out here: Shardy's rules, and, where a name is no text, on which some of jaxlib's
+    bindings end the process, reading the operations too.
     """
     form, module = _told(where, lambda: parse_here(data, where))
     outcome = _told(where, lambda: normalise(module, where, keep_shardings))
@@ -62,6 +63,8 @@ def _told(where: str, work: Callable[[], T]) -> T:
         return work()
     except RecursionError:
         raise InputError("the program is nested too deeply", where=where, hint="is the file intact?") from None
+    except MemoryError:
+        raise InputError("reading the program takes more memory than there is", where=where, hint=LESS) from None
     except (ir.MLIRError, RuntimeError) as error:
         raise InputError(first_error(error)[1], where=where, hint="is the file intact?") from None
 

@@ -1,8 +1,8 @@
 """Inlining: calls and composites disappear into the entry function.
 
-What enters is a module with functions that call one another, what leaves is the same module with every call site replaced by a
-copy of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing; locations keep the
-call's name in front (`jit(f)/jit(gelu)/mul`).
+What enters is a module with functions that call one another, what leaves is the same module with every call site
+replaced by a copy of its callee's body, innermost first. The copying happens in C++ and costs a fraction of parsing;
+locations keep the call's name in front (`jit(f)/jit(gelu)/mul`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
 from toast_cli.xla import inline_function, ir, walk_ops
 
-# More operations than this after inlining come from calls that double at every level, not from a model. The environment can allow more.
+# More operations than this after inlining come from calls that double at every level, not from a model. The environment
+# can allow more.
 MAX_OPERATIONS = 1_000_000
 LIMIT_VARIABLE = "TOAST_MAX_OPERATIONS"
 
@@ -23,8 +24,8 @@ LIMIT_VARIABLE = "TOAST_MAX_OPERATIONS"
 def inline_calls(module: Any, entry: str, path: str) -> None:
     """Inlines everything that `entry` reaches; other functions stay, some of them with their own calls inlined.
 
-    Raises `InputError` for recursion, for a callee without a body or with several blocks, and for an endless expansion. All of that is
-    known before anything is copied.
+    Raises `InputError` for recursion, for a callee without a body or with several blocks, and for an endless expansion.
+    All of that is known before anything is copied.
     """
     symbols = ir.SymbolTable(module.operation)
     sites: dict[str, list[tuple[Any, str]]] = {}  # function -> its calls, with the names of what they call
@@ -34,7 +35,10 @@ def inline_calls(module: Any, entry: str, path: str) -> None:
 
 
 def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str]]], path: str) -> list[str]:
-    """The functions that `entry` reaches, each after all that it calls; fills `sites`. The number of operations is added up on the way."""
+    """The functions that `entry` reaches, each after all that it calls; fills `sites`.
+
+    The number of operations is added up on the way.
+    """
     order: list[str] = []
     sizes: dict[str, int] = {}  # functions in `order` -> operations in them once their calls are inlined
     waiting = [entry]

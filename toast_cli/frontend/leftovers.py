@@ -9,7 +9,8 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * operations that do nothing by their operand (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
-What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the reader to report.
+What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the
+reader to report.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ Values = list[Any]
 def translate_leftovers(module: Any, path: str) -> None:
     """Rewrites every operation that `REWRITES` knows, inner ones first.
 
-    Raises `InputError` for a fusion whose body takes or gives other values than it does: the conversion lets those through.
+    Raises `InputError` for a fusion whose body takes or gives other values than it does: the conversion lets those
+    through.
     """
     found: list[Any] = []
 
@@ -129,7 +131,9 @@ def chlo_top_k(operation: Any) -> Values | None:
 
 
 def chlo_composite(operation: Any) -> Values | None:
-    """jax.export writes CHLO operations as composites of the same name; the operation is easier to split than its expansion."""
+    """jax.export writes CHLO operations as composites of the same name; the operation is easier to split than its
+    expansion.
+    """
     name = str(ir.StringAttr(operation.attributes["name"]).value)
     if name not in CHLO_COMPOSITES:
         return None
@@ -187,10 +191,16 @@ def transpose(value: Any, order: list[int], before: Any) -> Any:
 
 
 def finished_at_once(start: Any) -> Values | None:
-    """An asynchronous start runs in its place; whoever waits for it gets the outcome. It is erased here, with its waits."""
+    """An asynchronous start runs in its place; whoever waits for it gets the outcome.
+
+    It is erased here, with its waits.
+    """
     values = move_out(start) if len(start.regions) and start.regions[0].blocks else called_at_once(start)
     steps = [start]
     for step in steps:
+        if ".async_" not in step.name:
+            what = f"{step.name} uses an asynchronous operation that nothing has waited for"
+            raise InputError(what, where=place_of(step, "<program>"), hint="give it to an async_done first")
         if not step.name.endswith("async_done"):
             steps += [use.owner.operation for use in step.results[0].uses]
     for step in reversed(steps):
@@ -204,7 +214,12 @@ def finished_at_once(start: Any) -> Values | None:
 def called_at_once(start: Any) -> Values:
     """A plain call of the function that an `mhlo.async_start` names."""
     symbols = ir.SymbolTable(start.parent.parent.operation)
-    function = symbols[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
+    name = ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value
+    if name not in symbols:
+        raise InputError(
+            f"there is no function @{name}", where=place_of(start, "<program>"), hint="is the module whole?"
+        )
+    function = symbols[name]
     types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
     return create("func.call", list(start.operands), types, {"callee": start.attributes["called_computation"]}, start)
 

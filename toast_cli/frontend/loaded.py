@@ -33,7 +33,8 @@ class LoadedModule:
 
 
 def load_module(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> LoadedModule:
-    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at hand.
+    """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at
+    hand.
 
     All of that happens in a child process, which hands over the outcome.
 
@@ -47,7 +48,8 @@ def load_module(path: str, *, keep_shardings: bool = False, content: bytes | Non
 
 
 def parse(data: bytes, where: str) -> tuple[str, Any]:
-    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in a child process first.
+    """The format's name and the `ir.Module` (in a context of its own) of a program of any of the formats, parsed in a
+    child process first.
 
     Raises `InputError` at `where` (with line and column for text) with the first thing that is wrong.
     """

@@ -23,7 +23,9 @@ def load(path: str, *, keep_shardings: bool = False, content: bytes | None = Non
 
 
 def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
-    """The source with the mesh axes that the program states for its arguments; they name dimensions that nothing else names."""
+    """The source with the mesh axes that the program states for its arguments; they name dimensions that nothing else
+    names.
+    """
     if not axes:
         return source
     arguments = tuple(

@@ -1,8 +1,8 @@
 """Manual regions (`shard_map`) in HLO, put back into one operation.
 
-HLO has no operation for them. Shardy writes a region as a custom call `xla.sdy.GlobalToLocalShape`, a call of the body, and a custom
-call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Leaves: `sdy.manual_computation`
-around a call of the same body, and `sdy.mesh`.
+HLO has no operation for them. Shardy writes a region as a custom call `xla.sdy.GlobalToLocalShape`, a call of the body,
+and a custom call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Leaves:
+`sdy.manual_computation` around a call of the same body, and `sdy.mesh`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def restore_manual_regions(module: Any, path: str) -> None:
             raise InputError(
                 f"a manual region in GSPMD's form ({kind_of(call)}), which names no mesh axes",
                 where=place_of(call, path),
-                hint="lower the program with the Shardy partitioner (jax_use_shardy_partitioner, the default since jax 0.7)",
+                hint="lower the program with the Shardy partitioner "
+                "(jax_use_shardy_partitioner, the default since jax 0.7)",
             )
 
 

@@ -1,7 +1,7 @@
 """One entry function without calls, tuples, fusions or shardings.
 
-Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and what was taken out of it on the way.
-Every step is linear in the number of operations after inlining.
+Enters: a parsed module of any origin. Leaves: a module whose only function is `main`, and what was taken out of it on
+the way. Every step is linear in the number of operations after inlining.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Normalised:
 def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
     """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
 
-    Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between blocks, or operations
-    that are not StableHLO.
+    Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
+    blocks, or operations that are not StableHLO.
     """
     module = with_static_shapes(module, entry_function(module, path), path)
     function = entry_function(module, path)

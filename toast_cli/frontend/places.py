@@ -1,7 +1,8 @@
 """Places in the user's source: what an operation's location says, as people want to read it.
 
 Enters: an MLIR location as text. Leaves: the stack of frames it holds, and the place to show: the innermost frame
-outside installed packages, with its function and what it calls there: `model.py:28 Block.__call__ → MultiHeadAttention`.
+outside installed packages, with its function and what it calls there: `model.py:28 Block.__call__ →
+MultiHeadAttention`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def frames_of(location: str) -> tuple[Frame, ...]:
 
 
 def place_text(location: str, frames: str = USERS) -> str:
-    """`model.py:28 Block.__call__ → MultiHeadAttention (jit(f)/mul)`; the name alone where the location holds no source.
+    """`model.py:28 Block.__call__ → MultiHeadAttention (jit(f)/mul)`; the name alone where the location holds no
+    source.
 
     Args:
         frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.

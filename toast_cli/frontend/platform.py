@@ -1,8 +1,9 @@
 """Ops that XLA splits on TPUs and nowhere else.
 
-Before it partitions, XLA:TPU rewrites these into what its partitioner can split; XLA:GPU (and XLA:CPU) partition them as they are, which means that all
-they read is gathered, batch and all. Seen ahead of time with jaxlib 0.10.2 on v5e and H100: `top_k` over a split batch, and convolutions in groups of
-several channels (a depthwise one has one channel in a group, and is split everywhere).
+Before it partitions, XLA:TPU rewrites these into what its partitioner can split; XLA:GPU (and XLA:CPU) partition them
+as they are, which means that all they read is gathered, batch and all. Seen ahead of time with jaxlib 0.10.2 on v5e and
+H100: `top_k` over a split batch, and convolutions in groups of several channels (a depthwise one has one channel in a
+group, and is split everywhere).
 
 Enters: a `Source`, and the platform of the chips. Leaves: the same with such ops computed whole.
 """

@@ -1,8 +1,8 @@
 """Reads a normalised MLIR module into a `Program`.
 
 Enters: a module whose one function `main` has no calls, with Shardy's rules populated. Leaves: a `Source`. Regions of
-`while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; bodies of reductions, sorts
-and manual regions are not looked into.
+`while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; bodies of reductions,
+sorts and manual regions are not looked into.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ MAX_DEPTH = 100
 
 
 class Reader:
-    """Builds the lists of one Program; used once. `uses` and `operations` say where each op's pieces lie in the module."""
+    """Builds the lists of one Program; used once.
+
+    `uses` and `operations` say where each op's pieces lie in the module.
+    """
 
     def __init__(self) -> None:
         self.ops: list[Op] = []

@@ -1,4 +1,7 @@
-"""A normalised module becomes a `Source`: Shardy says how every op may be split, and the reader numbers ops and values."""
+"""A normalised module becomes a `Source`:
+
+Shardy says how every op may be split, and the reader numbers ops and values.
+"""
 
 from __future__ import annotations
 

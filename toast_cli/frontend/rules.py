@@ -1,7 +1,7 @@
 """Op rules: Shardy's, read off the attribute it populates, and a small table for the ops Shardy says nothing about.
 
-Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows. Equal
-rules are one object where that is cheap to arrange, since everything downstream looks them up once for each op.
+Enters: an MLIR op on which `sdy-populate-op-sharding-rules` has run. Leaves: a `Rule`, or None for an op nobody knows.
+Equal rules are one object where that is cheap to arrange, since everything downstream looks them up once for each op.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class ShardyRules:
 
 
 def _whole_where_alone(rule: Rule, custom: bool) -> Rule:
-    """A custom call's own rule names every dimension; one that its operands and results do not share is needed whole."""
+    """A custom call's own rule names every dimension. A dimension that operands and results do not share is needed
+    whole.
+    """
     if not custom:
         return rule
     read, made = (

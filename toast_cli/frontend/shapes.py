@@ -1,7 +1,7 @@
 """Static shapes: every array's size must be known, because a plan divides sizes.
 
-Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, where all arguments are static, one whose
-inner shapes have been worked out from them.
+Enters: a parsed module. Leaves: a module without dynamic shapes: the same one, or, where all arguments are static, one
+whose inner shapes have been worked out from them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from toast_cli.frontend.diagnostics import first_error, place_of
 from toast_cli.xla import ir, make_context, parse_module, refine_shapes, write_bytecode
 
 HINT = (
-    "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete shapes "
-    "instead of symbolic_shape(…), or lower with concrete arguments"
+    "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
+    "shapes instead of symbolic_shape(…), or lower with concrete arguments"
 )
 # Processor time that working out shapes may take.
 SECONDS = 60

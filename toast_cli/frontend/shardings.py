@@ -1,8 +1,8 @@
 """Takes the shardings that a program already holds out of it.
 
-Enters: the entry function without calls. Leaves: the same function without shardings, and what they said as `Kept` records. Two
-kinds of statement stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always returned as pins, and
-the placement of an operation on one single device, as host callbacks have it.
+Enters: the entry function without calls. Leaves: the same function without shardings, and what they said as `Kept`
+records. Two kinds of statement stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always
+returned as pins, and the placement of an operation on one single device, as host callbacks have it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from toast_cli.xla import ir, sdy
 MANUAL_REGION = "sdy.manual_computation"
 # Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
 MOVES = frozenset({
-    "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.all_gather", "sdy.all_slice",
-    "sdy.all_to_all", "sdy.collective_permute", "sdy.all_reduce", "sdy.reduce_scatter", "sdy.replicated_to_unreduced",
+    "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.all_gather",
+    "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute", "sdy.all_reduce", "sdy.reduce_scatter", "sdy.replicated_to_unreduced",
     "sdy.sharded_to_unreduced", "Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier",
 })  # fmt: skip
 # These say that values belong together, and have no result.
@@ -92,7 +92,9 @@ def take_shardings(module: Any, function: Any, path: str) -> Findings:
 
 
 def _of_what_is_used(kept: Kept) -> Kept:
-    """The record, of the value that its uses have by now: a constraint that stood between is gone, and its result with it."""
+    """The record, of the value that its uses have by now: a constraint that stood between is gone, and its result with
+    it.
+    """
     if not kept.uses:
         return kept
     operation, operand = kept.uses[0]

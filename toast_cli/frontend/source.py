@@ -28,8 +28,8 @@ class Source:
         path: as the user gave it. format: "stablehlo", "bytecode", "portable", "jax.export", "hlo-text", "hlo-proto".
         module: ir.Module. Emit annotates it in place, serialises it and takes the annotations off again.
         program: its flat view.
-        definitions: [values] ir.Value that stands for each value in the module: a block argument of `main`, an op result, or,
-            for a carried value, the result of the `while`; for a join the result of the `case`/`if`.
+        definitions: [values] ir.Value that stands for each value in the module: a block argument of `main`, an op
+            result, or, for a carried value, the result of the `while`; for a join the result of the `case`/`if`.
         operations: [ops] ir.Operation that each op stands for (the `while` of a carry, the terminator of a result).
         uses: (op, operand position) -> where in the module, for the ops of our own kinds.
         stated: shardings the program states and we keep: its manual regions' always, the rest on request.
@@ -49,7 +49,9 @@ class Source:
     frames: str = USERS
 
     def use(self, op: int, position: int) -> Use:
-        """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand, …)."""
+        """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand,
+        …).
+        """
         operation, operand = self.uses.get((op, position), (self.operations[op], position))
         return Use(operation, operand)
 

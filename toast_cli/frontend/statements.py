@@ -1,7 +1,8 @@
 """What a program's attributes say about shardings, as plain data.
 
 Three notations occur: Shardy's (`sdy.sharding`), XLA's (`mhlo.sharding`), and Shardy's inside HLO's frontend attributes
-(`xla.sdy.sharding`, beside an `mhlo.sharding` that says the same with less). Shardy's is preferred where several are there.
+(`xla.sdy.sharding`, beside an `mhlo.sharding` that says the same with less). Shardy's is preferred where several are
+there.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def frontend_texts(attributes: dict[str, Any], place: Place) -> dict[str, str]:
 def without_shardings(attributes: dict[str, Any], place: Place, keep_placement: bool = False) -> dict[str, Any]:
     """The attributes without what `stated_shardings` reads; a placement on one device may stay.
 
-    How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend attributes it
-    turns into the attribute that Shardy reads.
+    How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend
+    attributes it turns into the attribute that Shardy reads.
     """
     texts = frontend_texts(attributes, place)
     cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}

@@ -1,8 +1,8 @@
 """How often a `while` runs, read from the counter pattern that `lax.scan` and `fori_loop` produce.
 
 The pattern: the condition compares a carried integer with a constant, the carried integer starts at a constant and each
-iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another; and for a condition that
-asks for more than that (`i < 50 and error > 1e-3`) the most it can be.
+iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another;
+and for a condition that asks for more than that (`i < 50 and error > 1e-3`) the most it can be.
 """
 
 from __future__ import annotations

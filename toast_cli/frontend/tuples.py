@@ -1,7 +1,7 @@
 """Tuples: HLO passes several arrays as one value; what leaves here has only arrays.
 
-Enters: a module whose functions may take, return, build and take apart tuples, nested ones too. Leaves: the same module where
-every tuple is replaced by the arrays in it, depth first.
+Enters: a module whose functions may take, return, build and take apart tuples, nested ones too. Leaves: the same module
+where every tuple is replaced by the arrays in it, depth first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Just enough of three binary encodings to recognise a file and read a few fields: protocol buffers, FlatBuffers, MLIR bytecode.
+"""Just enough of three binary encodings to recognise a file and read a few fields: protocol buffers, FlatBuffers, MLIR
+bytecode.
 
 The first two are stable by design, so a field number is all one needs to know; neither library has to be installed.
 Encodings: protobuf.dev/programming-guides/encoding, flatbuffers.dev/internals, mlir.llvm.org/docs/BytecodeFormat.
@@ -14,7 +15,10 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a protocol buffer message: `value` of an integer, `payload` of anything else; the other one is empty."""
+    """One field of a protocol buffer message:
+
+    `value` of an integer, `payload` of anything else; the other one is empty.
+    """
 
     tag: int
     value: int
@@ -117,7 +121,10 @@ def strings_are_text(bytecode: bytes) -> bool:
 
 
 def _string_data(bytecode: bytes, at: int, end: int) -> bool:
-    """Whether the strings of the string section at [at, end) are UTF-8: their number, their lengths, then the strings."""
+    """Whether the strings of the string section at [at, end) are UTF-8.
+
+    The section holds their number, their lengths, then the strings.
+    """
     count, at = _mlir_varint(bytecode, at)
     for _ in range(min(count, end - at)):
         _, at = _mlir_varint(bytecode, at)
