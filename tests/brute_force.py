@@ -1,9 +1,10 @@
 """The best of all shardings of a small program, found without plans: no decisions, no groups, no tactics, no search.
 
-Every op by itself takes any way in which the mesh axes can split it, and any way in which its partial results can be scattered. What such an
-assignment costs is what the cost model says of it. The cheapest assignment is the solution of an integer program, which HiGHS solves: one
-variable for each way to split each op, and for each pair of shardings between which an array may have to be resharded (as Alpa's
-inter-operator pass and XLA's former auto-sharder put it). Enters: a `Problem`. Leaves: `Best`.
+Every op by itself takes any way in which the mesh axes can split it, and any way in which its partial results can be
+scattered. What such an assignment costs is what the cost model says of it. The cheapest assignment is the solution of
+an integer program, which HiGHS solves: one variable for each way to split each op, and for each pair of shardings
+between which an array may have to be resharded (as Alpa's inter-operator pass and XLA's former auto-sharder put it).
+Enters: a `Problem`. Leaves: `Best`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ GAP = 1e-4  # relative, at which HiGHS may stop
 
 @dataclass(frozen=True)
 class Best:
-    """seconds: of the cheapest assignment found; it can be had. least: seconds that no assignment can beat. iterations: [ops] the assignment."""
+    """seconds: of the cheapest assignment found; it can be had. least: seconds that no assignment can beat. iterations:
+    [ops] the assignment.
+    """
 
     seconds: float
     least: float
@@ -58,7 +61,9 @@ def best_of_all(problem: Problem, seconds: float = 60.0) -> Best:
 
 
 def every_split(form: Form, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], ...]]:
-    """All ways in which mesh axes can split an op: [slots] axes. Shards divide, and a minor slot is split where its majors are fully split."""
+    """All ways in which mesh axes can split an op: [slots] axes. Shards divide, and a minor slot is split where its
+    majors are fully split.
+    """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     found: dict[tuple[tuple[int, ...], ...], None] = {}
     for order in permutations(axes):
@@ -102,7 +107,8 @@ def every_iteration(problem: Problem, number: int) -> list[Iteration]:
 
 
 def _can_be_scattered(
-    form: Form, split: tuple[tuple[int, ...], ...], partial: list[int], dims: Any, wanted: tuple[int, ...], sizes: tuple[int, ...]
+    form: Form, split: tuple[tuple[int, ...], ...], partial: list[int], dims: Any, wanted: tuple[int, ...],
+    sizes: tuple[int, ...]
 ) -> bool:  # fmt: skip
     shards = [prod(sizes[a] for a in axes) for axes in split]
     for axis, slot in zip(partial, wanted, strict=True):
@@ -119,7 +125,9 @@ def _can_be_scattered(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One variable: an iteration of an op; cut: where it adds up, the sharding that all its readers take a piece of the total in, or None."""
+    """One variable: an iteration of an op; cut: where it adds up, the sharding that all its readers take a piece of the
+    total in, or None.
+    """
 
     iteration: Iteration
     cut: Sharding | None

@@ -1,4 +1,5 @@
-"""Tiny programs that use everything a plan can say; `test_features` splits them. All arrays are float32 or int32 where nothing else is said.
+"""Tiny programs that use everything a plan can say; `test_features` splits them. All arrays are float32 or int32 where
+nothing else is said.
 
 Sizes differ from one another wherever they can, so that bytes tell arrays apart.
 """
@@ -207,7 +208,7 @@ def look_up() -> Case:
 
 
 def unrolled() -> Case:
-    """The same with the loop written out, as a training step: the gradients of matrix and bias are sums over the steps."""
+    """The same with the loop written out, as a training step: gradients of matrix and bias are sums over the steps."""
 
     def loss(p: Any, x: Any) -> Any:
         for _ in range(STEPS):

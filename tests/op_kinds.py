@@ -136,7 +136,7 @@ TEXTS = {
           %3 = "stablehlo.triangular_solve"(%2, %b) <{left_side = true, lower = true, unit_diagonal = false,
             transpose_a = #stablehlo<transpose NO_TRANSPOSE>}> : (tensor<4x8x8xf32>, tensor<4x8x8xf32>) -> tensor<4x8x8xf32>
           return %2, %3 : tensor<4x8x8xf32>, tensor<4x8x8xf32>
-        }""",
+        }""",  # noqa: E501
     "seldom written": """
         func.func public @main(%x: tensor<16x8xf32>, %y: tensor<8x16xf32>) -> (tensor<16x16xf32>, tensor<16x8xf32>, tensor<16x8xui32>) {
           %0 = stablehlo.dot %x, %y : (tensor<16x8xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
@@ -150,5 +150,5 @@ TEXTS = {
           %q = stablehlo.add %p, %r : tensor<ui32>
           %2 = stablehlo.broadcast_in_dim %q, dims = [] : (tensor<ui32>) -> tensor<16x8xui32>
           return %0, %1, %2 : tensor<16x16xf32>, tensor<16x8xf32>, tensor<16x8xui32>
-        }""",
+        }""",  # noqa: E501
 }

@@ -1,6 +1,7 @@
 """Small programs for tests of the core: a JAX function in, its `Source`, analysis and evaluator out.
 
-A function is lowered in this process, serialised, and read back through the frontend's public `load`, as a user's file would be.
+A function is lowered in this process, serialised, and read back through the frontend's public `load`, as a user's file
+would be.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def sample(name: str) -> tuple[Source, Dimensions]:
 
 
 def round_mesh(limit_bytes: int = 2**40, **sizes: int) -> Mesh:
-    """A mesh of `ROUND_CHIP`s; every axis is a switch of its own without latency: V bytes gather in (p-1)/p V / rate seconds."""
+    """A mesh of `ROUND_CHIP`s; every axis is a switch of its own without latency: V bytes gather in (p-1)/p V / rate
+    seconds.
+    """
     axes = tuple(
         Axis(name, size, (Link("switch", size, LINK_BYTES_PER_SECOND, 0.0, name),)) for name, size in sizes.items()
     )
@@ -137,7 +140,9 @@ def argument(program: Program, path: str) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A program on a mesh, with words for its decisions: `case.shard("x.0", "data")`, `case.replicate("weights", "data")`."""
+    """A program on a mesh, with words for its decisions: `case.shard("x.0", "data")`, `case.replicate("weights",
+    "data")`.
+    """
 
     source: Source
     evaluator: Evaluator
@@ -173,7 +178,7 @@ class Case:
         return Replicate(ROLES.index(role), self.problem.mesh.names.index(axis))
 
     def collectives(self, plan: Plan) -> list[tuple[str, tuple[str, ...], float, float]]:
-        """(kind, axis names, bytes of the result per device, count) of every collective, equal ones together, sorted."""
+        """(kind, axis names, bytes of the result per device, count) of all collectives, equal ones together, sorted."""
         found: dict[tuple[str, tuple[str, ...], float], float] = {}
         for use in self.evaluator.collectives(plan):
             key = (use.kind, tuple(self.problem.mesh.names[a] for a in use.axes), use.bytes)
@@ -203,7 +208,9 @@ def case_of(
     pins: tuple[str, ...] = (),
     profile: CompilerProfile | None = None,
 ) -> Case:
-    """A JAX function on a mesh (default: data=4, model=2 of round figures); profile: of another compiler than the chip's."""
+    """A JAX function on a mesh (default: data=4, model=2 of round figures); profile: of another compiler than the
+    chip's.
+    """
     source = source_of(fn, *shapes, donate=donate)
     return Case(source, evaluator_of(source, mesh or round_mesh(data=4, model=2), pins=pins, profile=profile))
 

@@ -1,7 +1,8 @@
 """Random small programs and random plans for them, as hypothesis strategies.
 
-A program is a list of steps over a growing pile of arrays: products, transposes, reshapes that split and merge dimensions,
-sums, concatenations, slices, elementwise work and loops. A step that does not fit the arrays it is pointed at does nothing.
+A program is a list of steps over a growing pile of arrays: products, transposes, reshapes that split and merge
+dimensions, sums, concatenations, slices, elementwise work and loops. A step that does not fit the arrays it is pointed
+at does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Small programs on which the best of all shardings can be found: a few of each kind by name, and random ones by number."""
+"""Small programs on which the best of all shardings can be found: a few of each kind by name, and random ones by
+number.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,8 @@ def _look_up(rng: np.random.Generator, x: Any, y: Any) -> Any:
 
 
 STEPS: tuple[Step, ...] = (
-    _product, _product, _product, _transpose, _merge, _divide, _combine, _total, _sort, _softmax, _double, _halve, _loop, _look_up,
+    _product, _product, _product, _transpose, _merge, _divide, _combine, _total, _sort, _softmax, _double, _halve,
+    _loop, _look_up,
 )  # fmt: skip
 
 

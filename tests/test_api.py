@@ -159,7 +159,7 @@ assert donated["a"].is_deleted(), "the buffer was given away"
 outer = jax.jit(lambda w, x: g(w, x, 3, None, kind="plain", shift=0.5)["y"] + 1)
 np.testing.assert_allclose(outer(w, x), plain(w, x, 3, None, kind="plain", shift=0.5)["y"] + 1, rtol=2e-5, atol=2e-4)
 print("right")
-"""
+"""  # noqa: E501
 
 
 def on_8_devices(*command: str) -> str:

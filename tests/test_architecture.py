@@ -10,7 +10,8 @@ from pathlib import Path
 from toast_cli.plan.decisions import NOWHERE, Replicate, Shard
 from toast_cli.search.cluster import decided
 
-# Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the ways in at the end.
+# Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the
+# ways in at the end.
 ORDER = [
     "errors",
     "process",

@@ -1,4 +1,6 @@
-"""How ops spend mesh axes: decision after decision, and by following what is known, against the rules read off the plan as a whole."""
+"""How ops spend mesh axes: decision after decision, and by following what is known, against the rules read off the plan
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from toast_cli.plan.problem import Problem
 
 
 def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
-    """Who gets which axis, each axis and each partial result looked at over the whole plan; patterns with windows aside."""
+    """Who gets which axis, each axis and each partial result looked at over the whole plan; patterns with windows
+    aside.
+    """
     form, sizes = pattern.form, problem.mesh.sizes
     shards = [d for d in plan if isinstance(d, Shard) and d.unless not in pattern.groups]
     closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}

@@ -1,4 +1,6 @@
-"""Reductions of products that are only transposed are written behind the transpose, where XLA folds it into the product."""
+"""Reductions of products that are only transposed are written behind the transpose, where XLA folds it into the
+product.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CONSTRAINT = re.compile(r"(%\w+) = sdy.sharding_constraint (%\w+) <@mesh, \[(.*?
 
 
 def gradient(*, twice: bool = False) -> Case:
-    """A weight w [64, 32] and the gradient of x @ w, which jax makes as dy x and transposes. twice: the product is read as it is, too."""
+    """A weight w [64, 32] and the gradient of x @ w, which jax makes as dy x and transposes. twice: the product is read
+    as it is, too.
+    """
 
     def step(w: jax.Array, x: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
         product = jnp.einsum("bf,bd->fd", dy, x)

@@ -14,7 +14,8 @@ from toast_cli.tactics import starting_plans
 BEHIND = 1.01
 MESHES = {"one axis": {"data": 4}, "two axes": {"data": 4, "model": 2}}
 REACHED = (
-    "three sorts", "four sorts", "attention, batch", "perceptron", "perceptron, wide", "convolution", "scatter", "fourier", "encoder and decoder",
+    "three sorts", "four sorts", "attention, batch", "perceptron", "perceptron, wide", "convolution", "scatter",
+    "fourier", "encoder and decoder",
 )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_every_combination_of_sides_is_proven(name: str) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_conflict_left_alone_is_left_to_other_decisions(first: int) -> None:
-    """Rows have the axis, but not where they attend to each other, sums of the softmax included: there columns have it."""
+    """Rows have the axis, but not where they attend to each other or the softmax adds them up: columns have it."""
     small = PROGRAMS["axial attention"]
     case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
     rows, columns = (case.group(f"x.{dim}") for dim in (1, 2)[:: 1 - 2 * first])

@@ -131,8 +131,8 @@ def test_report_on_stdout(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 
 def test_options_reach_the_pipeline(pipeline: Pipeline) -> None:
     given = (
-        "--mesh-shape data=4,model=4 --search greedy --budget 1.5s --iterations 9 --seed 3 --jobs 2 --memory-limit 28GiB "
-        "--keep-shardings --pin .*/w=data,None --pin b=None"
+        "--mesh-shape data=4,model=4 --search greedy --budget 1.5s --iterations 9 --seed 3 --jobs 2 "
+        "--memory-limit 28GiB --keep-shardings --pin .*/w=data,None --pin b=None"
     )
     assert partition(*given.split()) == 0
     assert pipeline.requests == [

@@ -1,4 +1,6 @@
-"""`toast sweep --cluster`: on a Dask cluster started here, and through joblib's interface with a backend that stands for Ray's."""
+"""`toast sweep --cluster`: on a Dask cluster started here, and through joblib's interface with a backend that stands
+for Ray's.
+"""
 
 from __future__ import annotations
 

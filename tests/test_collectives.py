@@ -47,7 +47,8 @@ def mesh_of(*links: tuple[Link, ...]) -> Mesh:
 
 # kind, links of one axis, bytes of the result on one device, seconds: hops * latency + bytes over the tightest link
 BY_HAND: list[tuple[str, tuple[Link, ...], float, float]] = [
-    # Ring of 4, 45 GB/s a link: 3/4 of 90 MB arrive from two sides at 90 GB/s together: 67.5 MB / 90 GB/s = 750 us; 2 hops.
+    # Ring of 4, 45 GB/s a link: 3/4 of 90 MB arrive from two sides at 90 GB/s together: 67.5 MB / 90 GB/s = 750 us; 2
+    # hops.
     ("all-gather", (ring(4),), 90e6, 750 * US + 2 * US),
     # The shard is 90 MB, the array 360 MB: four times the time.
     ("reduce-scatter", (ring(4),), 90e6, 3000 * US + 2 * US),
@@ -77,10 +78,11 @@ BY_HAND: list[tuple[str, tuple[Link, ...], float, float]] = [
     ("all-gather", (ring(4), line(4)), 144e6, 1000 * US + 5 * US),
     # Lines of 2 and 4: 7/8 of 720 MB over 45 + 45 GB/s = 7 ms; 1 + 3 hops.
     ("all-gather", (line(2), line(4)), 720e6, 7000 * US + 4 * US),
-    # A very fast line of 2 cannot take its share: the slab of a ring lacks 3/4 of 80 MB, 30 MB on each of its 2 devices,
-    # and gets them over the ring alone: 30 MB / 90 GB/s = 333 us. (All links at work: 70 MB / 1090 GB/s.)
+    # A very fast line of 2 cannot take its share: the slab of a ring lacks 3/4 of 80 MB, 30 MB on each of its 2
+    # devices, and gets them over the ring alone: 30 MB / 90 GB/s = 333 us. (All links at work: 70 MB / 1090 GB/s.)
     ("all-gather", (line(2, 1000e9), ring(4)), 80e6, 30e6 / 90e9 + 3 * US),
-    # 2-D all-to-all: both dimensions work at once, the longer one decides: 8 * 90 MB / (8 * 45 GB/s) = 2000 us; 2 + 4 hops.
+    # 2-D all-to-all: both dimensions work at once, the longer one decides: 8 * 90 MB / (8 * 45 GB/s) = 2000 us; 2 + 4
+    # hops.
     ("all-to-all", (ring(4), ring(8)), 90e6, 2000 * US + 6 * US),
     # Switch of 8: 7/8 of 360 MB at 450 GB/s = 700 us in log2 8 = 3 messages.
     ("all-gather", (switch(8),), 360e6, 700 * US + 9 * US),
@@ -89,7 +91,8 @@ BY_HAND: list[tuple[str, tuple[Link, ...], float, float]] = [
     ("collective-permute", (switch(8),), 360e6, 800 * US + 3 * US),
     # 6 devices need 3 rounds.
     ("all-gather", (switch(6),), 0.001, 0.001 * 5 / 6 / 450e9 + 9 * US),
-    # 2 hosts of 8: the network joins eighths of 360 MB: half of 45 MB at 50 GB/s = 450 us, one message; then the switch.
+    # 2 hosts of 8: the network joins eighths of 360 MB: half of 45 MB at 50 GB/s = 450 us, one message; then the
+    # switch.
     ("all-gather", (switch(8), network(2)), 360e6, 450 * US + 10 * US + 700 * US + 9 * US),
     ("all-reduce", (switch(8), network(2)), 360e6, 2 * (450 * US + 10 * US + 700 * US + 9 * US)),
     # All-to-all moves half of the array over the network and 7/8 of it inside: 3600 + 700 us.
@@ -125,8 +128,10 @@ def test_small_arrays_cost_their_hops() -> None:
 
 
 def test_the_scaling_books_worked_examples() -> None:
-    # Question 2: bf16[1024, 4096] on v4 4x4x4, gathered over one axis of a Y-sharded array: 2BD/4 / 90 GB/s = 23 us in the
-    # limit of a long ring; a ring of 4 already holds a quarter. Over two axes: 2BD / 180 GB/s = 46 us, less a sixteenth.
+    # Question 2: bf16[1024, 4096] on v4 4x4x4, gathered over one axis of a Y-sharded array: 2BD/4 / 90 GB/s = 23 us in
+    # the limit of a long ring; a ring of 4 already holds a quarter. Over two axes: 2BD / 180 GB/s = 46 us, less a
+    # sixteenth.
+    # sixteenth.
     mesh = load_spec("v4-128").mesh(parse_shape("x=4,y=4,z=4"))
     array = 2 * 1024 * 4096
     one = collective_seconds(mesh, "all-gather", array / 4, (0,)) - 2 * US
@@ -177,16 +182,16 @@ def test_pieces_of_one_dimension_work_as_the_whole_again() -> None:
 
 
 def test_an_outer_piece_shares_its_links() -> None:
-    # Ring of 16 cut in 4 (outer) x 4 (inner): the outer pieces close rings of 4 whose hops cross 4 links and share each with
-    # 3 other rings: 3/4 of 90 MB / (2 * 45/4 GB/s) = 3 ms and 2 * 4 us.
+    # Ring of 16 cut in 4 (outer) x 4 (inner): the outer pieces close rings of 4 whose hops cross 4 links and share each
+    # with 3 other rings: 3/4 of 90 MB / (2 * 45/4 GB/s) = 3 ms and 2 * 4 us.
     mesh = load_spec("v5e-256").mesh(parse_shape("a=16,b=4,c=4"))
     assert collective_seconds(mesh, "all-gather", 90e6, (1,)) == pytest.approx(3000 * US + 8 * US)
 
 
 def test_pieces_that_do_not_touch_take_turns() -> None:
-    # Ring of 16 cut in 2 x 4 x 2; the first and last together cannot be one piece, nor work at the same time: the inner pair
-    # gathers half of 90 MB over one link (1 ms, 1 hop); the outer one, 8 links apart, joins halves of the array before:
-    # 1/2 * 45 MB / (2 * 45/8 GB/s) = 2 ms and 8 us.
+    # Ring of 16 cut in 2 x 4 x 2; the first and last together cannot be one piece, nor work at the same time: the inner
+    # pair gathers half of 90 MB over one link (1 ms, 1 hop); the outer one, 8 links apart, joins halves of the array
+    # before: 1/2 * 45 MB / (2 * 45/8 GB/s) = 2 ms and 8 us.
     mesh = load_spec("v5e-256").mesh(parse_shape("a=16,b=2,c=4,d=2"))
     assert [axis.links[0].stride for axis in mesh.axes] == [1, 8, 2, 1]
     assert collective_seconds(mesh, "all-gather", 90e6, (1, 3)) == pytest.approx(3000 * US + 9 * US)

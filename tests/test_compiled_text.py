@@ -109,7 +109,7 @@ ENTRY %main (a: f32[8,4], p: pred[]) -> f32[2,4] {
   %done = f32[8]{0} all-gather-done(%start)
   %b = f32[4]{0} conditional(%p, %x, %x), true_computation=%left, false_computation=%right
 }
-"""
+"""  # noqa: E501
 
 
 def test_collectives() -> None:
@@ -149,12 +149,14 @@ ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {
   %w = (bf16[4,8]{1,0}, u32[]) while(%init), condition=%cond, body=%wide.windowed_dot_general_body_KIND.clone.sunk
   %w.1 = (bf16[4,8]{1,0}, u32[]) while(%init), condition=%cond, body=%wide.windowed_dot_general_body_KIND.clone.sunk
 }
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(("kind", "name", "size"), [("ag", "all-gather", 256), ("rs", "reduce-scatter", 64)])
 def test_windowed_products(kind: str, name: str, size: int) -> None:
-    """A ring over data=4 that passes 64 bytes around, both ways at once, is one gather to 256 bytes or one scatter to 64."""
+    """A ring over data=4 that passes 64 bytes around, both ways at once, is one gather to 256 bytes or one scatter to
+    64.
+    """
     found = collectives_in(WINDOWED.replace("KIND", kind), *MESH)
     assert found == [Collective(name, ("data",), size, 2.0)]
     body = "body=%wide.windowed_dot_general_body_KIND.clone.sunk"
@@ -175,13 +177,17 @@ def test_the_permute_before_or_after_a_windowed_product_is_part_of_it(kind: str,
 
 
 def test_the_permutes_of_an_unrolled_scatter() -> None:
-    """Around 4 devices: zeros both ways, which scatters of one shape share; then a sum each way, and one that brings it home. Without zeros,
-    of another op, or with one more, permutes are what they are."""
+    """Around 4 devices: zeros both ways, which scatters of one shape share; then a sum each way, and one that brings it
+    home. Without zeros, of another op, or with one more, permutes are what they are.
+    """
     there = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
     back = "source_target_pairs={{2,0},{4,2},{6,4},{0,6},{3,1},{5,3},{7,5},{1,7}}"
 
     def text(op: str, permutes: list[tuple[str, str]]) -> str:
-        permute = '  %p.{n} = bf16[4,8]{{1,0}} collective-permute({what}), channel_id={n}, {way}, metadata={{op_name="jit(f)/{op}"}}'
+        permute = (
+            "  %p.{n} = bf16[4,8]{{1,0}} collective-permute({what}), channel_id={n}, {way}, "
+            'metadata={{op_name="jit(f)/{op}"}}'
+        )
         lines = [permute.format(n=n, what=what, way=way, op=op) for n, (what, way) in enumerate(permutes, 1)]
         return "\n".join(
             ["HloModule jit_f, num_partitions=8", "", "ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {", *lines, "}"]
@@ -207,7 +213,7 @@ func.func public @main(%table: tensor<10x4xf32>, %i: tensor<3x1xi32>, %v: tensor
   %2 = stablehlo.sqrt %1 : tensor<4xf32>
   return %0 : tensor<3x4xf32>
 }
-"""
+"""  # noqa: E501
 
 
 def test_random_inputs() -> None:
@@ -249,7 +255,7 @@ module @jit_f {
     return %0 : tensor<8x4xf32>
   }
 }
-"""
+"""  # noqa: E501
 MARKS = [
     (
         b"module @jit_f {",

@@ -87,7 +87,9 @@ def test_t2b_training_rests_with_weights_and_optimizer_state_split() -> None:
 
 
 def test_a_megatron_shaped_problem_recovers_megatron() -> None:
-    """Two blocks of width 8192 on one sequence of 512: 12 times as many weights in a block as numbers in 64 activations."""
+    """Two blocks of width 8192 on one sequence of 512: 12 times as many weights in a block as numbers in 64
+    activations.
+    """
     case, result = found("block_train", model=16)
     program = case.program
     activation = 512 * 8192 * 2  # bytes: bfloat16[1, 512, 8192]
@@ -156,7 +158,8 @@ def test_transformers_train_with_batch_tensor_and_optimizer_sharding_together(na
     case, result = found(name)
     split = sharded(case, result.plan)
     assert "batch" in split
-    # Some product is computed with its weight's own dimension split: tensor parallelism, beside what is only stored split.
+    # Some product is computed with its weight's own dimension split: tensor parallelism, beside what is only stored
+    # split.
     tensor = {
         case.problem.dimensions.groups[g].name
         for number, op in enumerate(case.program.ops)
@@ -243,7 +246,9 @@ def test_little_memory_splits_weights_at_rest() -> None:
 
 
 def test_much_memory_leaves_weights_whole_where_little_memory_splits_them_at_rest() -> None:
-    """Layers in a scan gather split weights forwards and backwards, an all-gather more than what data parallelism moves."""
+    """Layers in a scan gather split weights forwards and backwards, an all-gather more than what data parallelism
+    moves.
+    """
 
     def step(params: Any, x: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:

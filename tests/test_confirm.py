@@ -25,7 +25,7 @@ func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf3
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x32xf32>, tensor<32x64xf32>) -> tensor<64x64xf32>
   return %0 : tensor<64x64xf32>
 }
-"""
+"""  # noqa: E501
 LIMIT = 1000
 A, B, C, D = (((Shard(group, axis),)) for group, axis in ((0, 0), (1, 0), (0, 1), (1, 1)))
 

@@ -29,7 +29,9 @@ def test_every_pin_is_needed(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
-    """Also the last one, which its reader may bring about anyway: without it XLA:TPU reduces the whole array and cuts it (MLP, ViT under FSDP)."""
+    """Also the last one, which its reader may bring about anyway: without it XLA:TPU reduces the whole array and cuts
+    it (MLP, ViT under FSDP).
+    """
     program, words, _ = FEATURES[name]
     of = case(program)
     lowered = settled(of.program, of.lowered(plan_of(of, words)))

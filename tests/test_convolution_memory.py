@@ -1,4 +1,6 @@
-"""Memory of convolutional programs under plans. The figures are what XLA:TPU needs for the same programs, asked as `calibrate_memory.py` does."""
+"""Memory of convolutional programs under plans. The figures are what XLA:TPU needs for the same programs, asked as
+`calibrate_memory.py` does.
+"""
 
 from __future__ import annotations
 

@@ -39,11 +39,13 @@ X, W = arg(100, 200), arg(200, 300)
 ROOFLINES: list[tuple[str, Any, tuple[Any, ...], float]] = [
     # 2*100*200*300 = 12e6 FLOP at 1e12: 12 us; (20,000 + 60,000 + 30,000) * 4 = 440,000 bytes at 1e9: 440 us.
     ("product, bound by memory", product, (X, W), 440 * US),
-    # The product is read by one elementwise op of its size, which writes it: the same bytes, and 30,000 comparisons less than that.
+    # The product is read by one elementwise op of its size, which writes it: the same bytes, and 30,000 comparisons
+    # less than that.
     ("product with an epilogue", lambda x, w: jnp.maximum(x @ w, 0.0), (X, W), (320 + 120) * US),
     # Reads 80,000 bytes and writes 80,000: 160 us; 20,000 additions at 1e10: 2 us.
     ("elementwise", lambda x: x + 1.0, (X,), 160 * US),
-    # The sine lies in no memory: reading is its part (80 us; 20,000 * 4 FLOP: 8 us), writing that of the addition (80 us).
+    # The sine lies in no memory: reading is its part (80 us; 20,000 * 4 FLOP: 8 us), writing that of the addition (80
+    # us).
     ("a chain of two is one", lambda x: jnp.sin(x) + 1.0, (X,), 160 * US),
     # 40 * 20,000 * 4 FLOP at 1e10 = 320 us, which hides 160 us of reading and writing.
     ("bound by arithmetic", lambda x: _times(40, jnp.sin, x), (arg(100, 200),), 320 * US),
@@ -97,8 +99,9 @@ def test_an_all_reduce_takes_twice_a_gather() -> None:
 
 
 def test_a_reshard_takes_a_gather() -> None:
-    """v and w are split by columns, so x [100, 200 split by 4] is gathered, once for both: 3/4 * 80,000 / 1e8 = 600 us; half of
-    that on a chip that multiplies f32 in one bf16 pass, whose compiler converts before it gathers."""
+    """v and w are split by columns, so x [100, 200 split by 4] is gathered, once for both: 3/4 * 80,000 / 1e8 = 600 us;
+    half of that on a chip that multiplies f32 in one bf16 pass, whose compiler converts before it gathers.
+    """
     for narrow, seconds, size in ((False, 600 * US, 80_000.0), (True, 300 * US, 40_000.0)):
         profile = replace(PLAIN, passes=PLAIN.passes | {"narrowing"}) if narrow else PLAIN
         case = case_of(lambda x, v, w: (x @ v, x @ w), X, W, W, mesh=round_mesh(data=4), profile=profile)
@@ -109,8 +112,9 @@ def test_a_reshard_takes_a_gather() -> None:
 
 
 def test_what_stands_on_the_critical_path() -> None:
-    """Two layers, data parallel with the weights split at rest (FSDP): gathers and gradient reductions can hide. Tensor parallel:
-    the all-reduce between the layers cannot."""
+    """Two layers, data parallel with the weights split at rest (FSDP): gathers and gradient reductions can hide. Tensor
+    parallel: the all-reduce between the layers cannot.
+    """
 
     def step(w: Any, v: Any, x: Any) -> Any:
         gradients = jax.grad(lambda w, v: jnp.sum((x @ w @ v) ** 2), argnums=(0, 1))(w, v)
@@ -141,7 +145,9 @@ def test_scanned_layers_gather_early_and_reduce_late() -> None:
 
 
 def test_neighbours_of_a_split_stencil_are_exchanged() -> None:
-    """A 3-wide window over 64 rows on 4 devices: 2 of each 16 rows of 4 * 64 * 8 * 8 * 4 / 4 = 16,384 bytes cross, 20.48 us."""
+    """A 3-wide window over 64 rows on 4 devices: 2 of each 16 rows of 4 * 64 * 8 * 8 * 4 / 4 = 16,384 bytes cross,
+    20.48 us.
+    """
 
     def blur(x: Any, w: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -179,20 +185,24 @@ STORED: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("a product is finished by its one elementwise reader", lambda x, w: jnp.tanh(x @ w), (S, S), ["tanh"]),
     ("or by several", lambda x, w: (lambda y: (jnp.sin(y), jnp.cos(y)))(x @ w), (S, S), ["sine", "cosine"]),
     # Written as the view of it that the sum reads.
-    ("not by one of another size", lambda x, w: (x @ w)[None] + jnp.sin(x).reshape(16, 4, 4).sum(1)[..., None, None], (S, S), ["reduce", "broadcast_in_dim", "add"]),
+    ("not by one of another size", lambda x, w: (x @ w)[None] + jnp.sin(x).reshape(16, 4, 4).sum(1)[..., None, None],
+     (S, S), ["reduce", "broadcast_in_dim", "add"]),
     ("nor by one that needs what is made later", lambda x, w: (lambda y: (jnp.sin(y), y * (w @ y)))(x @ w), (S, S),
      ["dot_general", "sine", "multiply"]),
     ("what a product reads is computed as it reads it", lambda x, w: jnp.sin(x) @ w, (S, S), ["dot_general"]),
     ("unless it is a view of something there", lambda x, w: x.T @ w, (S, S), ["dot_general"]),
     ("sums are fused with what they read", lambda x: jnp.sum(jnp.sin(x), 0), (S,), ["reduce"]),
     # Reads x twice, 2 KiB; written it would be 1 + 1 + 2.
-    ("what takes few bytes to compute is computed for each reader", lambda x: (lambda y: y.sum(0) + y.sum(1))(jnp.exp(x)), (S,),
+    ("what takes few bytes to compute is computed for each reader",
+     lambda x: (lambda y: y.sum(0) + y.sum(1))(jnp.exp(x)), (S,),
      ["reduce", "reduce", "add"]),
     # Reads x, v and w three times, 9 KiB; written it is 3 + 1 + 3.
     ("what takes many is written", lambda x, v, w: (lambda y: y.sum(0) + y.sum(1) + y.max(0))(x * v + w), (S, S, S),
      ["add", "reduce", "reduce", "reduce", "add"]),
-    # Two products read the product of g and u. Computed for each: g and u twice; written as u is made: g, and one written and read twice.
-    ("or what is computed where a product is made", lambda x, v, w: (lambda g, u: (lambda h: (h @ v, u @ g, x @ h))(g * u))(x @ v, x @ w),
+    # Two products read the product of g and u. Computed for each: g and u twice; written as u is made: g, and one
+    # written and read twice.
+    ("or what is computed where a product is made",
+     lambda x, v, w: (lambda g, u: (lambda h: (h @ v, u @ g, x @ h))(g * u))(x @ v, x @ w),
      (S, S, S), ["dot_general", "dot_general", "multiply", "dot_general", "dot_general", "dot_general"]),
     ("nothing is fused across a loop's boundary",
      lambda x, w: (lambda v: lax.fori_loop(0, 3, lambda _, c: c @ v, x))(w * 2.0), (S, S),
@@ -235,11 +245,13 @@ def scan_and_stack(x: Any, w: Any) -> Any:
 CACHE, ROW = arg(4096, 16), arg(16)  # 256 KiB, 1/16 KiB
 COUNTER = 4 / KIB
 
-# name, function, arguments (f32[16,16] is 1 KiB), donated, peak in KiB. x, w, … are arguments, c a carry, y what a body yields.
+# name, function, arguments (f32[16,16] is 1 KiB), donated, peak in KiB. x, w, … are arguments, c a carry, y what a body
+# yields.
 PEAKS: list[tuple[str, Any, tuple[Any, ...], tuple[int, ...], float]] = [
     ("x, result", lambda x: x * 2.0, (S,), (), 2),
     ("in place of a donated argument", lambda x: x * 2.0, (S,), (0,), 1),
-    ("not while it is still read", lambda x, w: x @ w, (S, S), (0,), 3),  # x, w, and the product before it takes x's place
+    # x, w, and the product before it takes x's place
+    ("not while it is still read", lambda x, w: x @ w, (S, S), (0,), 3),
     ("x, w, result", lambda x, w: jnp.sin(x) @ w, (S, S), (), 3),
     ("x, w, two products at a time", lambda x, w: x @ w @ w @ w, (S, S), (), 4),
     ("x, w, two results", lambda x, w: (x @ w, w @ x), (S, S), (), 4),
@@ -252,7 +264,8 @@ PEAKS: list[tuple[str, Any, tuple[Any, ...], tuple[int, ...], float]] = [
     ("after the loop: x, w, c, y", lambda x, w: lax.fori_loop(0, 3, lambda _, c: c @ w, x) @ w, (S, S), (), 4),
     ("made before a loop, read in it: x, w, v, c, y",
      lambda x, w: (lambda v: lax.fori_loop(0, 3, lambda _, c: c @ v, x))(jnp.sin(w)), (S, S), (), 5),
-    ("swapped carries: a, b, c, d, y", lambda a, b: lax.fori_loop(0, 3, lambda _, c: (c[1], c[0] @ c[1]), (a, b)), (S, S), (), 5),
+    ("swapped carries: a, b, c, d, y", lambda a, b: lax.fori_loop(0, 3, lambda _, c: (c[1], c[0] @ c[1]), (a, b)),
+     (S, S), (), 5),
     ("a loop in a loop: x, w, both carries, y",
      lambda x, w: lax.fori_loop(0, 3, lambda _, c: lax.fori_loop(0, 3, lambda _, d: d @ w, c) + c, x), (S, S), (), 5),
     ("stacked by a scan: x, w, c, y, the stack (8), the counter", scan_and_stack, (S, S), (), 4 + 8 + COUNTER),
@@ -263,7 +276,8 @@ PEAKS: list[tuple[str, Any, tuple[Any, ...], tuple[int, ...], float]] = [
     ("a cache updated and read: cache, x, y, the next y, what is made of the cache, the counter",
      with_cache, (CACHE, ROW), (0,), 256 + 3 / 16 + 1 + COUNTER),
     ("a cache whose old contents are read later is copied",
-     lambda cache, x: (lax.dynamic_update_slice(cache, x[None], (3, 0)), cache.T @ cache), (CACHE, ROW), (0,), 2 * 256 + 1 / 16 + 1),
+     lambda cache, x: (lax.dynamic_update_slice(cache, x[None], (3, 0)), cache.T @ cache), (CACHE, ROW), (0,
+         ), 2 * 256 + 1 / 16 + 1),
 ]  # fmt: skip
 
 
@@ -368,7 +382,9 @@ def test_a_faster_link_never_makes_a_plan_slower(data: st.DataObject, factor: fl
 
 
 def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
-    """A thousand moments: a search looks at a few hundred of them; the exact answer for one plan looks at all and remembers."""
+    """A thousand moments: a search looks at a few hundred of them; the exact answer for one plan looks at all and
+    remembers.
+    """
 
     def run(x: Any, w: Any) -> Any:
         total = x
@@ -387,7 +403,9 @@ def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
 
 @pytest.mark.parametrize("name", ["scan_tiny", "rnn_tiny", "itx_decode_tiny", "t2b_tiny"])
 def test_nothing_is_over_before_it_began(name: str) -> None:
-    """What reads a loop's result runs after the loop, so that arrays alive at a moment are as large as the profile says."""
+    """What reads a loop's result runs after the loop, so that arrays alive at a moment are as large as the profile
+    says.
+    """
     source, dimensions = sample(name)
     evaluator = Evaluator(make_problem(source.program, dimensions, round_mesh(data=4)))
     for intervals in evaluator.items.lives.intervals:

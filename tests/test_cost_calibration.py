@@ -1,4 +1,6 @@
-"""The time model against stored cycles of XLA:TPU (`benchmarks/data/ops.csv`): what the documentation says of it stays true."""
+"""The time model against stored cycles of XLA:TPU (`benchmarks/data/ops.csv`): what the documentation says of it stays
+true.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Caches of decoding programs: how often their bytes are there. The figures are what XLA:TPU needs for the same programs on v5e."""
+"""Caches of decoding programs: how often their bytes are there. The figures are what XLA:TPU needs for the same
+programs on v5e.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ def for_all_positions(layers: Any, attend: Any, cache: Any, weights: Any, x: Any
     return lax.fori_loop(0, LENGTH, token, (x, cache))
 
 
-# cache carried through the layers or scanned over, for one token or in a loop over tokens, order of its dimensions, queries per head,
-# how often its bytes are needed beside the (donated) argument
+# cache carried through the layers or scanned over, for one token or in a loop over tokens, order of its dimensions,
+# queries per head, how often its bytes are needed beside the (donated) argument
 CASES = [
     (scanned_over, False, "btkh", 1, 1),  # the scan stacks a new one
     (scanned_over, False, "bkth", 4, 1),

@@ -47,17 +47,21 @@ CLASSES: list[tuple[str, Any, tuple[Any, ...], str]] = [
     ("merge", lambda x: x.reshape(8, 24), (arg(8, 4, 6),), "a b c -> a bc"),
     ("[B, S, HK] beside [B, S, H, K]", lambda x, y: x.reshape(B, S, H, K) + y, (arg(B, S, H * K), arg(B, S, H, K)),
      "a b cd, a b c d -> a b c d"),
-    ("two splits that refine each other", lambda x: (x.reshape(8, 4), x.reshape(4, 8)), (arg(32,),), "abc -> ab c, a bc"),
+    ("two splits that refine each other", lambda x: (x.reshape(8, 4), x.reshape(4, 8)), (arg(32,),),
+     "abc -> ab c, a bc"),
     ("two splits that do not line up", lambda x: (x.reshape(4, 6), x.reshape(6, 4)), (arg(24,),), "ab -> a b, c d"),
     ("transpose", lambda x: x.T, (arg(8, 4),), "a b -> b a"),
     ("sum", lambda x: x.sum(0), (arg(8, 4),), "a b -> b"),
     ("broadcast", lambda x, b: x + b, (arg(8, 4), arg(4)), "a b, b -> a b"),
     ("covariance", lambda x: x @ x.T, (arg(8, 4),), "a b -> a a"),
     ("matrix and its transpose", lambda x: x + x.T, (arg(8, 8),), "a a -> a a"),
-    ("loop", lambda w, x: lax.scan(lambda c, _: (c @ w, None), x, None, length=4)[0], (arg(8, 8), arg(4, 8)), "a a, b a -> b a"),
-    ("stacked results of a loop", lambda x: lax.scan(lambda c, r: (c + r, c * r), jnp.zeros(8), x), (arg(4, 8),), "a b -> b, c b"),
+    ("loop", lambda w, x: lax.scan(lambda c, _: (c @ w, None), x, None, length=4)[0], (arg(8, 8), arg(4, 8)),
+     "a a, b a -> b a"),
+    ("stacked results of a loop", lambda x: lax.scan(lambda c, r: (c + r, c * r), jnp.zeros(8), x), (arg(4, 8),),
+     "a b -> b, c b"),
     ("call", lambda x, w: jax.jit(jnp.matmul)(x, w), (arg(8, 4), arg(4, 6)), "a b, b c -> a c"),
-    ("branches", lambda p, x, y: lax.cond(p, lambda: x, lambda: y), (arg(dtype=bool), arg(8, 4), arg(8, 4)), ", a b, a b -> a b"),
+    ("branches", lambda p, x, y: lax.cond(p, lambda: x, lambda: y), (arg(dtype=bool), arg(8, 4), arg(8, 4)),
+     ", a b, a b -> a b"),
     ("table lookup", lambda t, i: t[i], (arg(32, 8), arg(6, dtype=jnp.int32)), "a b, c -> c b"),
     ("dimensions of one element have no class", lambda x: x.reshape(8, 1, 4), (arg(8, 4),), "a b -> a 1 b"),
     ("concatenation", lambda x, y: jnp.concatenate([x, y], 1), (arg(8, 4), arg(8, 6)), "a b, a c -> a d"),
@@ -281,7 +285,7 @@ def test_renaming_values_changes_no_class_group_or_side(case: Case, random: Any)
 
 
 def reordered(program: Program, random: Any) -> tuple[Program, list[int]]:
-    """The same ops in another order that respects what they read; arguments stay first, results last. Also the order."""
+    """The same ops in another order that respects what they read (arguments first, results last), and the order."""
     producer, placed, order = program.producer, set[int](), []
     waiting = [n for n, op in enumerate(program.ops) if op.name not in (ARGUMENT, RESULT)]
     order = [n for n, op in enumerate(program.ops) if op.name == ARGUMENT]

@@ -330,7 +330,9 @@ AFRESH = "params, opt_state, batch = jax.tree.map(lambda a: jnp.asarray(jax.devi
 
 
 def test_python_on_the_pages_runs(tmp_path: Path) -> None:
-    """The README's and python.md's, in order, with a training step of the kind that they speak of, on 16 virtual CPU devices."""
+    """The README's and python.md's, in order, with a training step of the kind that they speak of, on 16 virtual CPU
+    devices.
+    """
     readme, page = (blocks(path, "python") for path in (ROOT / "README.md", ROOT / "docs" / "python.md"))
     assert (len(readme), len(page)) == (2, 4)
     code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:2], AFRESH, page[2], AFRESH, page[3]]

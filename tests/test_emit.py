@@ -233,7 +233,7 @@ module @jit_f attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 :
     return %3 : tensor<8x16xf32>
   }
 }
-"""
+"""  # noqa: E501
 # Values: 0 to 2 the arguments, then %0 to %3. Ops: 0 to 2 the arguments, 3 to 6 the operations, 7 the result.
 BATCH, WHOLE, ROWS, COLUMNS = ((0,), ()), ((), ()), ((0,), ()), ((), (1,))
 
@@ -247,7 +247,8 @@ def by_hand(
     return PartitionedProgram(tuple(axes), tuple(axes.values()), shardings, computed or {}, required or {})
 
 
-# %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not split as %4 is.
+# %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not
+# split as %4 is.
 SCATTERED = """
 module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["data"=4, "model"=2]>
@@ -266,7 +267,7 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 :
     return %7 : tensor<8x16xf32>
   }
 }
-"""
+"""  # noqa: E501
 
 
 def test_literal_text() -> None:
@@ -360,7 +361,7 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 :
     return %2 : tensor<16x32xf32>
   }
 }
-"""
+"""  # noqa: E501
 
 
 def test_a_manual_region_is_left_alone() -> None:
@@ -512,8 +513,10 @@ FOLDED: dict[str, tuple[list[tuple[str, Spec]], list[tuple[str, Spec]], list[tup
         [("p['layers'][1]['w']", ()), ("p['layers'][*]['w']", DATA[:1])],
     ),
     "a weight and its moments, in and out": (
-        [(f"{root}['dense_{k}']['kernel']", MODEL_LAST) for root in ("s.params", "s.opt[0].mu", "s.opt[0].nu") for k in range(2)],
-        [(f"result[0]{root}['dense_{k}']['kernel']", MODEL_LAST) for root in (".params", ".opt[0].mu") for k in range(2)],
+        [(f"{root}['dense_{k}']['kernel']", MODEL_LAST) for root in ("s.params", "s.opt[0].mu",
+            "s.opt[0].nu") for k in range(2)],
+        [(f"result[0]{root}['dense_{k}']['kernel']", MODEL_LAST) for root in (".params",
+            ".opt[0].mu") for k in range(2)],
         [("*['dense_*']['kernel']", MODEL_LAST)],
     ),
     "moments that are split, weights that are whole": (

@@ -1,6 +1,8 @@
-"""Everything a plan can say, on a tiny program each: predicted, compiled and worked out by hand, the collectives are the same.
+"""Everything a plan can say, on a tiny program each: predicted, compiled and worked out by hand, the collectives are
+the same.
 
-Compiled for 8 virtual CPU devices, data=4 x model=2; read off the module as XLA's partitioner leaves it, in both written forms.
+Compiled for 8 virtual CPU devices, data=4 x model=2; read off the module as XLA's partitioner leaves it, in both
+written forms.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
 DATA, MODEL, BOTH = ("data",), ("model",), ("data", "model")
 F32 = 4
 
-# Words of a plan: `x.0=data` shards dimension 0 of argument x; `/1` takes the other side of its conflicts; `!y.1` leaves out operations
-# that have dimension 1 of y; `-weights=data` does not keep them split at rest.
+# Words of a plan: `x.0=data` shards dimension 0 of argument x; `/1` takes the other side of its conflicts; `!y.1`
+# leaves out operations that have dimension 1 of y; `-weights=data` does not keep them split at rest.
 FEATURES: dict[str, tuple[str, str, Expected]] = {
     # One all-reduce of each gradient, [D, F] and [F, D].
     "data parallel": ("mlp", "x.0=data", [(ALL_REDUCE, DATA, F32 * D * F, 2)]),
@@ -67,15 +69,15 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     ),
     # Two blocks: two forward, one backward (nobody asks for the gradient of x).
     "megatron mlp": ("blocks", "p[0]['up'].1=model p[1]['up'].1=model", [(ALL_REDUCE, MODEL, F32 * B * S * D, 3)]),
-    # What comes back through queries, keys and values is added to what comes back around the block, one after the other: not a sum of partial
-    # results alone, so three reductions.
+    # What comes back through queries, keys and values is added to what comes back around the block, one after the
+    # other: not a sum of partial results alone, so three reductions.
     "megatron attention": (
         "attention_blocks",
         "p[0]['q'].1=model p[1]['q'].1=model",
         [(ALL_REDUCE, MODEL, F32 * B * S * D, 2 + 3)],
     ),
-    # Each of these becomes a scatter. What goes into a product is gathered before it: forward a block's input, backward the gradient of
-    # its output, the input once for both directions.
+    # Each of these becomes a scatter. What goes into a product is gathered before it: forward a block's input, backward
+    # the gradient of its output, the input once for both directions.
     "sequence parallel mlp": (
         "blocks",
         "p[0]['up'].1=model p[1]['up'].1=model x.1=model",
@@ -99,8 +101,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     ),
     # Queries stay, keys and values are gathered.
     "context parallel, queries": ("attention", "x.1=data", [(ALL_GATHER, DATA, F32 * B * S * H * K, 2)]),
-    # Keys and values stay. Queries are gathered; maximum and sum of the softmax go to a quarter of the queries each and from there to all; so does
-    # the outcome, but it stays there.
+    # Keys and values stay. Queries are gathered; maximum and sum of the softmax go to a quarter of the queries each and
+    # from there to all; so does the outcome, but it stays there.
     "context parallel, keys": (
         "attention",
         "x.1=data/1",
@@ -111,9 +113,9 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
             (REDUCE_SCATTER, DATA, F32 * B * S * H * K / 4, 1),
         ],
     ),
-    # Both dimensions of each weight are split, no batch: every product is a partial sum, forward over the model dimension (data) and over the
-    # hidden one (model), and so is each norm's mean. Backward: the same for the gradients of both products, the second's input not being asked
-    # for in the first block, and the norm's sum in the second.
+    # Both dimensions of each weight are split, no batch: every product is a partial sum, forward over the model
+    # dimension (data) and over the hidden one (model), and so is each norm's mean. Backward: the same for the gradients
+    # of both products, the second's input not being asked for in the first block, and the norm's sum in the second.
     "two-dimensional tensor parallel": (
         "blocks",
         "p[0]['up'].0=data p[0]['up'].1=model p[1]['up'].1=model",
@@ -129,7 +131,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "w['up'].0=data!x.1 x.0=data",
         [(ALL_TO_ALL, DATA, F32 * B * E * C * D / 4, 2)],
     ),
-    # Rows looked up are added up (all but one device has zeros); so are maximum, sum and the target's logit of the softmax.
+    # Rows looked up are added up (all but one device has zeros); so are maximum, sum and the target's logit of the
+    # softmax.
     "vocabulary": (
         "language_model",
         "table.0=model tokens.0=data",
@@ -157,7 +160,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
             (REDUCE_SCATTER, DATA, F32 * D / 4, 1),
         ],
     ),
-    # The matrix is gathered in every step forward, and again in every step backward; each step's part of its gradient is scattered.
+    # The matrix is gathered in every step forward, and again in every step backward; each step's part of its gradient
+    # is scattered.
     "a loop and its backward loop, fsdp": (
         "recurrent",
         "x.0=data p.1=data",
@@ -201,14 +205,15 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "x.1=data y.1=model z.1=data",
         [(ALL_REDUCE, DATA, F32 * B * D, 2), (ALL_REDUCE, MODEL, F32 * B * D, 1)],
     ),
-    # A minor part of the result's dimension cannot take the axis there; but all that reads the total cuts it so, and each device keeps a piece.
+    # A minor part of the result's dimension cannot take the axis there; but all that reads the total cuts it so, and
+    # each device keeps a piece.
     "a total of which each keeps a piece": (
         "product_in_heads",
         "x.1=data c.2=data",
         [(REDUCE_SCATTER, DATA, F32 * B * D / 4, 1)],
     ),
-    # Queries split over heads, keys and values over their width: those are gathered for each head, their gradients are sums over heads and
-    # each device keeps its part of them. All three terms of the input's gradient are partial.
+    # Queries split over heads, keys and values over their width: those are gathered for each head, their gradients are
+    # sums over heads and each device keeps its part of them. All three terms of the input's gradient are partial.
     "multi-query attention": (
         "multi_query",
         "p['q'].1=model p['k'].1=model p['v'].1=model",
@@ -228,7 +233,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     ),
     # The token is written into the cache where its heads lie; the result is a sum over heads.
     "cache by heads": ("decode", "x.0=data p['q'].1=model", [(ALL_REDUCE, MODEL, F32 * B * D / 4, 1)]),
-    # The token is written by the device that has its place; maximum, sum and outcome of the softmax are sums over places.
+    # The token is written by the device that has its place; maximum, sum and outcome of the softmax are sums over
+    # places.
     "cache by places": (
         "decode",
         "keys.1=data",
@@ -331,7 +337,8 @@ def test_a_recurrence_needs_no_more_constraints_than_one_step() -> None:
     assert emit_shardy(unrolled.source, lowered).count(b"sdy.sharding_constraint") <= 6
 
 
-# Shardings of [rows, columns] between which XLA gathers everything, unless the way is spelled out: from, to, collectives by hand (of 1024 bytes).
+# Shardings of [rows, columns] between which XLA gathers everything, unless the way is spelled out: from, to,
+# collectives by hand (of 1024 bytes).
 WAYS: list[tuple[str, str, Expected]] = [
     ("data,model|-", "-|model", [(ALL_TO_ALL, MODEL, 128, 1), (ALL_GATHER, DATA, 512, 1)]),
     ("data|-", "-|model", [(ALL_GATHER, DATA, 512, 1)]),

@@ -40,7 +40,8 @@ AS_XLA_COUNTS: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("no padding", convolution(padding="VALID"), (IMAGE, KERNEL)),
     ("uneven padding", convolution(padding=((0, 3), (2, 1))), (IMAGE, KERNEL)),
     ("dilated kernel", convolution(rhs_dilation=(2, 3)), (IMAGE, KERNEL)),
-    ("dilated image (transposed convolution)", convolution(lhs_dilation=(2, 2), padding=((1, 1), (1, 1))), (IMAGE, KERNEL)),
+    ("dilated image (transposed convolution)", convolution(lhs_dilation=(2, 2), padding=((1, 1), (1, 1))),
+     (IMAGE, KERNEL)),
     ("depthwise", convolution(feature_groups=8), (IMAGE, arg(3, 3, 1, 16))),
     ("batch groups (gradient of a depthwise one)", convolution(batch_groups=2), (IMAGE, KERNEL)),
     ("sum", lambda x: lax.reduce(x, 0.0, lax.add, (0,)), (arg(100, 7),)),
@@ -68,8 +69,10 @@ BY_HAND: list[tuple[str, Callable[..., Any], tuple[Any, ...], float]] = [
     ("sort: n log2 n", lambda x: jnp.sort(x), (arg(16),), 16.0 * 4),
     ("scatter: one for each update", scatter, (arg(6, 4), arg(2, 1, dtype=jnp.int32), arg(2, 4)), 8.0),
     ("fft: 5 n log2 n", lambda x: jnp.fft.fft(x), (arg(2, 16, dtype=jnp.complex64),), 5.0 * 32 * 4),
-    ("a loop counts as often as it runs", lambda x: lax.fori_loop(0, 5, lambda i, c: c @ c, x), (arg(4, 4),), 5 * 128.0),
-    ("a branch counts in part", lambda p, x: lax.cond(p, lambda y: y @ y, lambda y: y, x), (arg(dtype=bool), arg(4, 4)), 65.0),
+    ("a loop counts as often as it runs", lambda x: lax.fori_loop(0, 5, lambda i, c: c @ c, x), (arg(4, 4),),
+     5 * 128.0),
+    ("a branch counts in part", lambda p, x: lax.cond(p, lambda y: y @ y, lambda y: y, x), (arg(dtype=bool), arg(4, 4)),
+     65.0),
 ]  # fmt: skip
 
 

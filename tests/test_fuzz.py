@@ -99,7 +99,8 @@ FILES = [
     ("a.hlo", "// RUN: hlo-opt %s\nHloModule m\nENTRY e { ROOT r = f32[] constant(1) }\n", 1),
     (
         "a.cc",
-        'const char* hlo = R"(\nHloModule m\nENTRY e {\n  ROOT r = f32[] constant(1)\n}\n)";\nauto s = R"(no program)";',
+        'const char* hlo = R"(\nHloModule m\nENTRY e {\n  ROOT r = f32[] constant(1)\n}\n)";\n'
+        'auto s = R"(no program)";',
         1,
     ),
     ("a.md", "HloModule", 0),

@@ -79,7 +79,7 @@ ENTRY %main (p: bf16[8,64]) -> bf16[8,64] {{
   %while = (s32[], bf16[8,64]{{1,0}}) while(%init), condition=%condition, body=%body, backend_config={{"known_trip_count":{{"n":"12"}},"known_init_step":{{"init":"0","step":"1"}}}}
   ROOT %out = bf16[8,64]{{1,0}} get-tuple-element(%while), index=1
 }}
-"""
+"""  # noqa: E501
 
 
 def test_a_loop_with_wrapped_and_named_collectives() -> None:

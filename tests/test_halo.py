@@ -1,4 +1,6 @@
-"""What crosses between devices when a dimension with windows is split: worked out by hand, and as XLA's partitioner does it."""
+"""What crosses between devices when a dimension with windows is split: worked out by hand, and as XLA's partitioner
+does it.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,22 @@ HALOS: list[tuple[str, Window, int, tuple[int, ...] | None]] = [
     ("three wide, two apart", Window(0, 0, 64, 64, size=3, low=2, spread=2), 4, (2, 2)),
     # Two halos of a whole shard and one of half on each side.
     ("wider than a shard", Window(0, 0, 64, 64, size=21, low=10), 16, (2, 4, 4, 4, 4, 2)),
-    # Holes between rows: 128 results of 64 rows, 32 each. Results 32k to 32k + 32 read stretched rows 32k - 1 to 32k + 33, so rows 16k to 16k + 17.
+    # Holes between rows: 128 results of 64 rows, 32 each. Results 32k to 32k + 32 read stretched rows 32k - 1 to 32k +
+    # 33, so rows 16k to 16k + 17.
     ("stretched to twice as many", Window(0, 0, 64, 128, size=3, low=1, dilation=2), 4, (1,)),
-    # Rows 4 to 64 - 4 of 64: device k has 14 and needs 14k + 4 to 14k + 18; so the first lacks two, and the last is short by two in front.
+    # Rows 4 to 64 - 4 of 64: device k has 14 and needs 14k + 4 to 14k + 18; so the first lacks two, and the last is
+    # short by two in front.
     ("a slice of the middle", Window(0, 0, 64, 56, low=-4), 4, (2, 2)),
-    # The second half, 2 rows each: 32 + 2k to 34 + 2k. Devices 8 to 15 have four each, that is two devices' part. Device 15 keeps its second
-    # half. First each sends what comes first, rows 0 to 2 of four; devices 8 to 14 then 2 to 4.
+    # The second half, 2 rows each: 32 + 2k to 34 + 2k. Devices 8 to 15 have four each, that is two devices' part.
+    # Device 15 keeps its second half. First each sends what comes first, rows 0 to 2 of four; devices 8 to 14 then 2 to
+    # 4.
     ("a slice far from home", Window(0, 0, 64, 32, low=-32), 16, (2, 2)),
     # Everything from the last device, one row to each.
     ("a slice that everybody needs a piece of", Window(0, 0, 64, 4, low=-60), 4, (1, 1, 1)),
     # As wide as everything: 31 before and 32 behind.
     ("wider than what is left", Window(0, 0, 64, 64, size=64, low=31), 4, None),
-    # Eight in front: device k makes 18 rows, 18k - 8 to 18k + 10 of the operand: the first two need nothing, the others 6, 4 and 2 from the left.
+    # Eight in front: device k makes 18 rows, 18k - 8 to 18k + 10 of the operand: the first two need nothing, the others
+    # 6, 4 and 2 from the left.
     ("a padding in front", Window(0, 0, 64, 72, low=8), 4, (6,)),
 ]  # fmt: skip
 
@@ -60,8 +66,9 @@ def test_worked_out(window: Window, shards: int, expected: tuple[int, ...] | Non
 
 
 def test_where_the_kernel_is_split_too() -> None:
-    """The gradient of a 7-wide stride-2 kernel: 24 rows, 12 of the incoming gradient 2 apart, padded 2 and 3. Device k has rows 12k to 12k + 12
-    and 6 of the gradient; for 7 results it needs 12k - 2 to 12k - 2 + 10 + 1 + 6."""
+    """The gradient of a 7-wide stride-2 kernel: 24 rows, 12 of the incoming gradient 2 apart, padded 2 and 3. Device k
+    has rows 12k to 12k + 12 and 6 of the gradient; for 7 results it needs 12k - 2 to 12k - 2 + 10 + 1 + 6.
+    """
     window = Window(0, 0, 24, 7, size=12, low=2, spread=2, kernel_dim=0)
     assert exchanged(window, 2, summed=True) == (2, 3)
 
@@ -143,7 +150,8 @@ def numbers_stay(case: Case, content: bytes) -> bool:
     return all(relative_error(a, b) < 1e-5 for a, b in zip(whole, parts, strict=True))
 
 
-# Where XLA would add up more than there is, if the plan did not leave space whole: of a convolution and its kernel's gradient.
+# Where XLA would add up more than there is, if the plan did not leave space whole: of a convolution and its kernel's
+# gradient.
 OVERLAPPING = {
     "nothing else split": [("x.1", "data")],
     "more devices hold a piece": [("x.1", "model")],
@@ -173,7 +181,8 @@ def test_no_piece_counts_twice(places: list[tuple[str, str]], wide: int) -> None
         assert numbers_stay(case, emit_shardy(case.source, case.lowered(plan)))
 
 
-# Plans for a mesh of three axes, found by trying plans at random, which gave wrong gradients while space and kernel could be split together.
+# Plans for a mesh of three axes, found by trying plans at random, which gave wrong gradients while space and kernel
+# could be split together.
 THREE_AXES = [
     "x.2=c w.3=b x.0=a",
     "v.3=b x.0=c x.1=c x.3=a x.2=a",

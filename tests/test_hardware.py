@@ -309,7 +309,8 @@ def test_slices_over_a_network_share_the_host_bandwidth() -> None:
 
 def test_wraparound_and_link_as_written() -> None:
     spec = spec_from(
-        "chip: v4\ntopology:\n  torus: [2, 2, 4]\n  wraparound: [no, false, true]\n  link: {bandwidth: 50GB/s, latency: 2us}\n"
+        "chip: v4\ntopology:\n  torus: [2, 2, 4]\n  wraparound: [no, false, true]\n"
+        "  link: {bandwidth: 50GB/s, latency: 2us}\n"
     )
     assert [(d.kind, d.bytes_per_second, d.latency_seconds) for d in spec.dimensions] == [
         ("line", 50e9, 2e-6), ("line", 50e9, 2e-6), ("ring", 50e9, 2e-6),

@@ -21,7 +21,7 @@ ENTRY e {
   t0 = () tuple()
   t = (f32[4], ()) tuple(q, t0)
   ROOT r = (f32[4], (f32[4], ())) tuple(c, t)
-}""",
+}""",  # noqa: E501
         ["add"],
     ),
     "a custom call with tuples": (
@@ -140,7 +140,7 @@ def test_tuples_at_a_stablehlo_boundary_are_flattened() -> None:
         %2 = stablehlo.negate %0 : tensor<2xf32>
         %3 = stablehlo.tuple %2, %1 : {pair}
         %4 = sdy.named_computation<"block">(%3) (%b: {pair}) {{ sdy.return %b : {pair} }} : ({pair}) -> {pair}
-        return %4 : {pair} }} }}""")
+        return %4 : {pair} }} }}""")  # noqa: E501
     main = main_of(outcome.module)
     assert str(main.type) == "(tensor<2xf32>, tensor<i32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<i32>)"
     kind = '{mhlo.memory_kind = "device"}'

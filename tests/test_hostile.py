@@ -1,4 +1,4 @@
-"""Hostile inputs, by class: each ends as it should, and none with a traceback, a signal, a hang or an escape sequence."""
+"""Hostile inputs, by class: each ends as it should, none with a traceback, a signal, a hang or an escape sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A mesh axis that goes unused because a size does not divide: the report names the dimension and the size that would do."""
+"""A mesh axis that goes unused because a size does not divide: the report names the dimension and the size that would
+do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from toast_cli.pipeline import Request, partition
 TEXT = """func.func @main(%x: tensor<399998x65xf32>, %w: tensor<65x63xf32>) -> tensor<399998x63xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<399998x65xf32>, tensor<65x63xf32>) -> tensor<399998x63xf32>
   return %0 : tensor<399998x63xf32>
-}"""
+}"""  # noqa: E501
 
 
 def test_the_size_that_would_do(tmp_path: Path) -> None:
@@ -17,5 +19,6 @@ def test_the_size_that_would_do(tmp_path: Path) -> None:
     path.write_text(TEXT)
     notes = partition(Request(str(path), "h100-8", mesh_shape="data=4,model=2")).report.analysis.notes
     assert (
-        "mesh axis data (4) is not used: nothing pays that is split over it; batch (399,998) does not divide by 8, padded to 400,000 it would"
+        "mesh axis data (4) is not used: nothing pays that is split over it; batch (399,998) does not divide by 8, "
+        "padded to 400,000 it would"
     ) in notes

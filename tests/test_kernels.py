@@ -46,17 +46,21 @@ KERNELS: list[tuple[str, Any, tuple[Any, ...], list[tuple[str, list[int], int, f
     ("and so is what it reads", lambda x, w, b: x @ w + b, (S, S, S), [("dot_general", [1, 1], 1, 1)]),
     ("of two products one is finished, the other written and read", lambda x, w: x @ w + w @ x, (S, S),
      [("dot_general", [1, 1], 1, 0), ("dot_general", [1, 1], 1, 1)]),
-    ("a sum rides on what makes the array", lambda x: (lambda y: (y, y.sum(0)))(x * 2.0), (S,), [("multiply", [1, 0], 1, 0), ("reduce", [0, 0], 0, 0)]),
+    ("a sum rides on what makes the array", lambda x: (lambda y: (y, y.sum(0)))(x * 2.0), (S,),
+     [("multiply", [1, 0], 1, 0), ("reduce", [0, 0], 0, 0)]),
     ("but reads an argument itself", lambda x: x.sum(0), (S,), [("reduce", [1, 0], 0, 0)]),
     ("a softmax finds its largest elements in passing", lambda x: jnp.exp(x - x.max(1)[:, None]), (S,),
      [("exponential", [1], 1, 1), ("reduce", [0, 0], 0, 0)]),
-    ("what elementwise work makes of another kernel's result is done there and reads only what that has not: m' = m + g, w' = w * m'",
+    ("what elementwise work makes of another kernel's result is done there and reads only what that has not: "
+     "m' = m + g, w' = w * m'",
      lambda w, m, g: (lambda n: (n, w * n))(m + g), (S, S, S), [("add", [1, 1], 1, 0), ("multiply", [1, 0], 1, 0)]),
-    ("and in the product that makes the gradient", lambda w, m, x: (lambda n: (n, w * n))(m + x @ x), (S, S, S), [("dot_general", [1, 0], 2, 2)]),
+    ("and in the product that makes the gradient", lambda w, m, x: (lambda n: (n, w * n))(m + x @ x), (S, S, S),
+     [("dot_general", [1, 0], 2, 2)]),
     ("but not where it waits for something else: x * 2 before the product, its sum with that after",
      lambda x, w: (lambda a: (a, jnp.sin(a) + lax.cumsum(a)))(x * 2.0), (S, S),
      [("multiply", [1, 0], 1, 0), ("reduce_window", [1, 0], 1, 0), ("add", [1, 1], 1, 4)]),
-    ("a slice reads its part", lambda x: lax.slice_in_dim(x, 0, 16) * 2.0, (arg(512, 16),), [("multiply", [1, 0], 1, 0)]),
+    ("a slice reads its part", lambda x: lax.slice_in_dim(x, 0, 16) * 2.0, (arg(512, 16),),
+     [("multiply", [1, 0], 1, 0)]),
 ]  # fmt: skip
 
 
@@ -99,8 +103,10 @@ def test_every_kernel_takes_time_however_small() -> None:
 
 
 def test_a_partial_product_is_written_before_it_is_finished() -> None:
-    """x [100, 50 of 200] @ w [50 of 200, 300], then the maximum with 0. Read 20,000 + 60,000 bytes; written 120,000 partial, and
-    after the all-reduce 120,000 read and 120,000 written: 440 us at 1 GB/s, where splitting rows needs no more than 290 us."""
+    """x [100, 50 of 200] @ w [50 of 200, 300], then the maximum with 0. Read 20,000 + 60,000 bytes; written 120,000
+    partial, and after the all-reduce 120,000 read and 120,000 written: 440 us at 1 GB/s, where splitting rows needs no
+    more than 290 us.
+    """
     case = case_of(lambda x, w: jnp.maximum(x @ w, 0.0), arg(100, 200), arg(200, 300))
     whole = case.evaluator.cost((case.shard("x.1", "data"),)).compute_seconds
     rows = case.evaluator.cost((case.shard("x.0", "data"),)).compute_seconds
@@ -120,7 +126,8 @@ def test_a_product_that_is_half_a_tile_wide_wastes_half() -> None:
 
 
 @given(
-    st.sampled_from(["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "P100"]), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64),
+    st.sampled_from(["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "P100"]), st.integers(1, 64), st.integers(1, 64),
+    st.integers(1, 64),
     st.sampled_from([1, 2, 4, 8]),
 )  # fmt: skip
 def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: int, ways: int) -> None:

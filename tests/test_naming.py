@@ -81,11 +81,13 @@ DIFFUSION = {
     "patch": arg(12, D), "time": arg(20, D), "modulate": arg(D, D), "layers": [BLOCK, BLOCK], "out": arg(D, 12)
 }  # fmt: skip
 
-# name -> function, arguments, {(argument, dimension): role}. Arguments are leaves, in order; dictionaries are sorted by key.
+# name -> function, arguments, {(argument, dimension): role}. Arguments are leaves, in order; dictionaries are sorted by
+# key.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, int], str]]] = {
     "diffusion transformer": (
         diffusion, (DIFFUSION, arg(B, S, 12), arg(B, 20)),
-        {(0, 0): "ff", (0, 1): "embed", (3, 0): "embed", (1, 1): "heads", (16, 0): "batch", (16, 1): "seq", (17, 0): "batch"},
+        {(0, 0): "ff", (0, 1): "embed", (3, 0): "embed", (1, 1): "heads", (16, 0): "batch", (16, 1): "seq",
+         (17, 0): "batch"},
     ),
     "ensemble": (ensemble, ({"a": arg(E, D, F), "b": arg(E, F, D)}, arg(B, D)), {(0, 0): "ensemble", (2, 0): "batch"}),
     "mixture": (
@@ -161,7 +163,8 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
     ("a step that donates", step, (arg(B, D), W), (1,), [INPUTS, WEIGHTS, WEIGHTS]),
     ("momentum, nothing donated", momentum, (arg(B, D), W, W), (), [INPUTS, WEIGHTS, WEIGHTS, STATE, STATE]),
     ("inference", lambda x, w: jax.nn.relu(x @ w["a"]) @ w["b"], (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
-    ("residual inference", lambda x, w: x + jax.nn.relu(x @ w["a"]) @ w["b"], (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
+    ("residual inference", lambda x, w: x + jax.nn.relu(x @ w["a"]) @ w["b"], (arg(B, D), W), (),
+     [INPUTS, WEIGHTS, WEIGHTS]),
     ("one weight", lambda x, w: x + x @ w, (arg(D, D), arg(D, D)), (), [INPUTS, WEIGHTS]),
     ("normed inference", lambda x, w: x + (x / jnp.sum(x)) @ w, (arg(D, D), arg(D, D)), (), [INPUTS, WEIGHTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
@@ -228,7 +231,8 @@ def recurrent_loss(p: Any, tokens: Any) -> Any:
 
 PERCEPTRON = {"layers": [{"w": arg(D, D), "b": arg(D)} for _ in range(3)], "head": arg(D, 10)}
 RECURRENT = {
-    "embed": arg(V, D), "cell": {g: arg(D, F) for g in "ifgo"}, "hidden": {g: arg(F, F) for g in "ifgo"}, "bias": arg(4 * F), "head": arg(F, V),
+    "embed": arg(V, D), "cell": {g: arg(D, F) for g in "ifgo"}, "hidden": {g: arg(F, F) for g in "ifgo"},
+    "bias": arg(4 * F), "head": arg(F, V),
 }  # fmt: skip
 STEPS: dict[str, tuple[Callable[..., Any], Any, tuple[Any, ...]]] = {
     "perceptron": (perceptron_loss, PERCEPTRON, (arg(64, D), arg(64, dtype=jnp.int32))),
@@ -276,7 +280,9 @@ MESH = load_spec("v4-32").mesh({"data": 8, "model": 2}, None)
 
 
 def looks(source: Source) -> tuple[dict[tuple[str, int], int], dict[str, int], set[str]]:
-    """(groups by name and size, arguments by role, strategies that apply): what does not depend on the order of arguments."""
+    """(groups by name and size, arguments by role, strategies that apply): what does not depend on the order of
+    arguments.
+    """
     dimensions = analyse(source.program)
     problem = make_problem(source.program, dimensions, MESH)
     groups = Counter((group.role, group.size) for group in dimensions.groups if group.size > 1)

@@ -117,6 +117,7 @@ def test_inlining_is_linear_in_what_it_makes() -> None:
 
 
 IMAGE = "tensor<1x8x8x4xf32>"
+PADS = f"({IMAGE}, tensor<f32>) -> {IMAGE}"
 IDLE = {
     "a flip of one row": (f"stablehlo.reverse %a, dims = [0] : {IMAGE}", True),
     "a flip of eight": (f"stablehlo.reverse %a, dims = [0, 1] : {IMAGE}", False),
@@ -126,8 +127,10 @@ IDLE = {
     "a conversion to the same type": (f"stablehlo.convert %a : {IMAGE}", True),
     "a broadcast in place": (f"stablehlo.broadcast_in_dim %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
     "a broadcast that permutes": (f"stablehlo.broadcast_in_dim %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
-    "no padding": (f"stablehlo.pad %a, %z, low = [0, 0, 0, 0], high = [0, 0, 0, 0], interior = [0, 0, 0, 0] : ({IMAGE}, tensor<f32>) -> {IMAGE}", True),
-    "a shift": (f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : ({IMAGE}, tensor<f32>) -> {IMAGE}", False),
+    "no padding": (f"stablehlo.pad %a, %z, low = [0, 0, 0, 0], high = [0, 0, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
+                   True),
+    "a shift": (f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
+                False),
 }  # fmt: skip
 
 
@@ -234,15 +237,18 @@ REAL: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "fft": (lambda x: jnp.fft.rfft(x).real, (array(8, 32),), "fft"),
     "top k": (lambda x: lax.top_k(x, 4), (array(8, 32),), "chlo.top_k"),
     "sort": (lambda x: (jnp.sort(x), jnp.argsort(x, 0)), (array(8, 32),), "sort"),
-    "scan": (lambda x, w: lax.scan(lambda c, v: (jnp.tanh(c @ v), c.sum()), x, w), (array(8, 8), array(5, 8, 8)), "while"),
+    "scan": (lambda x, w: lax.scan(lambda c, v: (jnp.tanh(c @ v), c.sum()), x, w), (array(8, 8), array(5, 8, 8)),
+             "while"),
     "cond": (lambda p, x: lax.cond(p, jnp.sin, jnp.sort, x), (array(dtype=bool), array(8)), "case"),
     "switch": (
         lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, jax.jit(jnp.tan)], x),
         (array(dtype=jnp.int32), array(8)),
         "case",
     ),
-    "checkpoint": (jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)).sum())(x)), (array(8),), "optimization_barrier"),
-    "random bits": (lambda k: jax.random.normal(jax.random.wrap_key_data(k, impl="rbg"), (8,)), (array(4, dtype=jnp.uint32),), "rng_bit_generator"),
+    "checkpoint": (jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)).sum())(x)), (array(8),),
+                   "optimization_barrier"),
+    "random bits": (lambda k: jax.random.normal(jax.random.wrap_key_data(k, impl="rbg"), (8,)),
+                    (array(4, dtype=jnp.uint32),), "rng_bit_generator"),
     "narrow types": (
         lambda x, y: (x.astype(F32) @ jnp.ones((16, 2)), y.astype(jnp.int32) + 1),
         (array(8, 16, dtype=jnp.float8_e4m3fn), array(8, dtype=jnp.int4)),
@@ -251,7 +257,8 @@ REAL: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "zero-sized": (lambda x: jnp.concatenate([x, x[:0]]) @ jnp.zeros((4, 0)), (array(8, 4),), "dot_general"),
     "scalar": (lambda x: x * 2, (array(),), "multiply"),
     "size one": (lambda x: x + jnp.ones((1, 4)), (array(8, 1),), "broadcast_in_dim"),
-    "special functions": (lambda x: jax.scipy.special.erfinv(x) + jax.scipy.special.gammaln(x), (array(8),), "chlo.erf_inv"),
+    "special functions": (lambda x: jax.scipy.special.erfinv(x) + jax.scipy.special.gammaln(x), (array(8),),
+                          "chlo.erf_inv"),
     "composite": (lambda x: lax.composite(lambda y: jnp.sin(y) + 1, "my.op")(x) * 2, (array(8),), "sine"),
     "ragged product": (lax.ragged_dot, (array(64, 32), array(4, 32, 16), array(4, dtype=jnp.int32)), "dot_general"),
     "shard_map": (with_collectives, (array(8, 4),), "sdy.manual_computation"),

@@ -87,8 +87,9 @@ def test_what_belongs_together() -> None:
 
 F, N, P, C = "tensor<8x8xf32>", "tensor<8x8xi32>", "tensor<8x8xi1>", "tensor<8x8xcomplex<f32>>"
 ARRAYS = {
-    "f": (F, "2.0"), "i": (N, "2"), "p": (P, "true"), "z": (C, "(1.0, 2.0)"), "flat": ("tensor<64xf32>", "2.0"), "row": ("tensor<8xf32>", "2.0"),
-    "tall": ("tensor<16x8xf32>", "2.0"), "half": ("tensor<4x8xf32>", "2.0"), "s": ("tensor<f32>", "2.0"), "n": ("tensor<i32>", "2"),
+    "f": (F, "2.0"), "i": (N, "2"), "p": (P, "true"), "z": (C, "(1.0, 2.0)"), "flat": ("tensor<64xf32>", "2.0"),
+    "row": ("tensor<8xf32>", "2.0"), "tall": ("tensor<16x8xf32>", "2.0"), "half": ("tensor<4x8xf32>", "2.0"),
+    "s": ("tensor<f32>", "2.0"), "n": ("tensor<i32>", "2"),
 }  # fmt: skip
 UNARY = (
     "abs cbrt ceil cosine exponential exponential_minus_one floor log log_plus_one logistic negate round_nearest_afz "
@@ -112,11 +113,13 @@ WRITTEN = {
     "stablehlo.constant": (f"dense<3.0> : {F}", F),
     "stablehlo.convert": (f"%f : ({F}) -> {N}", N),
     "stablehlo.dot_general": (f"%f, %f, contracting_dims = [1] x [0] : ({F}, {F}) -> {F}", F),
-    "stablehlo.dynamic_slice": (f"%tall, %n, %n, sizes = [8, 8] : (tensor<16x8xf32>, tensor<i32>, tensor<i32>) -> {F}", F),
+    "stablehlo.dynamic_slice": (f"%tall, %n, %n, sizes = [8, 8] : (tensor<16x8xf32>, tensor<i32>, tensor<i32>) -> {F}",
+                                F),
     "stablehlo.imag": (f"%z : ({C}) -> {F}", F),
     "stablehlo.iota": (f"dim = 0 : {F}", F),
     "stablehlo.is_finite": (f"%f : ({F}) -> {P}", P),
-    "stablehlo.pad": (f"%half, %s, low = [4, 0], high = [0, 0], interior = [0, 0] : (tensor<4x8xf32>, tensor<f32>) -> {F}", F),
+    "stablehlo.pad": (f"%half, %s, low = [4, 0], high = [0, 0], interior = [0, 0] : "
+                      f"(tensor<4x8xf32>, tensor<f32>) -> {F}", F),
     "stablehlo.real": (f"%z : ({C}) -> {F}", F),
     "stablehlo.reduce_precision": (f"%f, format = e5m10 : {F}", F),
     "stablehlo.reshape": (f"%flat : (tensor<64xf32>) -> {F}", F),

@@ -83,7 +83,7 @@ func.func @main(%x: tensor<8x16xf32>, %w: tensor<16x32xf32>) -> tensor<8x32xf32>
   %2 = stablehlo.sine %1 : tensor<8x32xf32>
   return %2 : tensor<8x32xf32>
 }
-"""
+"""  # noqa: E501
 
 
 def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:

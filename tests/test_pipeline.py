@@ -36,12 +36,14 @@ def outcome(name: str, mesh: str = "v4-32") -> Outcome:
 
 # What the JSON report promised to hold, for good (fields may be added).
 PROMISED = {
-    "": {"schema", "program", "mesh", "plan", "predicted", "baselines", "collectives", "arguments", "results", "analysis",
+    "": {"schema", "program", "mesh", "plan", "predicted", "baselines", "collectives", "arguments", "results",
+         "analysis",
          "search", "timings"},
     "program": {"path", "name", "ops", "values", "arguments", "parameter_bytes", "flops"},
     "mesh": {"name", "chip", "devices", "axes"},
     "plan": {"decisions", "summary"},
-    "predicted": {"step_seconds", "compute_seconds", "communication_seconds", "peak_bytes", "argument_bytes", "limit_bytes", "fits",
+    "predicted": {"step_seconds", "compute_seconds", "communication_seconds", "peak_bytes", "argument_bytes",
+                  "limit_bytes", "fits",
                   "mfu"},
     "analysis": {"classes", "groups", "conflicts", "components", "resolution_groups"},
     "search": {"algorithm", "seed", "seconds", "evaluations", "best_found_at"},

@@ -134,7 +134,7 @@ def test_two_dimensional_tensor_parallelism(plain: Case) -> None:
     assert rests(plain, plan) == {"p['down']": "model|data", "p['up']": "data|model", "x": "-|data"}
 
 
-# ---------------------------------------------------------------- transformer blocks: Megatron, sequence and context parallel
+# ------------------------------------------------------ transformer blocks: Megatron, sequence and context parallel
 
 B, S, M, H, K, W = 2, 16, 32, 4, 8, 64  # batch, sequence, model, heads, head size, hidden
 ACTIVATION = B * S * M * 4.0
@@ -214,7 +214,9 @@ def shared_heads(x: Any, p: Any) -> Any:
 
 
 def test_only_terms_that_are_partial_share_a_reduction() -> None:
-    """Going back, queries leave a partial term of the input's gradient; keys and values are summed over heads before that."""
+    """Going back, queries leave a partial term of the input's gradient; keys and values are summed over heads before
+    that.
+    """
     weights = {"wk": arg(M, K), "wo": arg(H, K, M), "wq": arg(M, H, K), "wv": arg(M, K)}
     case = case_of(backward(shared_heads), arg(B, S, M), weights, mesh=FOUR)
     assert case.collectives(megatron(case)) == [

@@ -40,7 +40,7 @@ SHARDED = """module attributes {mhlo.num_partitions = 8 : i32} {
     sdy.sharding_group %3 group_id=1 : tensor<8x4xf32>
     return %3 : tensor<8x4xf32>
   }
-}"""
+}"""  # noqa: E501
 
 
 def test_shardings_are_dropped_with_one_notice() -> None:
@@ -90,7 +90,7 @@ GSPMD = """module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mes
     %2 = stablehlo.cosine %1 {mhlo.sharding = "{devices=[8,1]0,1,4,5,2,3,6,7}"} : tensor<8x4xf32>
     return %2 : tensor<8x4xf32>
   }
-}"""
+}"""  # noqa: E501
 
 
 def test_gspmd_shardings_are_translated_to_the_mesh() -> None:

@@ -1,4 +1,6 @@
-"""What XLA:TPU makes of the collectives that the partitioner writes. The tables hold what libtpu 0.0.42.1 was seen to do."""
+"""What XLA:TPU makes of the collectives that the partitioner writes. The tables hold what libtpu 0.0.42.1 was seen to
+do.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,8 @@ def test_reduce_scatters_around_a_ring(shape: tuple[int, ...], dim: int, bits: i
     assert stays_scatter(TPU, mesh_of(spec, axes), over, shape, dim, bits, made) is stays
 
 
-# Gradients with an update behind them, over 8 devices: local shape as it is read, dimension, of which operand's sides -> whether the
-# reduce-scatter stays in f32, and in bf16.
+# Gradients with an update behind them, over 8 devices: local shape as it is read, dimension, of which operand's sides
+# -> whether the reduce-scatter stays in f32, and in bf16.
 HEADS_LAST, HEADS_FIRST, ROWS_FIRST = ((0,), (1, 2)), ((2,), (0, 1)), ((0, 1), (2,))
 GRADIENTS = [
     ((512, 2, 64), 0, HEADS_LAST, True, True),  # as many tiles by rows as by columns: as it is read
@@ -105,8 +107,9 @@ def test_gradients_lie_as_what_they_update(
 
 
 def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
-    """[1024, 3, 16, 64] over 8 devices and then 2: pieces of 128 lie as columns, and stay that in pieces of 64. [96, 16, 24]: pieces of 12
-    rows lie across tiles, and are copied."""
+    """[1024, 3, 16, 64] over 8 devices and then 2: pieces of 128 lie as columns, and stay that in pieces of 64. [96,
+    16, 24]: pieces of 12 rows lie across tiles, and are copied.
+    """
     mesh, over = mesh_of(LINE[0], LINE[1]), LINE[2]
     heads = ((0,), (1, 2, 3))
     assert not stays_scatter(
@@ -147,8 +150,9 @@ def test_products_that_take_long_are_passed_around(
 
 
 def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
-    """[4 x 4, 256]: 4 rows a device do not come apart, unless the product is passed around; not when another axis of the mesh is idle,
-    or summed over as well."""
+    """[4 x 4, 256]: 4 rows a device do not come apart, unless the product is passed around; not when another axis of
+    the mesh is idle, or summed over as well.
+    """
     for depth, other, kind in (
         (64, "w.1", "all-reduce"),
         (32768, "w.1", "reduce-scatter"),
@@ -170,7 +174,8 @@ def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
         assert (found.kind, found.waited_for) == (kind, kind == "all-reduce"), (depth, other)
 
 
-@pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True), ((4 * 8, 512), False)])  # fmt: skip
+@pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True),
+                                              ((4 * 8, 512), False)])  # fmt: skip
 def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> None:
     """Four chips of 2 x 2 run four streams."""
     spec, axes, over = SQUARE
@@ -198,8 +203,9 @@ def test_sums_over_a_whole_slice(spec: str, shape: dict[str, int], axes: tuple[i
 
 
 def test_promises_for_the_chip_and_for_the_partitioner() -> None:
-    """x [64, 200] over 4 devices, result [64, 64] scattered by rows to [16, 64]: one tile of columns and 16 rows, a tile each way. [32, 64]
-    would be 8 rows: all of it is reduced, and each keeps its part."""
+    """x [64, 200] over 4 devices, result [64, 64] scattered by rows to [16, 64]: one tile of columns and 16 rows, a
+    tile each way. [32, 64] would be 8 rows: all of it is reduced, and each keeps its part.
+    """
     mesh = round_mesh(data=4)
     for rows, kind, size in ((64, "reduce-scatter", 16 * 64 * 4), (32, "all-reduce", 32 * 64 * 4)):
         case = case_of(lambda x, w: x @ w, arg(rows, 200), arg(200, 64), mesh=mesh, profile=TILED)
@@ -240,8 +246,9 @@ def test_dimensions_of_size_one_are_transposed_like_any_other() -> None:
 
 
 def test_a_head_alone_and_the_one_head_of_a_device() -> None:
-    """Gradients of keys' weights [128, heads, 64] over 8: 16 rows a device come apart if there is one head, and not if a device has one of
-    two, which stays a dimension outside of them."""
+    """Gradients of keys' weights [128, heads, 64] over 8: 16 rows a device come apart if there is one head, and not if
+    a device has one of two, which stays a dimension outside of them.
+    """
     mesh = mesh_of("v4-32", {"data": 8, "model": 2})
     for heads, kind in ((1, "reduce-scatter"), (2, "all-reduce")):
         case = case_of(

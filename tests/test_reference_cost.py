@@ -1,4 +1,6 @@
-"""The evaluator, which remembers and works out differences, against a plain one that walks over everything for each plan."""
+"""The evaluator, which remembers and works out differences, against a plain one that walks over everything for each
+plan.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from toast_cli.plan.problem import Problem
 
 
 def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[float, float, float, float]:
-    """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at, nothing remembered."""
+    """(compute seconds, communication seconds, peak bytes, argument bytes): every op and every half step looked at,
+    nothing remembered.
+    """
     items = make_items(problem, profile)
     pricer, working = Pricer(problem, items), WorkPricer(problem, profile)
     holdings = Buffers(problem, items, pricer)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
-from toast_cli.report import format as text
+from toast_cli import quantities as text
 from toast_cli.report.model import AnalysisFacts, ConstraintFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 

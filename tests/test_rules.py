@@ -20,8 +20,9 @@ TINY = sorted(p.name.split(".")[0] for p in SAMPLES.iterdir() if "_tiny." in p.n
 FROM_SHARDY = frozenset(
     """
     abs add and broadcast_in_dim compare concatenate convert convolution cosine divide dot_general dynamic_slice
-    dynamic_update_slice exponential gather is_finite log log_plus_one maximum multiply negate optimization_barrier pad power
-    reduce reduce_window reshape reverse rsqrt scatter select select_and_scatter sine slice sqrt subtract tanh transpose
+    dynamic_update_slice exponential gather is_finite log log_plus_one maximum multiply negate optimization_barrier pad
+    power reduce reduce_window reshape reverse rsqrt scatter select select_and_scatter sine slice sqrt subtract tanh
+    transpose
     """.split()  # noqa: SIM905 - a line of names reads better than a column
 )
 FROM_TABLE = {"constant", "iota", "chlo.erfc", "chlo.square"}
@@ -106,7 +107,8 @@ READ: list[tuple[str, Any, tuple[Any, ...], str]] = [
     ("transpose", lambda x: x.T, (arg(2, 3),), "([j, i])->([i, j])"),
     ("reshape", lambda x: x.reshape(2, 12), (arg(2, 3, 4),), "([i, j, k])->([i, jk])"),
     ("reshape", lambda x: x.reshape(2, 3, 4), (arg(2, 12),), "([i, jk])->([i, j, k])"),
-    ("concatenate", lambda x, y: jnp.concatenate([x, y], 1), (arg(2, 3), arg(2, 5)), "([i, j], [i, j])->([i, j]) need_replication={j}"),
+    ("concatenate", lambda x, y: jnp.concatenate([x, y], 1), (arg(2, 3), arg(2, 5)),
+     "([i, j], [i, j])->([i, j]) need_replication={j}"),
 ]  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from toast_cli.program.trees import subtrees, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A train step in one argument, in a class of the user's own, with state that nothing reads; three steps through every way to run it.
+# A train step in one argument, in a class of the user's own, with state that nothing reads; three steps through every
+# way to run it.
 WALK = '''
 import sys
 from pathlib import Path
@@ -130,7 +131,7 @@ try:
     toast.load(folder / "sharded.mlir")(state)
 except toast.ToastError as error:
     print(error)
-'''
+'''  # noqa: E501
 
 
 def test_every_way_to_run_a_program_trains_alike(tmp_path: Path) -> None:
@@ -169,7 +170,8 @@ def test_paths_tell_the_tree(paths: list[str], known: Any, expected: Any) -> Non
 
 @pytest.mark.parametrize(
     ("element", "dtype"),
-    [("f32", "float32"), ("bf16", "bfloat16"), ("i1", "bool"), ("i8", "int8"), ("ui16", "uint16"), ("f8E4M3FN", "float8_e4m3fn"),
+    [("f32", "float32"), ("bf16", "bfloat16"), ("i1", "bool"), ("i8", "int8"), ("ui16", "uint16"),
+     ("f8E4M3FN", "float8_e4m3fn"),
      ("f8E5M2", "float8_e5m2"), ("f8E4M3B11FNUZ", "float8_e4m3b11fnuz"), ("complex<f32>", "complex64"), ("i4", "int4")],
 )  # fmt: skip
 def test_element_types(element: str, dtype: str) -> None:

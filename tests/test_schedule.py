@@ -41,7 +41,7 @@ LOOP = f"""%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
   ROOT %lt = pred[] compare(%i, %n), direction=LT
 }}
 
-"""
+"""  # noqa: E501
 
 PIECE = """%async_collective_fusion.{0} (q: f32[2]) -> f32[8] {{
   %q = f32[2]{{0}} parameter(0)
@@ -59,13 +59,15 @@ def fused(number: int, count: int) -> str:
 
 # what is tried, lines, computations before it -> seconds of computing, communication, and of it what is exposed, in us
 CASES = {
-    "synchronous": ([compute("a", 5), START.replace("-start", "").replace("(f32[2]{0}, f32[8]{0})", "f32[8]{0}")], "", 5, 10, 10),
+    "synchronous": ([compute("a", 5), START.replace("-start", "").replace("(f32[2]{0}, f32[8]{0})", "f32[8]{0}")], "",
+                    5, 10, 10),
     "hidden in part": ([START, compute("a", 4), DONE], "", 4, 10, 6),
     "hidden": ([START, compute("a", 40), DONE], "", 40, 10, 0),
     "nothing between": ([compute("a", 40), START, DONE], "", 40, 10, 10),
     "two share the links": ([START, LATER, compute("a", 12), DONE, LATER_DONE], "", 12, 20, 8),
     "a loop's permutes": (
-        ['%w = (s32[], f32[8]{0}) while(%p), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}'],
+        ['%w = (s32[], f32[8]{0}) while(%p), condition=%cond, body=%body, '
+         'backend_config={"known_trip_count":{"n":"3"}}'],
         LOOP, 12, 30, 18,
     ),
     "one gather spread over three fusions": (

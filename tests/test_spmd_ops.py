@@ -1,4 +1,4 @@
-"""Every kind of op, split along each dimension it can be: the program of one device has the numbers of the whole one."""
+"""Every kind of op, split along each dimension it can be: the program of one device has the whole one's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Streams that are closed, paths that lead nowhere, and Ctrl-C before there is anything to interrupt: a clean message and its exit code."""
+"""Streams that are closed, paths that lead nowhere, and Ctrl-C before there is anything to interrupt: a clean message
+and its exit code.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ TOAST = f"{sys.executable} -m toast_cli"
 # What a shell does, what the exit code is, what stands on stderr.
 COMMANDS = [
     ("stdout is closed", f"{TOAST} inspect m.mlir >&-", 2, "cannot write"),
-    ("stdout is closed and there is a file", f"{TOAST} partition m.mlir --mesh v4-32 --iterations 5 --quiet -o - >&-", 2, "cannot write"),
+    ("stdout is closed and there is a file", f"{TOAST} partition m.mlir --mesh v4-32 --iterations 5 --quiet -o - >&-",
+     2, "cannot write"),
     ("stdout is full", f"{TOAST} inspect m.mlir >/dev/full", 2, "cannot write"),
     ("stderr is closed", f"{TOAST} inspect nothing.mlir 2>&-", 2, ""),
     ("stderr is full", f"{TOAST} inspect nothing.mlir 2>/dev/full", 2, ""),
@@ -32,10 +35,13 @@ COMMANDS = [
     ("a pipe with a late writer", f"mkfifo p; (sleep 1; cat m.mlir >p) & {TOAST} inspect p", 0, ""),
     ("a pipe with a slow writer", f"(sleep 1; cat m.mlir) | {TOAST} inspect /dev/stdin", 0, ""),
     ("a process substitution", f"{TOAST} inspect <(cat m.mlir)", 0, ""),
-    ("the working directory is gone", f"mkdir d; cd d; rmdir ../d; {TOAST} inspect m.mlir --json x.json", 2, "does not exist"),
-    ("the working directory is gone, and a project is looked for", f"mkdir d; cd d; rmdir ../d; {TOAST} check", 2, "does not exist"),
+    ("the working directory is gone", f"mkdir d; cd d; rmdir ../d; {TOAST} inspect m.mlir --json x.json", 2,
+     "does not exist"),
+    ("the working directory is gone, and a project is looked for", f"mkdir d; cd d; rmdir ../d; {TOAST} check", 2,
+     "does not exist"),
     ("a file that may not be read", f"mkfifo p; rm p; mkdir p; {TOAST} inspect p", 2, "directory"),
-    ("a name that is no text", f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json", 0, ""),
+    ("a name that is no text",
+     f"cp m.mlir $'m\\xff.mlir'; {TOAST} partition $'m\\xff.mlir' --mesh v4-32 --iterations 5 --json r.json", 0, ""),
 ]  # fmt: skip
 
 
@@ -61,7 +67,9 @@ def test_streams_and_paths(folder: Path, command: str, code: int, says: str) -> 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.15, 0.3, 0.45, 0.6, 0.9])
 def test_an_interrupt_in_the_first_second(folder: Path, seconds: float) -> None:
-    """Python itself is being loaded in the first moments; from toast's first line on, an interrupt is a word and an exit code."""
+    """Python itself is being loaded in the first moments; from toast's first line on, an interrupt is a word and an
+    exit code.
+    """
     started = [sys.executable, "-c", "import sys; print(flush=True); from toast_cli.cli import command; command()"]
     command = [*started, "partition", "m.mlir", "--mesh", "v4-32", "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())

@@ -1,4 +1,4 @@
-"""`toast sweep` around a pipeline that is not run: points, tables, results it goes on from, and its worker processes."""
+"""`toast sweep` around a pipeline that is not run: points, tables, results it goes on from, its worker processes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def kept(of: Problem, plan: Plan) -> set[tuple[str, str]]:
 # tactic -> samples it must apply to, and samples it must not
 SUITS: dict[str, tuple[set[str], set[str]]] = {
     "data-parallel": (
-        {"t2b_tiny", "vit_tiny", "itx_decode_tiny", "moe_tiny", "mlp_tiny", "resnet50_tiny", "scan_tiny", "rnn_tiny", "unet_tiny"},
+        {"t2b_tiny", "vit_tiny", "itx_decode_tiny", "moe_tiny", "mlp_tiny", "resnet50_tiny", "scan_tiny", "rnn_tiny",
+         "unet_tiny"},
         {"gns_tiny", "long_tiny", "block_tiny"},
     ),
     "fsdp": (set(SMALL), set()),
@@ -80,7 +81,8 @@ ASKED: list[tuple[list[str], set[tuple[str, str]], set[tuple[str, str]], set[tup
     (["fsdp:data"], {("batch", "data"), ("embed", "data")}, {("embed", "model")}, set()),
     (["zero3:data"], {("batch", "data"), ("embed", "data")}, {("embed", "model")}, set()),
     (["zero1:data"], {("batch", "data"), ("embed", "data")}, set(), {("weights", "data")}),
-    (["megatron:model"], {("heads", "model"), ("ff", "model"), ("vocab", "model")}, {("embed", "model"), ("batch", "model")}, set()),
+    (["megatron:model"], {("heads", "model"), ("ff", "model"), ("vocab", "model")},
+     {("embed", "model"), ("batch", "model")}, set()),
     (["megatron:model", "sequence"], {("heads", "model"), ("seq", "model")}, {("seq", "data")}, set()),
     (["fsdp", "megatron"], {("batch", "data"), ("ff", "model")}, {("batch", "model")}, set()),
     (["fsdp:data,model"], {("batch", "data"), ("batch", "model")}, set(), set()),

@@ -21,7 +21,7 @@ func.func @main(%x: tensor<64x64x{t}>, %w: tensor<64x64x{t}>) -> tensor<64x64x{t
   %2 = stablehlo.dot_general %1, %0, contracting_dims = [1] x [0] : (tensor<64x64x{t}>, tensor<64x64x{t}>) -> tensor<64x64x{t}>
   return %2 : tensor<64x64x{t}>
 }}
-"""
+"""  # noqa: E501
 
 
 def evaluator_of(spec: str, dtype: str, folder: Path) -> Evaluator:

@@ -1,4 +1,5 @@
-"""One plan, three ways to XLA: StableHLO under Shardy, HLO under GSPMD propagation, PartitionSpecs through a real `jax.jit`. Same partition.
+"""One plan, three ways to XLA: StableHLO under Shardy, HLO under GSPMD propagation, PartitionSpecs through a real
+`jax.jit`. Same partition.
 
 The plans here are those that need no constraint inside the program, since PartitionSpecs have no place for one.
 """
@@ -26,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 CASES = [("mlp_tiny", "data-parallel"), ("block_tiny", "megatron")]
 MESH = {"data": 4, "model": 2}
 
-# Runs in a process with 8 virtual devices: a sample's own function under the shardings that toast wrote, and without them.
+# Runs in a process with 8 virtual devices: a sample's own function under the shardings that toast wrote, and without
+# them.
 JIT = """
 import json, pathlib, sys
 import jax, numpy as np

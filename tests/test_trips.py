@@ -96,7 +96,8 @@ CONSTANTS = {
     "sdy": "%n = sdy.constant dense<32> : tensor<i32>",
     "chlo": "%n = chlo.constant dense<32> : tensor<i32>",
     "arith": "%n = arith.constant dense<32> : tensor<i32>",
-    "behind a conversion": "%m = sdy.constant dense<32> : tensor<i64>\n%n = stablehlo.convert %m : (tensor<i64>) -> tensor<i32>",
+    "behind a conversion": "%m = sdy.constant dense<32> : tensor<i64>\n"
+    "%n = stablehlo.convert %m : (tensor<i64>) -> tensor<i32>",
 }
 
 

@@ -1,4 +1,6 @@
-"""A reduction of several arrays at once (argmax) over a split dimension: no collective adds that up, so XLA gathers what each device found."""
+"""A reduction of several arrays at once (argmax) over a split dimension: no collective adds that up, so XLA gathers
+what each device found.
+"""
 
 from __future__ import annotations
 

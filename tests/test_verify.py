@@ -106,7 +106,7 @@ func.func @main(%x: tensor<8x4096xf32>, %y: tensor<4096x8xf32>, %z: tensor<8xcom
   %1 = stablehlo.multiply %z, %z : tensor<8xcomplex<f32>>
   return %0, %1 : tensor<8x8xf32>, tensor<8xcomplex<f32>>
 }
-"""
+"""  # noqa: E501
 
 
 def test_sums_in_another_order_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,9 @@ def module_of(step: Any) -> Any:
 
 @pytest.mark.parametrize("donate", [True, False])
 def test_new_versions(donate: bool) -> None:
-    """Arguments: params (down, up), mu, nu, batch; results: the same and the loss. `p` comes from p, m and v; `m` from m."""
+    """Arguments: params (down, up), mu, nu, batch; results: the same and the loss. `p` comes from p, m and v; `m` from
+    m.
+    """
     versions = new_versions(module_of(lowered(adam, right, "float32", donate=donate)))
     assert versions == {0: (0, 2, 4), 1: (1, 3, 5), 2: (2,), 3: (3,), 4: (4,), 5: (5,)}
 

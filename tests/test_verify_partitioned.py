@@ -1,4 +1,6 @@
-"""Collectives of the module right after partitioning: read from hand-written text, and from what XLA's partitioner makes of small programs."""
+"""Collectives of the module right after partitioning: read from hand-written text, and from what XLA's partitioner
+makes of small programs.
+"""
 
 from __future__ import annotations
 
@@ -241,14 +243,14 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32} {
     return %0 : tensor<8x8xbf16>
   }
 }
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     ("result", "kind", "size"), [(b"", "all-reduce", 8 * 8 * 2), (b'"data"', "reduce-scatter", 2 * 8 * 2)]
 )
 def test_the_partitioner_keeps_types(result: bytes, kind: str, size: int) -> None:
-    """In the final module for CPUs both are all-reduces of 256 bytes: bf16 is widened, and there is no reduce-scatter."""
+    """In the final module for CPUs both are all-reduces of 256 bytes: bf16 is widened, reduce-scatter is unknown."""
     found = collectives_after_partitioning(PRODUCT.replace(b"RESULT", result), "stablehlo", {"data": 4, "model": 2})
     assert not isinstance(found, Failure), found
     assert [(c.kind, c.axes, c.bytes, c.count) for c in found] == [(kind, ("data",), size, 1.0)]

@@ -46,7 +46,9 @@ def test_bytes_sent(kind: str, axes: str, sent: int) -> None:
 
 @pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
 def test_one_axis_after_the_other_is_the_same(kind: str) -> None:
-    """Scattered to 1 MB over 4 x 2: first over 4 to 2 MB, then over 2 to 1 MB. Gathered to 8 MB: to 2 MB over model, to 8 MB over data."""
+    """Scattered to 1 MB over 4 x 2: first over 4 to 2 MB, then over 2 to 1 MB. Gathered to 8 MB: to 2 MB over model, to
+    8 MB over data.
+    """
     size, steps = {"reduce-scatter": (MB, (2 * MB, MB)), "all-gather": (8 * MB, (8 * MB, 2 * MB))}[kind]
     one_by_one = [promised(kind, "data", steps[0]), promised(kind, "model", steps[1])]
     found = compared(one_by_one, [compiled(kind, "model+data", size)])
@@ -60,7 +62,9 @@ def test_loops_count() -> None:
 
 
 def test_differences_are_named() -> None:
-    """Equal ones of one line are struck off first, then equal ones of any line; what is left is named, the largest first."""
+    """Equal ones of one line are struck off first, then equal ones of any line; what is left is named, the largest
+    first.
+    """
     found = compared(
         [
             promised("all-gather", "data", MB, 2, "a.py:1 (f/dot)"),
@@ -92,7 +96,8 @@ def test_differences_are_named() -> None:
         ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "model", MB)], "disagreed"),
         ([promised("all-reduce", "data", MB)], [], "disagreed"),
         ([promised("all-reduce", "data", 1000)], [], "unchecked"),
-        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)], "agreed"),
+        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)],
+         "agreed"),
     ],
 )  # fmt: skip
 def test_verdicts(one: list[PromisedCollective], other: list[Collective], outcome: str) -> None:
