@@ -1,0 +1,146 @@
+"""How few constraints there are, that each is needed, and GSPMD's notation of shardings."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import emitted
+import numpy as np
+import pytest
+from emitted import BATCH, SMALL, TRAINED, by_hand, strategy, text_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Case, source_of_text
+from random_programs import cases, plans
+
+from toast_cli import xla
+from toast_cli.emit import emit_hlo
+from toast_cli.emit.constraints import constraint_line, constraints_of
+from toast_cli.emit.hlo import GspmdNotation, check_arrival
+from toast_cli.emit.marks import operation_marks, pinned_marks
+from toast_cli.emit.minimal import Chooser, choose_marks
+from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
+from toast_cli.emit.propagate import Propagation, numbered
+from toast_cli.emit.settle import settled
+from toast_cli.emit.stablehlo import shardy_marks
+from toast_cli.emit.tiling import gspmd_string
+from toast_cli.errors import ToastError
+from toast_cli.plan.sharding import Sharding
+
+
+@pytest.fixture(scope="module")
+def trained() -> Case:
+    return emitted.trained()
+
+
+@pytest.fixture(scope="module")
+def looped() -> Case:
+    return emitted.looped()
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    before = text_of(case.source)
+    lowered = settled(case.program, case.lowered(data.draw(plans(case.problem))))
+    choice = choose_marks(case.source, lowered)
+    assert choice.unsettled == ()
+    for marks in (choice.marks, pinned_marks(case.source, lowered)):
+        with numbered(case.source):
+            propagation = Propagation(case.source, lowered)
+            quick, whole = propagation.run(marks).values, propagation.run(marks, WHOLE_PIPELINE).values
+            assert whole == {value: quick[value] for value in whole}
+    assert text_of(case.source) == before
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_constraint_is_needed(trained: Case, name: str) -> None:
+    lowered = settled(trained.program, trained.lowered(strategy(trained, *TRAINED[name][0])))
+    with numbered(trained.source):
+        chooser = Chooser(trained.source, lowered)
+        chooser.choose()
+        assert chooser.settles(chooser.pinned)
+        for value in chooser.optional():
+            assert not chooser.settles(chooser.pinned - {value})
+    assert len(chooser.pinned) + len(chooser.reshards) <= 4
+
+
+def test_constraints_for_people(looped: Case) -> None:
+    lowered = looped.lowered(strategy(looped, "x.0=data", "ws.1=data"))
+    (facts,) = constraints_of(looped.source, lowered, shardy_marks(looped.source, lowered))
+    assert (facts.place, facts.type, facts.uses) == ("use", "f32[16,16]", 1)
+    assert re.match(r"emitted.py:\d+ \(jit\(scanned\)/while/body/.*dot_general\)", facts.location)
+    assert facts.line == "x = jax.lax.with_sharding_constraint(x, P(None, P.UNCONSTRAINED))"
+
+
+LINES = [
+    (((0,), (), (0, 1)), frozenset(), 'P("data", None, ("data", "model"))'),
+    (((), ()), frozenset({1}), "P(None, P.UNCONSTRAINED)"),
+    ((), frozenset(), "P()"),
+]
+
+
+@pytest.mark.parametrize(("sharding", "open_dims", "spec"), LINES)
+def test_lines_to_paste(sharding: Sharding, open_dims: frozenset[int], spec: str) -> None:
+    line = constraint_line(sharding, ("data", "model"), open_dims)
+    assert line == f"x = jax.lax.with_sharding_constraint(x, {spec})"
+
+
+# ---------------------------------------------------------------- GSPMD's notation
+
+TILINGS = [
+    (((), ()), (4, 2), "{replicated}"),
+    (((0,), ()), (4, 2), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
+    (((1,), ()), (4, 2), "{devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
+    (((0, 1), ()), (4, 2), "{devices=[8,1]<=[8]}"),
+    (((1, 0), ()), (4, 2), "{devices=[8,1]<=[4,2]T(1,0)}"),
+    (((0,), (1,)), (4, 2), "{devices=[4,2]<=[8]}"),
+    (((1,), (0,)), (4, 2), "{devices=[2,4]<=[4,2]T(1,0)}"),
+    (((1,), ()), (4, 2, 3), "{devices=[2,1,12]<=[4,2,3]T(1,0,2) last_tile_dim_replicate}"),
+    (((2,), (0,)), (4, 1, 3), "{devices=[3,4]<=[4,3]T(1,0)}"),
+    (((1,),), (4, 1), "{replicated}"),
+    ((), (4, 2), "{replicated}"),
+]
+
+
+@pytest.mark.parametrize(("sharding", "sizes", "expected"), TILINGS)
+def test_tilings(sharding: Sharding, sizes: tuple[int, ...], expected: str) -> None:
+    assert gspmd_string(sharding, sizes) == expected
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> tuple[Sharding, tuple[int, ...]]:
+    sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    order = draw(st.permutations(range(len(sizes))))
+    places = [draw(st.integers(-1, 2)) for _ in sizes]  # -1: the axis splits nothing
+    return tuple(tuple(axis for axis in order if places[axis] == d) for d in range(3)), sizes
+
+
+@given(shardings())
+def test_a_tiling_puts_every_device_where_the_sharding_does(drawn: tuple[Sharding, tuple[int, ...]]) -> None:
+    sharding, sizes = drawn
+    text = gspmd_string(sharding, sizes)
+    mesh = np.arange(prod(sizes)).reshape(sizes)
+    if text == "{replicated}":
+        assert prod(sizes[a] for axes in sharding for a in axes) == 1
+        return
+    tiles, devices, copies = xla.hlo_sharding_devices(text)
+    assert tiles[:3] == [prod(sizes[a] for a in axes) for axes in sharding]
+    grid = np.array(devices).reshape([*tiles, *([] if copies else [1])])
+    for place in np.ndindex(*grid.shape[:3]):
+        for device in grid[place]:
+            at = np.argwhere(mesh == device)[0]
+            for part, axes in zip(place, sharding, strict=True):
+                assert part == np.ravel_multi_index([at[a] for a in axes] or [0], [sizes[a] for a in axes] or [1])
+
+
+def test_a_sharding_that_is_lost_is_an_error() -> None:
+    source = source_of_text(SMALL)
+    lowered = by_hand({"data": 8}, [BATCH] * 7)
+    text = emit_hlo(source, lowered).decode()
+    marks, notation = operation_marks(source, lowered), GspmdNotation(source, lowered.axis_sizes)
+    check_arrival(text, marks, notation)
+    with pytest.raises(ToastError, match="2 of 3 parameters"):
+        check_arrival(text.replace("parameter(0), sharding=", "parameter(0), was="), marks, notation)

@@ -1,0 +1,132 @@
+"""PartitionSpecs of arguments and results: as JSON, and as the Python that places arrays."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import emitted
+import jax
+import jax.numpy as jnp
+import pytest
+from emitted import BATCH, COLUMNS, DEVICES, UP_IN, UP_OUT, WEIGHTS, WHOLE, D, N, by_hand, sgd, strategy
+from jax.sharding import PartitionSpec
+from programs import Case, arg, source_of
+
+from toast_cli import xla
+from toast_cli.emit import emit
+from toast_cli.emit.snippet import matcher, rules_of, snippet, trimmed
+from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec
+
+
+@pytest.fixture(scope="module")
+def trained() -> Case:
+    return emitted.trained()
+
+
+def test_specs() -> None:
+    source = source_of(sgd, WEIGHTS, arg(N, D))
+    lowered = by_hand(
+        {"data": 4, "model": 2}, [((0, 1), ()), COLUMNS, BATCH] + [WHOLE] * (len(source.program.values) - 3)
+    )
+    facts = json.loads(emit(source, lowered, "specs"))
+    assert {key: facts[key] for key in ("schema", "program", "mesh")} == {
+        "schema": "toast.specs/1",
+        "program": "sgd",
+        "mesh": {"axes": {"data": 4, "model": 2}},
+    }
+    assert facts["arguments"] == [
+        {"index": 0, "name": "p['down']", "spec": [["data", "model"], None]},
+        {"index": 1, "name": "p['up']", "spec": [None, ["model"]]},
+        {"index": 2, "name": "x", "spec": [["data"], None]},
+    ]
+    assert [result["index"] for result in facts["results"]] == [0, 1]
+
+
+def test_the_snippet_runs(trained: Case) -> None:
+    lowered = trained.lowered(strategy(trained, "x.0=data", f"{UP_OUT}=model", f"{UP_IN}=data"))
+    scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
+    text = emit(trained.source, lowered, "python").decode()
+    exec(compile(text.replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
+    arguments = {"p": WEIGHTS, "x": arg(N, D)}
+    step = jax.jit(
+        sgd, in_shardings=scope["in_shardings"](**arguments), out_shardings=scope["out_shardings"](sgd, **arguments)
+    )
+    with pytest.raises(TypeError, match="argument 'p' is not among"):
+        scope["in_shardings"](weights=WEIGHTS, x=arg(N, D))
+    executable = step.lower(*arguments.values()).compile()
+    weights = {"down": PartitionSpec("model", "data"), "up": PartitionSpec("data", "model")}
+    assert {k: s.spec for k, s in executable.input_shardings[0][0].items()} == weights
+    assert {k: s.spec for k, s in executable.output_shardings.items()} == weights
+    assert executable.input_shardings[0][1].spec == PartitionSpec("data")
+    assert [scope["spec_of"](path) for path in ("p['down']", "p['up']", "x", "p['unknown']")] == [
+        weights["down"], weights["up"], PartitionSpec("data"), PartitionSpec(),
+    ]  # fmt: skip
+
+
+def test_the_snippet_without_names() -> None:
+    specs = BoundarySpecs("main", {"data": 8}, (NamedSpec("", (("data",), None)),), (NamedSpec("", (None, ("data",))),))
+    scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
+    exec(compile(snippet(specs).replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
+    (sharding,) = scope["in_shardings"](arg(8, 8))
+    assert sharding.spec == PartitionSpec("data")
+    assert scope["out_shardings"](jnp.transpose, arg(8, 8)).spec == PartitionSpec(None, "data")
+
+
+LAYER = "['layers'][{}]['w']"
+DATA, MODEL_LAST, ALL = (("data",), None), (None, ("model",)), (None, None)
+# name -> (path, spec) of arguments, of results, the rules
+FOLDED: dict[str, tuple[list[tuple[str, Spec]], list[tuple[str, Spec]], list[tuple[str, Spec]]]] = {
+    "layers, and one that is split otherwise": (
+        [(f"p['layers'][{k}]['w']", ALL if k == 1 else DATA) for k in range(3)], [("result", ())],
+        [("p['layers'][1]['w']", ()), ("p['layers'][*]['w']", DATA[:1])],
+    ),
+    "a weight and its moments, in and out": (
+        [(f"{root}['dense_{k}']['kernel']", MODEL_LAST) for root in ("s.params", "s.opt[0].mu",
+            "s.opt[0].nu") for k in range(2)],
+        [(f"result[0]{root}['dense_{k}']['kernel']", MODEL_LAST) for root in (".params",
+            ".opt[0].mu") for k in range(2)],
+        [("*['dense_*']['kernel']", MODEL_LAST)],
+    ),
+    "moments that are split, weights that are whole": (
+        [("p['a']['w']", ALL), ("m['a']['w']", DATA)], [("result[0]['a']['w']", ALL), ("result[1]['a']['w']", DATA)],
+        [("m['a']['w']", DATA[:1]), ("result[1]['a']['w']", DATA[:1])],
+    ),
+    "what is whole needs no rule": ([("p['w']", ALL), ("x", DATA)], [("result", ())], [("x", DATA[:1])]),
+    "what comes out and is not read": (
+        [("s['bn']['hidden']", DATA)], [("result[1]['bn']['hidden']", DATA), ("result[1]['bn']['average']", DATA)],
+        [("*['bn']['average']", DATA[:1]), ("*['bn']['hidden']", DATA[:1])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_snippet_folds_by_pattern(name: str) -> None:
+    arguments, results, expected = FOLDED[name]
+    named = [NamedSpec(path, spec) for path, spec in (*arguments, *results)]
+    rules = rules_of(named)
+    assert sorted(rules) == sorted(expected)
+    for one in named:
+        fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
+        assert next(fits, ()) == trimmed(one.spec), one.name
+
+
+def test_patterns_say_what_every_array_says() -> None:
+    """However the specs lie over the paths: the first pattern that fits is right."""
+    rng = random.Random(0)
+    for _ in range(50):
+        roots = [f"{root}{LAYER.format(k)}" for root in ("p", "o[0].mu", "result[0]", "result[1]") for k in range(3)]
+        named = [NamedSpec(path, rng.choice([DATA, MODEL_LAST, ALL])) for path in [*roots, "x", "p['w']", "result[2]"]]
+        rules = rules_of(named)
+        for one in named:
+            fits = (spec for pattern, spec in rules if matcher(pattern).fullmatch(one.name))
+            assert next(fits, ()) == trimmed(one.spec)
+
+
+def test_names_with_quotes_are_escaped() -> None:
+    odd = 'p[\'a"""b\\\\n\']'
+    specs = BoundarySpecs("f", {'"""': 8}, (NamedSpec(odd, (('"""',),)),), (NamedSpec("result", ()),))
+    scope: dict[str, Any] = {"DEVICES": xla.cpu_devices(DEVICES)}
+    exec(compile(snippet(specs).replace("jax.devices()", "DEVICES"), "shardings.py", "exec"), scope)
+    assert scope["spec_of"](odd) == PartitionSpec('"""')
