@@ -133,7 +133,7 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
     written = chosen.emit("stablehlo")
     notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
     promised = promised_collectives(collective_facts(outcome.source, Evaluator(problem), plan))
-    if job.compiler != "tpu":
+    if job.compiler == "cpu":
         promised = [one.as_written() for one in promised]
     row: Row = {
         "ops": outcome.report.program.ops, "constraints": len(chosen.report.constraints),

@@ -24,7 +24,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
-from toast_cli.compiler.sunk_conversions import moved_bytes
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source
@@ -147,21 +146,13 @@ def judge(outcome: Outcome, plan: Plan, *, quick: bool = False) -> Row:
 
 
 def statements(source: Source, evaluator: Evaluator, plan: Plan) -> dict[str, Totals]:
-    """What the evaluator, the lowered program and the report say is sent, as the partitioner writes it. What is only
-    widened where it is read counts in the narrow type."""
+    """What the evaluator, the lowered program and the report say is sent, as the partitioner writes it."""
     problem = evaluator.problem
-    program, names = problem.program, problem.mesh.names
-
-    def narrow(value: int) -> float:
-        whole = program.values[value].bytes
-        return moved_bytes(program, evaluator.items.stored, value) / whole if whole else 1.0
+    names = problem.mesh.names
 
     return {
         "evaluator": totals((u.written[0], u.axes, u.written[1], u.count) for u in evaluator.collectives(plan)),
-        "lowered": totals(
-            (c.kind, c.axes, c.local_bytes * (narrow(c.value) if c.reason == "reshard" else 1.0), c.runs)
-            for c in lower(problem, plan).collectives
-        ),
+        "lowered": totals((c.kind, c.axes, c.local_bytes, c.runs) for c in lower(problem, plan).collectives),
         "report": totals(
             (c.kind, tuple(map(names.index, c.axes)), c.bytes, c.count) for c in promised(source, evaluator, plan)
         ),

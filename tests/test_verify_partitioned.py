@@ -83,7 +83,7 @@ ROWS = {
             "%c = f32[2,4]{0,1} copy(%s)",
             "%t = f32[2,2]{1,0} dynamic-slice(%c, %zero, %m), dynamic_slice_sizes={2,2}",
         ],
-        [("reduce-scatter", ("data", "model"), 16)],
+        [("reduce-scatter", ("data",), 32), ("reduce-scatter", ("model",), 16)],
     ),
     "the whole is read as well": (
         [
@@ -145,29 +145,21 @@ ROWS = {
         ],
         [("all-reduce", ("data",), 64), ("all-reduce", ("data",), 128)],
     ),
-    "what was widened before it is gathered": (
+    "what was widened before it is gathered counts as it is written": (
         [
             "%n = bf16[8,4]{1,0} convert(%p)",
             "%w = f32[8,4]{1,0} convert(%n)",
             f"%x = f32[32,4]{{1,0}} all-gather(%w), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
         ],
-        [("all-gather", ("data",), 256)],
-    ),
-    "what is narrowed after it is gathered": (
-        [
-            f"%x = f32[32,4]{{1,0}} all-gather(%p), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
-            "%t = f32[4,32]{1,0} transpose(%x), dimensions={1,0}",
-            "%n = bf16[4,32]{1,0} convert(%t)",
-        ],
-        [("all-gather", ("data",), 256)],
-    ),
-    "what is narrowed for some readers only": (
-        [
-            f"%x = f32[32,4]{{1,0}} all-gather(%p), channel_id=1, replica_groups={DATA}, dimensions={{0}}",
-            "%n = bf16[32,4]{1,0} convert(%x)",
-            "%m = f32[32,4]{1,0} negate(%x)",
-        ],
         [("all-gather", ("data",), 512)],
+    ),
+    "pieces of one sum for two readers": (
+        [
+            reduced("x", "p", DATA),
+            "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
+            "%t = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
+        ],
+        [("reduce-scatter", ("data",), 32)],
     ),
     "sums over different axes stay two": (
         [reduced("x", "p", DATA), reduced("y", "q", MODEL), "%s = f32[8,4]{1,0} add(%x, %y)"],

@@ -30,6 +30,7 @@ from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY, SLICE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
@@ -63,7 +64,7 @@ class Chooser:
     """One choice; used once.
 
     `pinned` are the values pinned so far, `reshards` the constraints at uses. `_twofold` values are computed in one
-    sharding and go on in another, which only a pin can say.
+    sharding and go on in another, which only a pin can say. `_fixed` pins are never taken away.
     """
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
@@ -76,7 +77,8 @@ class Chooser:
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
-        self.pinned = set(self._twofold)
+        self._fixed = self._twofold | {v for v in carried_operands(source.program, lowered) if v in self._movable}
+        self.pinned = set(self._fixed)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
 
@@ -178,7 +180,7 @@ class Chooser:
 
     def optional(self) -> set[int]:
         """Pinned values that propagation might take to the right place by itself."""
-        return self.pinned - self._twofold
+        return self.pinned - self._fixed
 
     def _prune(self) -> None:
         """Takes away pins, halves of them first, for as long as the work allowed lasts; what is known not to suffice is
@@ -199,6 +201,14 @@ class Chooser:
             if len(values) > 1:
                 half = len(values) // 2
                 waiting += [values[:half], values[half:]]
+
+
+def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
+    """What loops hand to products whose reduction XLA finds by itself. What a loop carries takes any sharding that
+    reaches it from behind, and in another order here than in XLA: the sharding of such a product's result would go to
+    its operand, through the product, and the operand would be exchanged instead of the result scattered."""
+    operands = {v for value in lowered.found for v in program.ops[program.producer[value]].operands}
+    return {v for v in operands if program.ops[program.producer[v]].name == CARRY}
 
 
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: list[bool]) -> bool:

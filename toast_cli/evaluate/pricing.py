@@ -183,7 +183,7 @@ class Pricer:
             for k, step in enumerate(copy.steps):
                 each = min(runs, made_runs) if k == 0 and put_in_order_first(copy) else runs
                 op = self._reader_op(item, served[0])
-                written = (step.kind, item.moved_bytes * step.fraction)
+                written = (step.kind, item.bytes * step.fraction)
                 size, value, waited_for = least * step.fraction, item.values[0], item.waited_for
                 kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
                 seconds = self._seconds_of(kind, size, step.axes)

@@ -15,6 +15,7 @@ from toast_cli.plan.halo import exchanges
 from toast_cli.plan.partials import (
     Hop,
     Partial,
+    Reduction,
     Sum,
     axes_of,
     completed,
@@ -51,6 +52,12 @@ class _Reduced:
     cut: tuple[int, ...]
     inside: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
+
+
+def _uncut(part: Reduction) -> Partial:
+    """How what is reduced lies and what becomes of it before any use cuts it."""
+    at, to, reduced = part.partial
+    return Partial(at, without(to, part.cut_before), (*part.cut_before, *reduced))
 
 
 class _Lowering:
@@ -122,7 +129,7 @@ class _Lowering:
             apart = part.into or part.cut_before
             inside = () if apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
             uses = tuple(readers(self._program, of.end)) if part.whole else ()
-            yield _Reduced(value, first, part.terms, part.partial, part.cut, inside, uses)
+            yield _Reduced(value, first, part.terms, _uncut(part), (*part.cut_before, *part.cut), inside, uses)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 

@@ -295,7 +295,7 @@ def completed(
         yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     cut = tuple(cut)
-    steps = [*((axis,) for axis in scattered), cut] if apart else [tuple(sorted((*scattered, *cut)))]
+    steps = [*([(axis,) for axis in scattered] if apart else [tuple(sorted(scattered))]), tuple(sorted(cut))]
     lies: Sharding | None = at
     fraction = 1 / shards(at, sizes)
     for axes in filter(None, steps):

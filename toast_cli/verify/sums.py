@@ -17,7 +17,6 @@ import numpy as np
 
 from toast_cli.verify.collectives import KINDS, Collective, name_and_place, result_sizes
 from toast_cli.verify.graph import Graph, Node, graphs
-from toast_cli.verify.hlo_text import element_bits
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
 from toast_cli.verify.stack_frames import places
 
@@ -75,29 +74,8 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
             axes = permuted_axes(node.rest, mesh.names, mesh.sizes)
         else:
             axes = group_axes(node, mesh)
-        narrowing = narrowed(graph, node)
         for size in result_sizes(kind, node.opcode, node.sizes):
-            yield kind, axes, round(size * narrowing), node
-
-
-def narrowed(graph: Graph, node: Node) -> float:
-    """The part of its bytes that moves when what was widened just before, or is narrowed right after, moves in the
-    narrow type.
-
-    Moving changes no number, so XLA:TPU and XLA:GPU put conversions on the side where fewer bytes move.
-    """
-    whole = element_bits(node.kind)
-    bits = [whole]
-    source = graph.nodes.get(node.operands[0]) if node.operands else None
-    while source and source.opcode in _PASSED and len(graph.users[source.name]) == 1:
-        source = graph.nodes.get(source.operands[0])
-        bits.append(element_bits(source.kind) if source else whole)
-    readers, after = graph.users.get(node.name, []), []
-    while len(readers) == 1 and readers[0].opcode in _PASSED - {"convert"}:
-        readers = graph.users.get(readers[0].name, [])
-    if readers and all(reader.opcode == "convert" for reader in readers):
-        after = [max(element_bits(reader.kind) for reader in readers)]
-    return min([*bits, *after]) / whole if whole else 1.0
+            yield kind, axes, size, node
 
 
 def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
@@ -106,15 +84,15 @@ def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...],
     for node in graph.nodes.values():
         if node.opcode != "all-reduce" or node.name in absorbed:
             continue
-        axes, size = chains[node.name][-1].axes, sum(node.sizes)
-        kept = pieces(graph, node, node.name, chains, mesh)
-        scattered = tuple(axis for axis in axes if axis in kept)
-        rest = tuple(axis for axis in axes if axis not in kept)
-        if scattered:
-            size //= mesh.size_of(scattered)
-            yield "reduce-scatter", scattered, size, node
-        if rest:
-            yield "all-reduce", rest, size, node
+        left, size = list(chains[node.name][-1].axes), sum(node.sizes)
+        for kept in pieces(graph, node, node.name, chains, mesh):
+            scattered = tuple([axis for axis in left if axis in kept])
+            if scattered:
+                size //= mesh.size_of(scattered)
+                left = [axis for axis in left if axis not in kept]
+                yield "reduce-scatter", scattered, size, node
+        if left:
+            yield "all-reduce", tuple(left), size, node
 
 
 def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
@@ -190,16 +168,24 @@ def combiner(graph: Graph, node: Node) -> str:
     return graph.roots.get(callee[1], "") if callee else ""
 
 
-def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: Mesh) -> set[str]:
-    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such
-    piece."""
+def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: Mesh) -> list[set[str]]:
+    """The mesh axes along which devices keep different pieces of a sum, slice after slice; none unless all they read of
+    it is one such piece."""
     users = graph.users.get(node.name, [])
-    if len(users) != 1:
-        return set()
-    user = users[0]
-    summed = user.opcode == "add" and any(step.name == source for step in chains.get(user.name, ()))
-    if user.opcode in _PASSED or summed or is_one_by_one(graph, user):
-        return pieces(graph, user, source, chains, mesh)
+    if len(users) > 1:
+        cuts = [cut_along(graph, node, user, mesh) for user in users]
+        return [cuts[0]] if all(cuts) and cuts.count(cuts[0]) == len(cuts) else []
+    for user in users:
+        summed = user.opcode == "add" and any(step.name == source for step in chains.get(user.name, ()))
+        if user.opcode in _PASSED or summed or is_one_by_one(graph, user):
+            return pieces(graph, user, source, chains, mesh)
+        if cut := cut_along(graph, node, user, mesh):
+            return [cut, *pieces(graph, user, source, chains, mesh)]
+    return []
+
+
+def cut_along(graph: Graph, node: Node, user: Node, mesh: Mesh) -> set[str]:
+    """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none."""
     if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
         return set()
     varying: set[str] = set()
@@ -209,7 +195,7 @@ def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh
             return set()
         grid = numbers[:, 0].reshape(mesh.sizes)
         varying.update(axis for k, axis in enumerate(mesh.names) if np.ptp(grid, axis=k).any())
-    return varying | pieces(graph, user, source, chains, mesh)
+    return varying
 
 
 def group_axes(node: Node, mesh: Mesh) -> tuple[str, ...]:

@@ -98,13 +98,13 @@ def compare_traffic(
         for flow in given:
             axes = tuple(sorted(flow.axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
             for step in one_axis_steps(replace(flow, axes=axes), mesh):
-                side[step.kind, step.axes].append(step)
+                side[key_of(step)].append(step)
     rows, differences = [], []
     totals = dict.fromkeys(("promised", "compiled", "extra", "missing"), 0.0)
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         one, other = sides[0][key], sides[1][key]
         sums = [(sum(f.bytes * f.count for f in flows), sum(f.count for f in flows)) for flows in (one, other)]
-        rows.append(Traffic(key[1], key[0], *sums[0], *sums[1]))
+        rows.append(Traffic((one or other)[0].axes, key[0], *sums[0], *sums[1]))
         sent = [sum(sent_bytes(f, mesh) for f in flows) for flows in (one, other)]
         totals["promised"] += sent[0]
         totals["compiled"] += sent[1]
@@ -117,6 +117,12 @@ def compare_traffic(
         sorted(differences, key=lambda difference: -difference.sent_bytes),
         totals["promised"], totals["compiled"], totals["extra"], totals["missing"],
     )  # fmt: skip
+
+
+def key_of(flow: Flow) -> Key:
+    """What is compared together: collectives of one kind over the same axes. Permutes are of one kind whatever the
+    axes: they send between pairs of devices, which may differ along fewer axes than split the dimension."""
+    return flow.kind, () if flow.kind == "collective-permute" else flow.axes
 
 
 def place_of(found: Collective) -> str:
