@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.real.steps import Lowerable
+if TYPE_CHECKING:
+    from benchmarks.real.steps import Lowerable
 
 Split = Literal["fit", "judge"]
 
