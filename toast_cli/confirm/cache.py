@@ -1,7 +1,8 @@
 """Answers of compilers, kept in the user's cache folder: nothing is compiled twice.
 
-An answer is stored under a hash of everything it depends on: the written program, the compiler with its version, the machine, and the
-format of this file. Files are written whole or not at all; one that cannot be read counts as not there.
+An answer is stored under a hash of everything it depends on: the written program, the compiler with its version, the
+machine, and the format of this file. Files are written whole or not at all; one that cannot be read counts as not
+there.
 """
 
 from __future__ import annotations

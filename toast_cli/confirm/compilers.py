@@ -1,7 +1,8 @@
-"""The compilers that can be asked: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on virtual CPU devices.
+"""The compilers that can be asked: XLA:TPU or XLA:GPU ahead of time for the real chips, or XLA's partitioner on
+virtual CPU devices.
 
-Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a compiler that crashes or does
-not end is a verdict, not an error.
+Enters: the bytes of a written program. Leaves: `Compiled`. Everything is compiled in child processes; a compiler that
+crashes or does not end is a verdict, not an error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True)
 class Partitioner:
-    """XLA's partitioner on virtual CPU devices: says which collectives there are, in seconds. Time and memory stay predicted."""
+    """XLA's partitioner on virtual CPU devices: says which collectives there are, in seconds. Time and memory stay
+    predicted."""
 
     mesh: Mesh
 
@@ -70,7 +72,8 @@ class Partitioner:
 
 @dataclass(frozen=True)
 class AheadOfTime:
-    """XLA:TPU or XLA:GPU for a machine that need not be there: memory, collectives, and from XLA:TPU cycles and the schedule."""
+    """XLA:TPU or XLA:GPU for a machine that need not be there: memory, collectives, and from XLA:TPU cycles and
+    the schedule."""
 
     mesh: Mesh
     target: Target
@@ -115,7 +118,8 @@ class AheadOfTime:
 
 
 def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, combined: bool = False) -> float:
-    """Seconds of one collective of a compiled program. One over devices that are no mesh axes counts over the whole mesh."""
+    """Seconds of one collective of a compiled program. One over devices that are no mesh axes counts over the
+    whole mesh."""
     if kind not in KINDS:
         return 0.0
     numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)

@@ -14,7 +14,8 @@ Outcome = Literal["compiled", "out of memory", "refused", "timed out"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan worth a compilation. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`: what the model predicts."""
+    """A plan worth a compilation. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`: what the
+    model predicts."""
 
     name: str
     plan: Plan
@@ -77,7 +78,8 @@ class Confirmation:
     """All candidates with their verdicts, in the order in which they were asked.
 
     Attributes:
-        compiler: what judged, e.g. "tpu v4:2x2x4". chosen: place of the best in `rows`, None where nothing was compiled that fits.
+        compiler: what judged, e.g. "tpu v4:2x2x4". chosen: place of the best in `rows`, None where nothing was
+            compiled that fits.
         rounds: searches whose plans were compiled. corrections: what the last round's search was corrected by.
     """
 

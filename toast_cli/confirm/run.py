@@ -1,9 +1,9 @@
 """Has the best plans and the expert strategies compiled, and takes what the compiler says is best.
 
-A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each written program has;
-what is then clearly worse than the best is not compiled. The others are compiled for the real chips, several at once where memory
-allows. The ratios between compiled and predicted figures correct the model, another search runs with them, and its plans make up the
-next round, until it brings nothing new or the time is up.
+A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each
+written program has; what is then clearly worse than the best is not compiled. The others are compiled for the real
+chips, several at once where memory allows. The ratios between compiled and predicted figures correct the model,
+another search runs with them, and its plans make up the next round, until it brings nothing new or the time is up.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Tell = Callable[[int, int, Row], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: wall time for all compilations together, None for no bound; at_once: children that compile at one time, None for as many
-    as the machine's memory and cores allow."""
+    """seconds: wall time for all compilations together, None for no bound; at_once: children that compile at one
+    time, None for as many as the machine's memory and cores allow."""
 
     seconds: float | None = None
     at_once: int | None = None
@@ -216,7 +216,8 @@ class _Run:
         return max(1, min(waiting, os.cpu_count() or 1, available_bytes() // _BYTES_OF_A_COMPILATION))
 
     def _best(self) -> str | None:
-        """Key of the best row by compiled figures, of those that were compiled and keep all bounds; of equals the first."""
+        """Key of the best row by compiled figures, of those that were compiled and keep all bounds; of equals the
+        first."""
         met = {
             key: compiled_cost(row)
             for key, row in self._rows.items()

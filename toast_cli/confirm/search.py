@@ -34,7 +34,8 @@ def confirm_found(
     limits: Limits = NO_LIMITS,
     tell: Tell | None = None,
 ) -> Confirmation:
-    """Has the plans found, and the strategies that apply, compiled; searches again with a corrected model unless told not to."""
+    """Has the plans found, and the strategies that apply, compiled; searches again with a corrected model unless
+    told not to."""
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     problem = evaluator.problem
@@ -51,7 +52,8 @@ def confirm_found(
 def compiler_for(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:
     """Makes the compiler to ask, once the mesh is known; the chip's own where `name` is None.
 
-    Raises `MissingExtraError` where its package is not installed, `UsageError` where it makes no programs for this chip.
+    Raises `MissingExtraError` where its package is not installed, `UsageError` where it makes no programs for this
+    chip.
     """
     platform = spec.chip.platform if name is None else name
     if platform not in COMPILERS:

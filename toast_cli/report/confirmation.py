@@ -1,4 +1,5 @@
-"""Predicted beside compiled figures: a `Confirmation` goes in; facts for the JSON report, and a table for the terminal, come out."""
+"""Predicted beside compiled figures: a `Confirmation` goes in; facts for the JSON report, and a table for the
+terminal, come out."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
 """Step time of a compiled module, read off its schedule: which collectives hide behind computation, and which do not.
 
-A module that XLA has scheduled lists its instructions in the order in which they run. `scheduled_time` walks through that order with
-two clocks: one for the compute cores, moved on by the compiler's own `estimated_cycles`, and one for each mesh axis' links, moved on
-by the collectives. A synchronous collective stops the cores until it is done. An asynchronous one (`…-start`) occupies its links
-from then on, and the cores stop at its `…-done` only for what is left of it. The bodies of windowed contractions (XLA:TPU's loops
-of a permute and a piece of the product) are such pairs within a loop, so they need no rule of their own. XLA:TPU also spreads one
-collective over several fusions (`%async_collective_fusion…`), each of which carries an instruction of the same channel: the first
-of them starts it, the last one waits for it.
+A module that XLA has scheduled lists its instructions in the order in which they run. `scheduled_time` walks through
+that order with two clocks: one for the compute cores, moved on by the compiler's own `estimated_cycles`, and one for
+each mesh axis' links, moved on by the collectives. A synchronous collective stops the cores until it is done. An
+asynchronous one (`…-start`) occupies its links from then on, and the cores stop at its `…-done` only for what is left
+of it. The bodies of windowed contractions (XLA:TPU's loops of a permute and a piece of the product) are such pairs
+within a loop, so they need no rule of their own. XLA:TPU also spreads one collective over several fusions
+(`%async_collective_fusion…`), each of which carries an instruction of the same channel: the first of them starts it,
+the last one waits for it.
 
-Enters: HLO text of one device's program, a mesh, the clock rate. Leaves: seconds of computing, of all communication, and of the part
-of it that nothing hides. Collectives carry no estimate in XLA's text: their time is that of `cost.collectives`.
+Enters: HLO text of one device's program, a mesh, the clock rate. Leaves: seconds of computing, of all communication,
+and of the part of it that nothing hides. Collectives carry no estimate in XLA's text: their time is that of
+`cost.collectives`.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ class ScheduledTime:
     """Seconds of one run on one device.
 
     Attributes:
-        compute_seconds: what the cores take by the compiler's estimate. communication_seconds: all collectives, one after the other.
-        exposed_seconds: the part of the communication for which the cores wait.
-        by_kind: the kind of a collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one device.
+        compute_seconds: what the cores take by the compiler's estimate. communication_seconds: all collectives, one
+            after the other. exposed_seconds: the part of the communication for which the cores wait. by_kind: the
+            kind of a collective -> seconds of all its runs. bytes_by_kind: the same in bytes of results on one
+            device.
     """
 
     compute_seconds: float
@@ -69,7 +72,8 @@ def scheduled_time(
     """Walks through a scheduled module once; each loop's body is walked through once and counted by its trips.
 
     Args:
-        text: of `compiled.as_text()`. clock_hertz: cycles a second of the compute cores; 0 where the compiler estimates no cycles.
+        text: of `compiled.as_text()`. clock_hertz: cycles a second of the compute cores; 0 where the compiler
+            estimates no cycles.
     """
     bodies, entry = computations(text)
     return _Walk(text, bodies, axis_names, axis_sizes, clock_hertz, seconds_of).time_of(entry)
@@ -77,7 +81,8 @@ def scheduled_time(
 
 @dataclass(slots=True)
 class _Clocks:
-    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it will be done."""
+    """cores, links: seconds since the computation began. begun: name of an asynchronous start -> when it will be
+    done."""
 
     cores: float = 0.0
     links: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -91,7 +96,8 @@ class _Clocks:
         return start + seconds
 
     def wait_for(self, name: str) -> None:
-        """The cores wait until an asynchronous collective is done; it may be of another kind (a copy), which takes no time here."""
+        """The cores wait until an asynchronous collective is done; it may be of another kind (a copy), which takes
+        no time here."""
         self.cores = max(self.cores, self.begun.pop(name, 0.0))
 
 
@@ -206,7 +212,8 @@ class _Walk:
         return clocks.send(axes, seconds)
 
     def _spread(self, lines: list[str]) -> dict[str, _Spread]:
-        """Collectives inside fusions, by channel, with the places among `lines` of the first and the last fusion that has them."""
+        """Collectives inside fusions, by channel, with the places among `lines` of the first and the last fusion
+        that has them."""
         found: dict[str, _Spread] = {}
         for place, line in enumerate(lines):
             parsed = parse_line(line)
