@@ -107,9 +107,13 @@ def every_iteration(problem: Problem, number: int) -> list[Iteration]:
 
 
 def _can_be_scattered(
-    form: Form, split: tuple[tuple[int, ...], ...], partial: list[int], dims: Any, wanted: tuple[int, ...],
-    sizes: tuple[int, ...]
-) -> bool:  # fmt: skip
+    form: Form,
+    split: tuple[tuple[int, ...], ...],
+    partial: list[int],
+    dims: Any,
+    wanted: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> bool:
     shards = [prod(sizes[a] for a in axes) for axes in split]
     for axis, slot in zip(partial, wanted, strict=True):
         if slot != NOWHERE:

@@ -118,7 +118,7 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "loop": (carried, (X, arg(8, 8))),
     "branches": (lambda x, y: lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.sin(x) @ y), (X, arg(8, 8))),
     "barrier": (lambda x, y: lax.optimization_barrier((jnp.sin(x), y))[0] * 2, (X, X)),
-}  # fmt: skip
+}
 
 # What JAX leaves to libraries, or never writes.
 TEXTS = {

@@ -101,7 +101,7 @@ BY_HAND: list[tuple[str, tuple[Link, ...], float, float]] = [
     ("collective-permute", (switch(8), network(2)), 50e6, 1000 * US + 13 * US),
     # Two cores a chip, then a ring of 4: the ring works on halves: 750 us of 180 MB, then half of 180 MB at 225 GB/s.
     ("all-gather", (Link("switch", 2, 225e9, 1 * US), ring(4)), 180e6, 750 * US + 2 * US + 400 * US + 1 * US),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

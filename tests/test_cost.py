@@ -55,7 +55,7 @@ ROOFLINES: list[tuple[str, Any, tuple[Any, ...], float]] = [
     ("slice", lambda x: lax.slice_in_dim(x, 0, 10), (X,), 16 * US),
     # 5 runs of (40,000 + 40,000 + 40,000) bytes.
     ("loop", lambda x, w: lax.fori_loop(0, 5, lambda _, c: c @ w, x), (arg(100, 100),) * 2, 5 * 120 * US),
-]  # fmt: skip
+]
 
 
 def _times(count: int, function: Any, x: Any) -> Any:
@@ -308,8 +308,10 @@ def test_a_gathered_copy_lives_from_its_first_to_its_last_reader() -> None:
     plan = (case.shard("x.0", "data"), *(case.shard(f"w[{k}].0", "data") for k in range(4)))
     _, alive = case.evaluator.alive_at_peak(plan)
     assert sorted((a.role, a.bytes / KIB) for a in alive) == [
-        *[("argument", 0.25)] * 5, ("gathered", 1.0), *[("temporary", 0.25)] * 2,
-    ]  # fmt: skip
+        *[("argument", 0.25)] * 5,
+        ("gathered", 1.0),
+        *[("temporary", 0.25)] * 2,
+    ]
 
 
 def test_what_is_gathered_into_a_donated_buffer_takes_no_more() -> None:

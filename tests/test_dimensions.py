@@ -264,11 +264,13 @@ def renamed(program: Program, new: list[int]) -> Program:
     for old, value in enumerate(program.values):
         values[new[old]] = value
     return Program(
-        program.name, ops, tuple(values),
+        program.name,
+        ops,
+        tuple(values),
         tuple(replace(a, value=new[a.value]) for a in program.arguments),
         tuple(replace(r, value=new[r.value]) for r in program.results),
         program.loops,
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=25)

@@ -177,7 +177,7 @@ def test_the_program_is_left_as_it_was(trained: Case, format: str) -> None:
 
 def test_source_locations_stay(trained: Case) -> None:
     text = emit_shardy(trained.source, trained.lowered(())).decode()
-    assert '/test_emit.py":' in text
+    assert '/emitted.py":' in text
 
 
 def test_a_mesh_name_that_is_taken() -> None:

@@ -49,9 +49,12 @@ def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
     sizes = {"data": 2, "fsdp": 2, "model": 2}
     case = case_of(gradient, arg(16, 32, 128), arg(16, 32, 128), mesh=round_mesh(**sizes))
     plan = (
-        case.shard("x.0", "data"), case.shard("x.0", "fsdp"), case.shard("x.2", "model"), case.shard("x.2", "data"),
+        case.shard("x.0", "data"),
+        case.shard("x.0", "fsdp"),
+        case.shard("x.2", "model"),
+        case.shard("x.2", "data"),
         case.shard("x.2", "fsdp"),
-    )  # fmt: skip
+    )
     found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
     assert not isinstance(found, Failure)
     assert {(c.kind, c.axes, c.bytes) for c in found} == {

@@ -61,8 +61,11 @@ def test_the_snippet_runs(trained: Case) -> None:
     assert {k: s.spec for k, s in executable.output_shardings.items()} == weights
     assert executable.input_shardings[0][1].spec == PartitionSpec("data")
     assert [scope["spec_of"](path) for path in ("p['down']", "p['up']", "x", "p['unknown']")] == [
-        weights["down"], weights["up"], PartitionSpec("data"), PartitionSpec(),
-    ]  # fmt: skip
+        weights["down"],
+        weights["up"],
+        PartitionSpec("data"),
+        PartitionSpec(),
+    ]
 
 
 def test_the_snippet_without_names() -> None:

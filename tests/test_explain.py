@@ -142,9 +142,10 @@ def test_many_arguments_are_folded() -> None:
 def test_a_line_says_what_splits_it_and_what_moves_there() -> None:
     of = study()
     source = next(
-        of.source.location(k).partition(" ")[0] for k, op in enumerate(of.problem.program.ops)
+        of.source.location(k).partition(" ")[0]
+        for k, op in enumerate(of.problem.program.ops)
         if op.name.endswith("dot_general") and "mlp" in of.source.location(k)
-    )  # fmt: skip
+    )
     found = explain_line(of, f"some/folder/{source}")
     ff, batch = place_of(of, "ff", "model"), place_of(of, "batch", "data")
     said = " ".join(found.sentences)

@@ -29,7 +29,7 @@ from feature_programs import (
     K,
     S,
     V,
-)  # fmt: skip
+)
 from programs import Case
 
 from toast_cli import xla
@@ -270,9 +270,12 @@ def written(case: Case, plan: Plan, form: str) -> bytes:
 def partitioned(case: Case, program: bytes, folder: Path, *, shardy: bool) -> Expected:
     """The collectives right after partitioning, equal ones together."""
     settings: dict[str, str | bool] = {
-        "xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "^spmd-partitioning$", "xla_dump_hlo_as_text": True,
-        "xla_dump_large_constants": True, "xla_backend_optimization_level": "0",
-    }  # fmt: skip
+        "xla_dump_to": str(folder),
+        "xla_dump_hlo_pass_re": "^spmd-partitioning$",
+        "xla_dump_hlo_as_text": True,
+        "xla_dump_large_constants": True,
+        "xla_backend_optimization_level": "0",
+    }
     xla.compile_program(program, xla.cpu_devices(DEVICES), shardy=shardy, settings=settings)
     (path,) = folder.glob("*.after_spmd-partitioning.*")
     mesh = case.problem.mesh

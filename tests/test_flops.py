@@ -40,13 +40,16 @@ AS_XLA_COUNTS: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("no padding", convolution(padding="VALID"), (IMAGE, KERNEL)),
     ("uneven padding", convolution(padding=((0, 3), (2, 1))), (IMAGE, KERNEL)),
     ("dilated kernel", convolution(rhs_dilation=(2, 3)), (IMAGE, KERNEL)),
-    ("dilated image (transposed convolution)", convolution(lhs_dilation=(2, 2), padding=((1, 1), (1, 1))),
-     (IMAGE, KERNEL)),
+    (
+        "dilated image (transposed convolution)",
+        convolution(lhs_dilation=(2, 2), padding=((1, 1), (1, 1))),
+        (IMAGE, KERNEL),
+    ),
     ("depthwise", convolution(feature_groups=8), (IMAGE, arg(3, 3, 1, 16))),
     ("batch groups (gradient of a depthwise one)", convolution(batch_groups=2), (IMAGE, KERNEL)),
     ("sum", lambda x: lax.reduce(x, 0.0, lax.add, (0,)), (arg(100, 7),)),
     ("elementwise", lambda x, y: x * y + x, (arg(6, 7), arg(6, 7))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ HALOS: list[tuple[str, Window, int, tuple[int, ...] | None]] = [
     # Eight in front: device k makes 18 rows, 18k - 8 to 18k + 10 of the operand: the first two need nothing, the others
     # 6, 4 and 2 from the left.
     ("a padding in front", Window(0, 0, 64, 72, low=8), 4, (6,)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("window", "shards", "expected"), [h[1:] for h in HALOS], ids=[h[0] for h in HALOS])

@@ -313,8 +313,10 @@ def test_wraparound_and_link_as_written() -> None:
         "  link: {bandwidth: 50GB/s, latency: 2us}\n"
     )
     assert [(d.kind, d.bytes_per_second, d.latency_seconds) for d in spec.dimensions] == [
-        ("line", 50e9, 2e-6), ("line", 50e9, 2e-6), ("ring", 50e9, 2e-6),
-    ]  # fmt: skip
+        ("line", 50e9, 2e-6),
+        ("line", 50e9, 2e-6),
+        ("ring", 50e9, 2e-6),
+    ]
 
 
 def test_memory_limit_replaces_the_specified_one() -> None:

@@ -149,8 +149,10 @@ def test_tuples_at_a_stablehlo_boundary_are_flattened() -> None:
 
 
 def test_unused_settings_go_and_replicas_are_mentioned() -> None:
-    outcome = normalised("module attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 2 : i32, "
-                         "mhlo.is_dynamic = false} { func.func @main() { return } }")  # fmt: skip
+    outcome = normalised(
+        "module attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 2 : i32, "
+        "mhlo.is_dynamic = false} { func.func @main() { return } }"
+    )
     attributes = outcome.module.operation.attributes
     assert [str(attributes[name]) for name in ("mhlo.num_partitions", "mhlo.num_replicas")] == ["1 : i32", "1 : i32"]
     assert "mhlo.is_dynamic" not in attributes

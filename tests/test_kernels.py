@@ -126,10 +126,12 @@ def test_a_product_that_is_half_a_tile_wide_wastes_half() -> None:
 
 
 @given(
-    st.sampled_from(["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "P100"]), st.integers(1, 64), st.integers(1, 64),
+    st.sampled_from(["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "P100"]),
+    st.integers(1, 64),
+    st.integers(1, 64),
     st.integers(1, 64),
     st.sampled_from([1, 2, 4, 8]),
-)  # fmt: skip
+)
 def test_cutting_a_product_never_makes_it_slower(name: str, m: int, n: int, k: int, ways: int) -> None:
     chip = find_preset(name).chip
     rows, columns, depth = 16 * m, 16 * n, 16 * k

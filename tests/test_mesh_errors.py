@@ -21,8 +21,12 @@ WRONG = [
     ("chip: v44\n", 1, 'unknown chip "v44"', 'did you mean "v4"? known: v2, v3'),
     ("chip: h10\n", 1, 'unknown chip "h10"', 'did you mean "H100"?'),
     ("chip:\n", 1, "chip is empty", ""),
-    ("chip: v4\n\ntopologie: {}\n", 3, 'unknown key "topologie"',
-     'did you mean "topology"? allowed: name, description'),
+    (
+        "chip: v4\n\ntopologie: {}\n",
+        3,
+        'unknown key "topologie"',
+        'did you mean "topology"? allowed: name, description',
+    ),
     ("chip: v4\nchip: v5e\n", 2, '"chip" is given twice', "first on line 1"),
     ("chip:\n  preset: v4\n  memory_gb: 3\n", 3, 'unknown key "memory_gb" in chip', 'did you mean "memory'),
     ("chip:\n  preset: v4\n  memory: 24G\n", 3, 'chip.memory: "24G" is not an amount', "GB (powers of 1000) or GiB"),
@@ -51,11 +55,17 @@ WRONG = [
     ("chip: H100\ntopology:\n  switch: 8\n  network: {hosts: 2, per: host}\n", 4, "says whose the bandwidth is", ""),
     (
         "chip: H100\ntopology:\n  switch: 8\n  network:\n    hosts: 2\n    bandwidth: 1GB/s\n    per: rack\n",
-        7, 'network.per is "rack"', "allowed: device, chip, host",
+        7,
+        'network.per is "rack"',
+        "allowed: device, chip, host",
     ),
     ("chip: v4\ntopology:\n  torus: [2]\n  link: {latency: -1us}\n", 4, "-1us is negative", ""),
-    ("chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: 8\n", 5, "axes data=8 are 8 devices; the topology has 4",
-     "x=2"),
+    (
+        "chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: 8\n",
+        5,
+        "axes data=8 are 8 devices; the topology has 4",
+        "x=2",
+    ),
     ("chip: v3\ntopology:\n  torus: [2, 2]\naxes:\n  data: 4\n", 5, "the topology has 8", "2 devices a chip"),
     ("chip: v4\naxes:\n  da ta: 1\n", 3, '"da ta" is no axis name', ""),
     ("chip: v4\naxes:\n  None: 1\n", 3, '"None" cannot name an axis', "PartitionSpec"),
@@ -64,18 +74,26 @@ WRONG = [
     ("chip: v4\naxes:\n  data: x\n", 3, 'axes.data is "x", not a whole number', ""),
     (
         "chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: {size: 2, over: X}\n  model: 2\n",
-        5, 'axes.data.over is "X"', 'did you mean "x"? allowed: x, y',
+        5,
+        'axes.data.over is "X"',
+        'did you mean "x"? allowed: x, y',
     ),
     (
         "chip: v4\ntopology:\n  torus: [2, 2]\naxes:\n  data: {size: 2, over: x}\n  model: {size: 2, over: x}\n",
-        5, "cannot be laid on x=2 x y=2", "leave out `over`",
+        5,
+        "cannot be laid on x=2 x y=2",
+        "leave out `over`",
     ),
-    ("chip: v4\naxes:\n  data: {size: 1, over: x}\n", 3, "names a physical dimension, but the machine is one device",
-     ""),
+    (
+        "chip: v4\naxes:\n  data: {size: 1, over: x}\n",
+        3,
+        "names a physical dimension, but the machine is one device",
+        "",
+    ),
     ("chip: H100\ntopology:\n  switch: 9999999999\n", 3, "9,999,999,999 devices; 1,048,576 are the most", ""),
     ("chip: v4\nmemory_fraction: 1.5\n", 2, 'memory_fraction is "1.5"', "up to 1"),
     ("chip: v4\nmemory_fraction: most\n", 2, 'memory_fraction is "most"', "0.95"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "line", "what", "hint"), WRONG, ids=[row[2] for row in WRONG])

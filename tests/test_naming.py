@@ -231,9 +231,12 @@ def recurrent_loss(p: Any, tokens: Any) -> Any:
 
 PERCEPTRON = {"layers": [{"w": arg(D, D), "b": arg(D)} for _ in range(3)], "head": arg(D, 10)}
 RECURRENT = {
-    "embed": arg(V, D), "cell": {g: arg(D, F) for g in "ifgo"}, "hidden": {g: arg(F, F) for g in "ifgo"},
-    "bias": arg(4 * F), "head": arg(F, V),
-}  # fmt: skip
+    "embed": arg(V, D),
+    "cell": {g: arg(D, F) for g in "ifgo"},
+    "hidden": {g: arg(F, F) for g in "ifgo"},
+    "bias": arg(4 * F),
+    "head": arg(F, V),
+}
 STEPS: dict[str, tuple[Callable[..., Any], Any, tuple[Any, ...]]] = {
     "perceptron": (perceptron_loss, PERCEPTRON, (arg(64, D), arg(64, dtype=jnp.int32))),
     "recurrent": (recurrent_loss, RECURRENT, (arg(64, S, dtype=jnp.int32),)),

@@ -127,11 +127,15 @@ IDLE = {
     "a conversion to the same type": (f"stablehlo.convert %a : {IMAGE}", True),
     "a broadcast in place": (f"stablehlo.broadcast_in_dim %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
     "a broadcast that permutes": (f"stablehlo.broadcast_in_dim %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
-    "no padding": (f"stablehlo.pad %a, %z, low = [0, 0, 0, 0], high = [0, 0, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
-                   True),
-    "a shift": (f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
-                False),
-}  # fmt: skip
+    "no padding": (
+        f"stablehlo.pad %a, %z, low = [0, 0, 0, 0], high = [0, 0, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
+        True,
+    ),
+    "a shift": (
+        f"stablehlo.pad %a, %z, low = [0, 1, 0, 0], high = [0, -1, 0, 0], interior = [0, 0, 0, 0] : {PADS}",
+        False,
+    ),
+}
 
 
 @pytest.mark.parametrize(("operation", "idle"), IDLE.values(), ids=IDLE)

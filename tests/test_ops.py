@@ -113,13 +113,17 @@ WRITTEN = {
     "stablehlo.constant": (f"dense<3.0> : {F}", F),
     "stablehlo.convert": (f"%f : ({F}) -> {N}", N),
     "stablehlo.dot_general": (f"%f, %f, contracting_dims = [1] x [0] : ({F}, {F}) -> {F}", F),
-    "stablehlo.dynamic_slice": (f"%tall, %n, %n, sizes = [8, 8] : (tensor<16x8xf32>, tensor<i32>, tensor<i32>) -> {F}",
-                                F),
+    "stablehlo.dynamic_slice": (
+        f"%tall, %n, %n, sizes = [8, 8] : (tensor<16x8xf32>, tensor<i32>, tensor<i32>) -> {F}",
+        F,
+    ),
     "stablehlo.imag": (f"%z : ({C}) -> {F}", F),
     "stablehlo.iota": (f"dim = 0 : {F}", F),
     "stablehlo.is_finite": (f"%f : ({F}) -> {P}", P),
-    "stablehlo.pad": (f"%half, %s, low = [4, 0], high = [0, 0], interior = [0, 0] : "
-                      f"(tensor<4x8xf32>, tensor<f32>) -> {F}", F),
+    "stablehlo.pad": (
+        f"%half, %s, low = [4, 0], high = [0, 0], interior = [0, 0] : (tensor<4x8xf32>, tensor<f32>) -> {F}",
+        F,
+    ),
     "stablehlo.real": (f"%z : ({C}) -> {F}", F),
     "stablehlo.reduce_precision": (f"%f, format = e5m10 : {F}", F),
     "stablehlo.reshape": (f"%flat : (tensor<64xf32>) -> {F}", F),
@@ -128,7 +132,7 @@ WRITTEN = {
     "stablehlo.slice": (f"%tall [0:8, 0:8] : (tensor<16x8xf32>) -> {F}", F),
     "stablehlo.transpose": (f"%f, dims = [1, 0] : ({F}) -> {F}", F),
     "sdy.constant": (f"dense<3.0> : {F}", F),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

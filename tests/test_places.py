@@ -32,11 +32,14 @@ PLACES: list[tuple[str, str, str]] = [
     ('loc("jit(f)/mul"("/a/model.py":12:4))', "model.py:12 (jit(f)/mul)", "model.py:12 (jit(f)/mul)"),
     ('loc("/a/model.py":12:4)', "model.py:12", "model.py:12"),
     ('loc("f"("/usr/lib/python3.11/contextlib.py":81:9))', "contextlib.py:81 (f)", "contextlib.py:81 (f)"),
-    ('loc("a"(callsite("<lambda>"("C:\\\\me\\\\model.py":3:1) at "g"("b.py":4:1))))', "model.py:3 (a)",
-     "model.py:3 ← b.py:4 g (a)"),
+    (
+        'loc("a"(callsite("<lambda>"("C:\\\\me\\\\model.py":3:1) at "g"("b.py":4:1))))',
+        "model.py:3 (a)",
+        "model.py:3 ← b.py:4 g (a)",
+    ),
     ('loc("reduce_sum")', "reduce_sum", "reduce_sum"),
     ("loc(unknown)", "", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("location", "users", "everything"), PLACES)

@@ -210,9 +210,12 @@ MINOR: list[tuple[str, list[tuple[str, str]], Collectives]] = [
     ("half the heads", [("x.2", "data")], [("all-reduce", ("data",), OUT, 1.0)]),
     ("head size alone is gathered", [("x.3", "model")], [("all-gather", ("model",), X, 1.0)]),
     ("head size within all heads", [("x.2", "model"), ("x.3", "data")], [("all-reduce", ("model", "data"), OUT, 1.0)]),
-    ("head size within half the heads is gathered", [("x.2", "data"), ("x.3", "model")],
-     [("all-gather", ("model",), X / 2, 1.0), ("all-reduce", ("data",), OUT, 1.0)]),
-]  # fmt: skip
+    (
+        "head size within half the heads is gathered",
+        [("x.2", "data"), ("x.3", "model")],
+        [("all-gather", ("model",), X / 2, 1.0), ("all-reduce", ("data",), OUT, 1.0)],
+    ),
+]
 
 
 @pytest.mark.parametrize(("places", "expected"), [m[1:] for m in MINOR], ids=[m[0] for m in MINOR])

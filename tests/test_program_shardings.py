@@ -66,7 +66,7 @@ def test_shardings_are_kept_on_request() -> None:
         (b, ((), ()), (), "model:6:10"),
         # The second constraint on %b contradicts the first, so it speaks of the use it was made for.
         (b, (None, ("model",)), ((multiply, 1),), "model:7:10"),
-    ]  # fmt: skip
+    ]
 
 
 def test_kept_shardings_must_fit_the_mesh() -> None:

@@ -33,8 +33,10 @@ def test_arguments_and_results_are_ops_in_order() -> None:
 def test_paths_and_donation() -> None:
     program = program_of(
         lambda params, x: ({"w": params["w"] * 2.0, "b": params["b"] + 1.0}, x.sum()),
-        {"w": arg(8, 8), "b": arg(8)}, arg(8, 8), donate=(0,),
-    )  # fmt: skip
+        {"w": arg(8, 8), "b": arg(8)},
+        arg(8, 8),
+        donate=(0,),
+    )
     assert [(a.path, a.donated, a.aliased_result) for a in program.arguments] == [
         ("params['b']", True, 0),
         ("params['w']", True, 1),
@@ -72,8 +74,9 @@ def test_swapped_carries_yield_each_other() -> None:
 def test_branches_join_and_count_in_equal_parts() -> None:
     program = program_of(
         lambda i, x: lax.fori_loop(0, 6, lambda _, c: lax.switch(i, [jnp.sin, jnp.cos, jnp.tanh], c), x),
-        arg(dtype=jnp.int32), arg(8),
-    )  # fmt: skip
+        arg(dtype=jnp.int32),
+        arg(8),
+    )
     branches = [find(program, name)[0] for name in ("sine", "cosine", "tanh")]
     (join,) = find(program, "join")
     assert program.ops[join].operands == tuple(program.ops[n].results[0] for n in branches)

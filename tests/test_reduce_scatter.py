@@ -174,8 +174,9 @@ def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
         assert (found.kind, found.waited_for) == (kind, kind == "all-reduce"), (depth, other)
 
 
-@pytest.mark.parametrize(("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True),
-                                              ((4 * 8, 512), False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "stays"), [((4 * 16, 128), False), ((4 * 32, 128), True), ((4 * 16, 512), True), ((4 * 8, 512), False)]
+)
 def test_reduce_scatters_in_a_square(shape: tuple[int, ...], stays: bool) -> None:
     """Four chips of 2 x 2 run four streams."""
     spec, axes, over = SQUARE

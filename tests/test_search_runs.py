@@ -111,8 +111,10 @@ def test_the_best_mesh_shape_wins() -> None:
     assert result.cost == evaluator.exact_cost(result.plan)
     again, same = search_shapes(evaluator_of, meshes(), "mcts", 0, None, None, 1)
     assert (again.problem.mesh, same.plan, same.evaluations) == (
-        evaluator.problem.mesh, result.plan, result.evaluations,
-    )  # fmt: skip
+        evaluator.problem.mesh,
+        result.plan,
+        result.evaluations,
+    )
 
 
 def test_a_time_limit_holds_for_all_mesh_shapes_together_and_seconds_are_wall_seconds(

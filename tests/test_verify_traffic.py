@@ -96,9 +96,12 @@ def test_differences_are_named() -> None:
         ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "model", MB)], "disagreed"),
         ([promised("all-reduce", "data", MB)], [], "disagreed"),
         ([promised("all-reduce", "data", 1000)], [], "unchecked"),
-        ([promised("all-reduce", "data", MB)], [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)],
-         "agreed"),
+        (
+            [promised("all-reduce", "data", MB)],
+            [compiled("all-reduce", "data", MB), compiled("all-gather", "?", 10)],
+            "agreed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_verdicts(one: list[PromisedCollective], other: list[Collective], outcome: str) -> None:
     assert judged_traffic(compared(one, other))[0] == outcome
