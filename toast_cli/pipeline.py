@@ -36,6 +36,8 @@ from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import Report
+from toast_cli.request import Request as Request
+from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
 from toast_cli.search.shapes import search_shapes
@@ -51,40 +53,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float, float, int, float], None]
 # place among the plans compiled (from 1), how many there are, the plan with its figures
 Said = Callable[[int, int, Row], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for; see `toast partition --help`. `content` is the program itself where it is in no file."""
-
-    program: str
-    mesh: str
-    mesh_shape: str | None = None
-    search: str = "mcts"
-    budget_seconds: float | None = None
-    iterations: int | None = None
-    seed: int = 0
-    jobs: int = 1
-    memory_limit: int | None = None
-    keep_shardings: bool = False
-    pins: tuple[str, ...] = ()
-    # `PATTERN=embed,mlp`: what the user calls arguments' dimensions.
-    names: tuple[str, ...] = ()
-    # Which frames of the source a place shows: "user" or "all".
-    frames: str = "user"
-    minimise: tuple[str, ...] = ()
-    subject_to: tuple[str, ...] = ()
-    certify: bool = False
-    tactics: tuple[str, ...] = ()
-    strategy: str | None = None
-    content: bytes | None = field(default=None, repr=False)
-    # A saved plan to take instead of searching, and whether a search may add to it.
-    plan: str | None = None
-    complete: bool = False
-    # Of how many plans the compiler is asked, whose compiler ("tpu", "gpu", "cpu"; None: that of the chip), and for how long.
-    confirm: int = 0
-    confirm_with: str | None = None
-    confirm_seconds: float | None = None
 
 
 @dataclass
@@ -208,7 +176,7 @@ def _confirmed(
         compiler_of(evaluator.problem.mesh),
         seed=request.seed,
         iterations=request.iterations,
-        search_again=free and request.search == "mcts",
+        search_again=free and request.search == SearchName.mcts,
         limits=Limits(request.confirm_seconds),
         tell=said,
     )
@@ -266,7 +234,9 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
-    apart = request.search == "mcts" and request.strategy is None  # whether layers may be decided apart in the end
+    apart = (
+        request.search == SearchName.mcts and request.strategy is None
+    )  # whether layers may be decided apart in the end
     iterations, seconds = request.iterations, request.budget_seconds
     evaluator, result = search_shapes(
         evaluator_of,

@@ -15,11 +15,12 @@ from toast_cli.cli import options
 from toast_cli.cli.check_points import Point, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.progress import counted, progress_line
-from toast_cli.cli.values import CheckFormat, Search, metavar, one_of, whole_number
+from toast_cli.cli.values import CheckFormat, one_of, whole_number
 from toast_cli.cli.workers import Failure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.request import SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import Verdict
@@ -108,21 +109,10 @@ def check(
         ),
     ] = None,
     mesh_shape: options.MeshShape = None,
-    search: Annotated[
-        Search | None,
-        typer.Option(
-            "--search",
-            parser=one_of(Search, "--search"),
-            metavar=metavar(Search),
-            help="How to look for a plan (default: mcts).",
-        ),
-    ] = None,
+    search: Annotated[SearchName | None, options.declared("search", default="mcts")] = None,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=whole_number(0, "--seed"), help="Seed of the search (default: 0)."),
-    ] = None,
+    seed: Annotated[int | None, options.declared("seed", default="0")] = None,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     pin: options.Pins = None,
@@ -145,33 +135,9 @@ def check(
     The plan is the one `toast partition` finds with the same options. Without --mesh the nearest project file lists
     what to check; options given here win over its own. See docs/ci.md.
     """
+    written = locals()
     options.refuse_both(quiet, verbose)
-    given = _given(
-        {
-            "max-memory": max_memory,
-            "max-step-time": max_step_time,
-            "max-communication": max_communication,
-            "tolerance": tolerance,
-            "time-tolerance": time_tolerance,
-            "memory-tolerance": memory_tolerance,
-            "communication-tolerance": communication_tolerance,
-            "same-plan": same_plan,
-            "against": against,
-            "mesh-shape": mesh_shape,
-            "search": search.value if search is not None else None,
-            "budget": budget,
-            "iterations": iterations,
-            "seed": seed,
-            "memory-limit": memory_limit,
-            "keep-shardings": keep_shardings,
-            "pin": pin,
-            "tactic": tactic,
-            "strategy": strategy,
-            "plan": plan,
-            "minimise": minimise,
-            "subject-to": subject_to,
-        }
-    )
+    given = _given(written)
     targets = _output_targets(output_format or ["text"])
     if mesh is not None:
         points = points_of(programs or [], mesh, given, config, update)
@@ -222,8 +188,13 @@ def work_on(point: Point) -> Judged:
     return judge_point(point)[1]
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+def _given(written: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given of the options that a project file may set too, by key. written: the command's parameters."""
+    from toast_cli.cli.project import KEYS
+
+    values = {name.replace("_", "-"): value for name, value in written.items()}
+    given = {name: value for name, value in values.items() if name in KEYS and name not in ("program", "mesh")}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.cli import options
-from toast_cli.cli.values import Search, bytes_or_none, one_of, parse_fraction, seconds_or_none, whole_number
+from toast_cli.cli.values import bytes_or_none, parse_fraction, seconds_or_none
 from toast_cli.errors import ToastError, UsageError
 from toast_cli.inputs import resolved
 
@@ -110,21 +110,6 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
     # The search looks for what will be allowed; a plan that is given is only measured.
     chosen = "plan" in given or "strategy" in given
     allowed = [f"peak_memory<={given['max-memory']}"] if "max-memory" in given and not chosen else []
-    request = options.make_request(
-        program,
-        mesh,
-        mesh_shape=given.get("mesh-shape"),
-        search=one_of(Search, "--search")(given.get("search", Search.mcts.value)),
-        budget=given.get("budget"),
-        iterations=whole_number(1, "--iterations")(given["iterations"]) if "iterations" in given else None,
-        seed=whole_number(0, "--seed")(given.get("seed", 0)),
-        memory_limit=given.get("memory-limit"),
-        keep_shardings=given.get("keep-shardings", False),
-        pins=given.get("pin"),
-        minimise=given.get("minimise"),
-        subject_to=[*(given.get("subject-to") or ()), *allowed],
-        tactics=given.get("tactic"),
-        strategy=given.get("strategy"),
-        plan=given.get("plan"),
-    )
+    bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
+    request = options.make_request(program, mesh, {**given, **bounds})
     return Point(request, limits, given.get("against", ""), update)

@@ -10,8 +10,8 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import Search
 from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.request import SearchName
 
 
 def compare(
@@ -31,7 +31,7 @@ def compare(
         ),
     ] = None,
     mesh_shape: options.MeshShape = None,
-    search: options.SearchName = Search.mcts,
+    search: options.Search = SearchName.mcts,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -49,14 +49,11 @@ def compare(
 
     Exit code 0: something fits in memory and keeps all bounds; 3: nothing does.
     """
+    given = locals()
     options.refuse_both(quiet, verbose)
     targets = [Target(option, path) for option, path in (("--json", json), ("--html", html)) if path is not None]
     check_targets(targets, [program, mesh])
-    request = options.make_request(
-        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=iterations, seed=seed,
-        memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
-        subject_to=subject_to, tactics=tactic,
-    )  # fmt: skip
+    request = options.make_request(program, mesh, {**given, "strategy": None})
 
     from toast_cli import pipeline
     from toast_cli.report import style

@@ -10,9 +10,10 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import OK
 from toast_cli.cli.progress import progress_line
-from toast_cli.cli.values import FrameChoice, Search, whole_number
+from toast_cli.cli.values import whole_number
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.request import FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.explain import Explanation, Study
@@ -47,7 +48,7 @@ def explain(
     ] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
     mesh_shape: options.MeshShape = None,
-    search: options.SearchName = Search.mcts,
+    search: options.Search = SearchName.mcts,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -68,6 +69,7 @@ def explain(
 
     The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """
+    given = locals()
     options.refuse_both(quiet, verbose)
     asked = [decision is not None, argument is not None, line is not None, collective is not None, peak]
     if sum(asked) > 1:
@@ -87,10 +89,8 @@ def explain(
 
         mesh_shape = mesh_shape or stored_shape(report)
     request = options.make_request(
-        program, mesh, mesh_shape=mesh_shape, search=search, budget=budget, iterations=1 if report else iterations,
-        seed=seed, memory_limit=memory_limit, keep_shardings=keep_shardings, pins=pin, jobs=jobs, minimise=minimise,
-        subject_to=subject_to, tactics=tactic, strategy=strategy, plan=plan, frames=frames,
-    )  # fmt: skip
+        program, mesh, {**given, "mesh_shape": mesh_shape, "iterations": 1 if report else iterations}
+    )
 
     from toast_cli import pipeline
     from toast_cli.evaluate.evaluator import Evaluator

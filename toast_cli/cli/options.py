@@ -1,25 +1,16 @@
-"""Options that several commands share, and what they make together: a `Request` to the pipeline."""
+"""Options that several commands share, as `toast_cli.request` declares them, and what they make together: a `Request`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
-from toast_cli.cli.values import (
-    Compiler,
-    FrameChoice,
-    Search,
-    bytes_or_none,
-    metavar,
-    one_of,
-    seconds_or_none,
-    whole_number,
-)
+from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from toast_cli.pipeline import Request
+from toast_cli.request import OPTIONS, CompilerName, FrameChoice, Kind, Option, Request, SearchName
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -48,196 +39,98 @@ MeshSpec = Annotated[
         help="Hardware: a name from `toast mesh list`, or a YAML file.",
     ),
 ]
-MeshShape = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SHAPE", help="Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's)."
-    ),
-]
-SearchName = Annotated[
-    Search,
-    typer.Option(
-        "--search", parser=one_of(Search, "--search"), metavar=metavar(Search), help="How to look for a plan."
-    ),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SECONDS", help="Stop the search after this time, e.g. 10 or 500ms (default: by --iterations)."
-    ),
-]
-Iterations = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=whole_number(1, "--iterations"),
-        help="Stop the search after N plans; gives the same plan on any machine.",
-    ),
-]
-Seed = Annotated[int, typer.Option(metavar="N", parser=whole_number(0, "--seed"), help="Seed of the search.")]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="Memory a plan may use per device, e.g. 28GiB (default: the SPEC's)."),
-]
-KeepShardings = Annotated[
-    bool, typer.Option("--keep-shardings", help="Keep the shardings already in the program as constraints.")
-]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pin",
-        metavar="PATTERN=AXES",
-        help="Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
-    ),
-]
-Minimise = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--minimise",
-        "--minimize",
-        metavar="FIGURE",
-        help="What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
-        "argument_memory; repeated, the next one decides between plans equal in the first.",
-    ),
-]
-SubjectTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--subject-to",
-        metavar="BOUND",
-        help="What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
-    ),
-]
-Tactics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tactic",
-        metavar="NAME:AXIS",
-        help="Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); "
-        "the search completes the plan, with search:AXIS on that axis only; repeatable.",
-    ),
-]
-Strategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        metavar="NAME",
-        help="Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
-    ),
-]
-Certify = Annotated[
-    bool, typer.Option("--certify", help="Prove how much faster any plan could be, at most; takes up to 20 seconds.")
-]
-Jobs = Annotated[int, typer.Option(metavar="N", parser=whole_number(1, "--jobs"), help="Search processes.")]
-SavedPlan = Annotated[
-    str | None,
-    typer.Option(
-        "--plan", metavar="FILE", help="Take the plan saved with --save-plan, as far as it suits, unsearched."
-    ),
-]
-Complete = Annotated[bool, typer.Option("--complete", help="Let the search add to --plan's decisions.")]
-Frames = Annotated[
-    FrameChoice,
-    typer.Option(
-        "--frames",
-        parser=one_of(FrameChoice, "--frames"),
-        metavar=metavar(FrameChoice),
-        help="Places in the source: your own line (what installed packages do is shown as what it calls), "
-        "or all frames.",
-    ),
-]
+
+
+_WORDS: dict[Kind, type[StrEnum]] = {
+    Kind.SEARCH: SearchName,
+    Kind.COMPILER: CompilerName,
+    Kind.FRAMES: FrameChoice,
+}
+
+
+def declared(name: str, default: str = "") -> Any:
+    """The option of that field of `Request`, for a parameter of a command. default: what the help text says it is, where nothing does."""
+    one = OPTIONS[name]
+    text = f"{one.help.removesuffix('.')} (default: {default})." if default else one.help
+    if one.kind in _WORDS:
+        kind = _WORDS[one.kind]
+        return typer.Option(one.flag, parser=one_of(kind, one.flag), metavar=metavar(kind), help=text)
+    if one.kind is Kind.WHOLE:
+        return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
+    spellings = (one.flag, one.also) if one.also else (one.flag,)
+    return typer.Option(*spellings, metavar=one.metavar or None, help=text)
+
+
+MeshShape = Annotated[str | None, declared("mesh_shape")]
+Search = Annotated[SearchName, declared("search")]
+Budget = Annotated[str | None, declared("budget_seconds")]
+Iterations = Annotated[int | None, declared("iterations")]
+Seed = Annotated[int, declared("seed")]
+MemoryLimit = Annotated[str | None, declared("memory_limit")]
+KeepShardings = Annotated[bool, declared("keep_shardings")]
+Pins = Annotated[list[str] | None, declared("pins")]
+Minimise = Annotated[list[str] | None, declared("minimise")]
+SubjectTo = Annotated[list[str] | None, declared("subject_to")]
+Tactics = Annotated[list[str] | None, declared("tactics")]
+Strategy = Annotated[str | None, declared("strategy")]
+Certify = Annotated[bool, declared("certify")]
+Jobs = Annotated[int, declared("jobs")]
+SavedPlan = Annotated[str | None, declared("plan")]
+Complete = Annotated[bool, declared("complete")]
+Confirm = Annotated[int, declared("confirm")]
+ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
+ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
+Frames = Annotated[FrameChoice, declared("frames")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
 
 
-Confirm = Annotated[
-    int,
-    typer.Option(
-        "--confirm",
-        parser=whole_number(0, "--confirm"),
-        metavar="N",
-        help="Compile the N best plans and the strategies that apply, and take the best by the compiler's figures.",
-    ),
-]
-ConfirmWith = Annotated[
-    Compiler | None,
-    typer.Option(
-        "--confirm-with",
-        parser=one_of(Compiler, "--confirm-with"),
-        metavar=metavar(Compiler),
-        help="Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
-    ),
-]
-ConfirmBudget = Annotated[
-    str | None,
-    typer.Option("--confirm-budget", metavar="TIME", help="Start no compilation after so long, e.g. 10min."),
-]
+def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
+    """The request that options ask for.
 
+    Args:
+        given: values by the names of options, `memory_limit` or `memory-limit`, as they were written; None where one was not given. Names
+            that belong to no option of a run are passed over, so a command can hand over all of its parameters.
 
-def make_request(
-    program: str,
-    mesh: str,
-    *,
-    mesh_shape: str | None,
-    search: Search,
-    budget: str | None,
-    iterations: int | None,
-    seed: int,
-    memory_limit: str | None,
-    keep_shardings: bool,
-    pins: list[str] | None,
-    jobs: int = 1,
-    minimise: list[str] | None = None,
-    subject_to: list[str] | None = None,
-    certify: bool = False,
-    tactics: list[str] | None = None,
-    strategy: str | None = None,
-    plan: str | None = None,
-    complete: bool = False,
-    frames: FrameChoice = FrameChoice.user,
-    confirm: int = 0,
-    confirm_with: Compiler | None = None,
-    confirm_budget: str | None = None,
-) -> Request:
-    """The request these options ask for. Raises UsageError for quantities that do not parse."""
-    from toast_cli.pipeline import Request
+    Raises UsageError for values that cannot be read, and for options that do not go together.
+    """
     from toast_cli.plan.goal import parse_goal
 
-    if complete and plan is None:
+    written = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    request = Request(
+        program,
+        mesh,
+        **{name: _read(one, written[one.key]) for name, one in OPTIONS.items() if one.key in written},
+    )
+    if request.complete and request.plan is None:
         raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
-    if plan is not None and (tactics or strategy):
+    if request.plan is not None and (request.tactics or request.strategy):
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
-    if confirm == 0 and (confirm_with is not None or confirm_budget is not None):
+    if request.confirm == 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
         raise UsageError(
             "there is nothing to confirm",
-            where="--confirm-with" if confirm_with is not None else "--confirm-budget",
+            where="--confirm-with" if request.confirm_with is not None else "--confirm-budget",
             hint="say with --confirm N how many plans to compile",
         )
-    parse_goal(minimise or (), subject_to or ())  # what is wrong with them is wrong with every program
-    return Request(
-        program=program,
-        mesh=mesh,
-        mesh_shape=mesh_shape,
-        search=search.value,
-        budget_seconds=seconds_or_none(budget, "--budget"),
-        iterations=iterations,
-        seed=seed,
-        jobs=jobs,
-        memory_limit=bytes_or_none(memory_limit, "--memory-limit"),
-        keep_shardings=keep_shardings,
-        pins=tuple(pins or ()),
-        minimise=tuple(minimise or ()),
-        subject_to=tuple(subject_to or ()),
-        certify=certify,
-        tactics=tuple(tactics or ()),
-        strategy=strategy,
-        plan=plan,
-        complete=complete,
-        frames=frames.value,
-        confirm=confirm,
-        confirm_with=confirm_with.value if confirm_with is not None else None,
-        confirm_seconds=seconds_or_none(confirm_budget, "--confirm-budget"),
-    )
+    parse_goal(request.minimise, request.subject_to)  # what is wrong with them is wrong with every program
+    return request
+
+
+def _read(option: Option, value: Any) -> Any:
+    """A value as `Request` holds it. Raises UsageError at the option's flag."""
+    match option.kind:
+        case Kind.TEXTS:
+            return tuple(value)
+        case Kind.WHOLE:
+            return whole_number(option.least, option.flag)(value)
+        case Kind.BYTES:
+            return bytes_or_none(value, option.flag)
+        case Kind.SECONDS:
+            return seconds_or_none(value, option.flag)
+        case kind if kind in _WORDS:
+            return one_of(_WORDS[kind], option.flag)(value).value
+        case _:
+            return value
 
 
 def refuse_both(quiet: bool, verbose: bool) -> None:

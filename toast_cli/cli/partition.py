@@ -10,11 +10,12 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.progress import progress_line, say_confirmed
-from toast_cli.cli.values import Annotate, Compiler, Format, FrameChoice, Search, metavar, one_of
+from toast_cli.cli.values import Annotate, Format, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
+from toast_cli.request import CompilerName, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -49,11 +50,11 @@ def partition(
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
     ] = None,
     verify: Annotated[
-        Compiler | None,
+        CompilerName | None,
         typer.Option(
             "--verify",
-            parser=one_of(Compiler, "--verify"),
-            metavar=metavar(Compiler),
+            parser=one_of(CompilerName, "--verify"),
+            metavar=metavar(CompilerName),
             help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
@@ -65,7 +66,7 @@ def partition(
         typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures (extra: html)."),
     ] = None,
     mesh_shape: options.MeshShape = None,
-    search: options.SearchName = Search.mcts,
+    search: options.Search = SearchName.mcts,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -93,6 +94,7 @@ def partition(
     Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory and keeps all
     bounds, and nothing is written. With --verify, exit code 1: XLA disagrees, 2: it could not be asked.
     """
+    given = locals()
     options.refuse_both(quiet, verbose)
     chosen = output_format(output, format)
     if annotate is not None and chosen not in (Format.stablehlo, Format.bytecode, Format.jax_export):
@@ -113,30 +115,7 @@ def partition(
     outputs = (program_target, report_target, plan_target, page_target)
     targets = [target for target in outputs if target is not None]
     check_targets(targets, [program, mesh])
-    request = options.make_request(
-        program,
-        mesh,
-        mesh_shape=mesh_shape,
-        search=search,
-        budget=budget,
-        iterations=iterations,
-        seed=seed,
-        memory_limit=memory_limit,
-        keep_shardings=keep_shardings,
-        pins=pin,
-        jobs=jobs,
-        minimise=minimise,
-        subject_to=subject_to,
-        certify=certify,
-        tactics=tactic,
-        strategy=strategy,
-        plan=plan,
-        complete=complete,
-        frames=frames,
-        confirm=confirm,
-        confirm_with=confirm_with,
-        confirm_budget=confirm_budget,
-    )
+    request = options.make_request(program, mesh, given)
 
     from toast_cli import pipeline
     from toast_cli.report.json_file import to_bytes

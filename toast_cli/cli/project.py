@@ -19,19 +19,21 @@ from typing import Any
 from toast_cli.errors import UsageError
 from toast_cli.inputs import TEXT_BYTES, read_file, resolved, text_of
 from toast_cli.printable import is_printable
+from toast_cli.request import OPTIONS, Kind
 
 ALLOW_CODE = "--allow-project-code"
 NAMES = ("toast.yaml", "pyproject.toml")
 DOCUMENTATION = "see docs/ci.md"
 
+# How an option is written in a file. A number does for a text.
+_WRITTEN = {Kind.TEXTS: "texts", Kind.WHOLE: "whole", Kind.FLAG: "flag"}
 # Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
-    **dict.fromkeys(("program", "mesh", "pin", "tactic", "minimise", "subject-to"), "texts"),
-    **dict.fromkeys(("mesh-shape", "search", "budget", "memory-limit", "against", "strategy", "plan"), "text"),
-    **dict.fromkeys(("max-memory", "max-step-time", "max-communication"), "text"),
+    **dict.fromkeys(("program", "mesh"), "texts"),
+    **{option.key: _WRITTEN.get(option.kind, "text") for option in OPTIONS.values() if option.in_projects},
+    **dict.fromkeys(("against", "max-memory", "max-step-time", "max-communication"), "text"),
     **dict.fromkeys(("tolerance", "time-tolerance", "memory-tolerance", "communication-tolerance"), "text"),
-    **dict.fromkeys(("iterations", "seed"), "whole"),
-    **dict.fromkeys(("keep-shardings", "same-plan"), "flag"),
+    "same-plan": "flag",
 }
 _WANTED = {
     "text": 'a text, e.g. "28GiB"',

@@ -16,10 +16,11 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
 from toast_cli.cli.sweep_points import Point, parse_seeds, points_of, run_point
-from toast_cli.cli.values import BestBy, Search, bytes_or_none, metavar, one_of, whole_number
+from toast_cli.cli.values import BestBy, bytes_or_none, metavar, one_of, whole_number
 from toast_cli.cli.workers import Failure, run_all
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.request import SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import Row
@@ -81,7 +82,7 @@ def sweep(
             help="What the marked point has least of; device_time is devices x step time.",
         ),
     ] = BestBy.step_time,
-    search: options.SearchName = Search.mcts,
+    search: options.Search = SearchName.mcts,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     keep_shardings: options.KeepShardings = False,
@@ -113,6 +114,7 @@ def sweep(
     every point was done and something fits for each program; 3: nothing does for one; 2: a point failed (a row of the
     table says why). See docs/sweeps.md.
     """
+    given = {**locals(), "memory_limit": None, "jobs": None}  # of these a sweep has its own
     named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl))
     targets = {option: Target(option, path) for option, path in named if path is not None}
     if "-" in programs:
@@ -124,26 +126,7 @@ def sweep(
         from toast_cli.cli.cluster import parse_address
 
         parse_address(cluster)
-    requests = [
-        options.make_request(
-            program,
-            spec,
-            mesh_shape=None,
-            search=search,
-            budget=budget,
-            iterations=iterations,
-            seed=0,
-            memory_limit=None,
-            keep_shardings=keep_shardings,
-            pins=pin,
-            minimise=minimise,
-            subject_to=subject_to,
-            tactics=tactic,
-            strategy=strategy,
-        )
-        for program in programs
-        for spec in mesh
-    ]
+    requests = [options.make_request(program, spec, given) for program in programs for spec in mesh]
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
     points = points_of(requests, mesh_shape or shapes, limits, parse_seeds(seeds))
 

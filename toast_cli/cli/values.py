@@ -13,23 +13,6 @@ from toast_cli.outputs import Format as Format
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-class Search(StrEnum):
-    mcts = "mcts"
-    greedy = "greedy"
-    exact = "exact"
-
-
-class Compiler(StrEnum):
-    cpu = "cpu"
-    tpu = "tpu"
-    gpu = "gpu"
-
-
-class FrameChoice(StrEnum):
-    user = "user"
-    all = "all"
-
-
 class CheckFormat(StrEnum):
     text = "text"
     json = "json"

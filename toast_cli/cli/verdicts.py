@@ -6,18 +6,19 @@ import sys
 from typing import TYPE_CHECKING
 
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK
-from toast_cli.cli.values import Compiler, Format
+from toast_cli.cli.values import Format
 from toast_cli.errors import UsageError
+from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
     from toast_cli.verify.ahead import Target
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
-_EXAMPLE = {Compiler.tpu: "v4-32", Compiler.gpu: "h100-8"}
+_EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
-def machine(mesh: str | None, compiler: Compiler, option: str) -> Target | None:
+def machine(mesh: str | None, compiler: CompilerName, option: str) -> Target | None:
     """The machine to compile for; None for virtual CPU devices.
 
     Raises `UsageError` where `compiler` makes no programs for it.
@@ -25,7 +26,7 @@ def machine(mesh: str | None, compiler: Compiler, option: str) -> Target | None:
     from toast_cli.hardware import load_spec
     from toast_cli.verify.ahead import target_of
 
-    if compiler is Compiler.cpu:
+    if compiler is CompilerName.cpu:
         return None
     if mesh is None:
         hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.values import Compiler, metavar, one_of
+from toast_cli.cli.values import metavar, one_of
 from toast_cli.cli.verdicts import EXITS, machine
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
+from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.verify.promises import Promises
@@ -36,14 +37,14 @@ def verify(
         ),
     ] = None,
     compiler: Annotated[
-        Compiler,
+        CompilerName,
         typer.Option(
             "--compiler",
-            parser=one_of(Compiler, "--compiler"),
-            metavar=metavar(Compiler),
+            parser=one_of(CompilerName, "--compiler"),
+            metavar=metavar(CompilerName),
             help="Which XLA judges collectives and memory.",
         ),
-    ] = Compiler.cpu,
+    ] = CompilerName.cpu,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - for stdout.")
     ] = None,

@@ -8,6 +8,7 @@ from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
+from toast_cli.request import SearchName
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
 
@@ -37,6 +38,6 @@ def search_corrected(
     def again(corrections: Corrections) -> list[Plan]:
         problem = evaluator.problem
         corrected = Evaluator(problem, strategies(problem).values(), evaluator, corrections)
-        return [run_search(corrected, "mcts", seed, iterations, starts=list(starts)).plan]
+        return [run_search(corrected, SearchName.mcts, seed, iterations, starts=list(starts)).plan]
 
     return again

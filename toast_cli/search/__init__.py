@@ -6,11 +6,12 @@ Enters: a `Problem` and a function from plans to costs. Leaves: the best plan fo
 Ctrl-C ends it with the best plan so far.
 """
 
+from toast_cli.request import SearchName
 from toast_cli.search.exact import exact
-from toast_cli.search.greedy import beam, greedy
+from toast_cli.search.greedy import greedy
 from toast_cli.search.mcts import mcts
 from toast_cli.search.model import Budget, Search, SearchResult
 
-SEARCHES: dict[str, Search] = {"mcts": mcts, "greedy": greedy, "beam": beam, "exact": exact}
+SEARCHES: dict[str, Search] = {SearchName.mcts: mcts, SearchName.greedy: greedy, SearchName.exact: exact}
 
 __all__ = ["SEARCHES", "Budget", "Search", "SearchResult"]

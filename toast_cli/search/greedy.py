@@ -1,4 +1,4 @@
-"""Greedy and beam search: the plain searches that keep MCTS honest."""
+"""Greedy search: the plain search that keeps MCTS honest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import Moves
 
-BEAM_WIDTH = 8
-
 
 def greedy(
     problem: Problem,
@@ -23,35 +21,17 @@ def greedy(
     starts: Sequence[Plan] = (),
 ) -> SearchResult:
     """Appends the decision that helps most until none has helped for two rounds."""
-    return _beam(problem, evaluate, budget, progress, 1)
-
-
-def beam(
-    problem: Problem,
-    evaluate: Evaluate,
-    budget: Budget,
-    rng: np.random.Generator,
-    progress: SearchProgress | None = None,
-    starts: Sequence[Plan] = (),
-) -> SearchResult:
-    """Keeps the `BEAM_WIDTH` best plans of each length."""
-    return _beam(problem, evaluate, budget, progress, BEAM_WIDTH)
-
-
-def _beam(
-    problem: Problem, evaluate: Evaluate, budget: Budget, progress: SearchProgress | None, width: int
-) -> SearchResult:
     incumbent = Incumbent(problem, evaluate, budget, progress)
-    frontier, moves = [problem.fixed], Moves(problem)
+    plan, moves = problem.fixed, Moves(problem)
     stopped, idle = "plateau", 0
     try:
-        while frontier and idle < 2:
+        while idle < 2:
             before = incumbent.best
-            children = {incumbent.extend(plan, move) for plan in frontier for move in moves.after(plan)}
-            fresh = [plan for plan in children if plan not in incumbent.seen]
-            fresh.sort(key=repr)
-            scored = [(-incumbent.reward(plan, incumbent.look(plan)), repr(plan), plan) for plan in fresh]
-            frontier = [plan for _, _, plan in sorted(scored)[:width]]
+            children = {incumbent.extend(plan, move) for move in moves.after(plan)}
+            fresh = sorted((child for child in children if child not in incumbent.seen), key=repr)
+            if not fresh:
+                break
+            plan = min(fresh, key=lambda child: (-incumbent.reward(child, incumbent.look(child)), repr(child)))
             idle = 0 if incumbent.best != before else idle + 1
     except OutOfBudget as why:
         stopped = str(why)

@@ -21,6 +21,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.process import end_with_parent
+from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
@@ -59,10 +60,10 @@ def run_search(
     start = time.monotonic()
     if iterations is None and seconds is None:
         iterations, seconds = (
-            (None, EXACT_SECONDS) if name == "exact" else (default_evaluations(evaluator.problem), None)
+            (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(evaluator.problem), None)
         )
     total = iterations
-    roots = min(ROOTS if name == "mcts" else 1, total or ROOTS)
+    roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
     budgets = [
         Budget(

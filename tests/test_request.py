@@ -1,0 +1,107 @@
+"""Options are declared once: what derives from the declarations, and what has to say the same."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import typer
+
+from toast_cli import api
+from toast_cli.cli import options
+from toast_cli.cli.app import app
+from toast_cli.cli.project import KEYS
+from toast_cli.errors import UsageError
+from toast_cli.request import DEFAULTS, OPTIONS, Request, SearchName
+from toast_cli.search import SEARCHES
+
+BARE = Request("model.mlir", "v4-32")
+
+
+def commands() -> dict[str, Any]:
+    """Name -> command, as the option parser knows it."""
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def test_there_is_a_search_for_every_name() -> None:
+    assert set(SEARCHES) == set(SearchName)
+
+
+def test_partition_has_every_option() -> None:
+    flags = {flag for parameter in commands()["partition"].params for flag in parameter.opts}
+    assert {option.flag for option in OPTIONS.values()} <= flags
+
+
+@pytest.mark.parametrize("name", ["partition", "sweep", "check", "explain", "compare"])
+def test_commands_say_of_an_option_what_is_declared(name: str) -> None:
+    own = {
+        ("sweep", "--memory-limit"),
+        ("sweep", "--jobs"),
+        ("check", "--jobs"),
+        ("compare", "--strategy"),
+        ("sweep", "--seed"),
+    }
+    declared = {option.flag: option for option in OPTIONS.values()}
+    found = 0
+    for parameter in commands()[name].params:
+        for flag in set(parameter.opts) & declared.keys() - {flag for command, flag in own if command == name}:
+            help = str(getattr(parameter, "help", ""))
+            assert help.startswith(declared[flag].help.removesuffix(".")), flag
+            found += 1
+    assert found >= 9
+
+
+def test_the_python_interface_has_the_same_defaults() -> None:
+    parameters = inspect.signature(api.partition).parameters
+    expected = {name: default for name, default in DEFAULTS.items() if OPTIONS[name].in_python}
+    found = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty
+    }
+    assert {**found, "names": ()} == {**expected, "names": ()}
+
+
+def test_project_files_may_set_what_is_declared_so() -> None:
+    assert {option.key for option in OPTIONS.values() if option.in_projects} <= KEYS.keys()
+    assert not {option.key for option in OPTIONS.values() if not option.in_projects} & KEYS.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"budget": "500ms"}, "budget_seconds", 0.5),
+        ({"memory_limit": "2GiB"}, "memory_limit", 2**31),
+        ({"memory-limit": "2GiB"}, "memory_limit", 2**31),
+        ({"search": "exact"}, "search", "exact"),
+        ({"search": SearchName.greedy}, "search", "greedy"),
+        ({"pin": ["w=data"]}, "pins", ("w=data",)),
+        ({"seed": "3"}, "seed", 3),
+        ({"confirm": 2, "confirm_budget": "10s"}, "confirm_seconds", 10.0),
+        ({"quiet": True, "output": "x.mlir"}, "search", "mcts"),
+        ({"seed": None}, "seed", 0),
+    ],
+)
+def test_values_are_read_as_declared(given: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(options.make_request("model.mlir", "v4-32", given), field) == value
+
+
+def test_nothing_given_is_the_bare_request() -> None:
+    assert options.make_request("model.mlir", "v4-32", {}) == BARE
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"search": "beam"}, "--search"),
+        ({"iterations": 0}, "--iterations"),
+        ({"budget": "0s"}, "--budget"),
+        ({"memory_limit": "much"}, "--memory-limit"),
+        ({"plan": "p.json", "strategy": "fsdp"}, "--plan"),
+        ({"confirm_budget": "1s"}, "--confirm-budget"),
+    ],
+)
+def test_what_cannot_be_read_is_told_at_its_flag(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(UsageError) as error:
+        options.make_request("model.mlir", "v4-32", given)
+    assert error.value.where == where

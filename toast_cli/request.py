@@ -1,0 +1,224 @@
+"""`Request`: what a user asks of a run. Every option is declared here, and only here.
+
+The command line, the Python interface, sweeps and project files derive from these declarations: names, help texts, defaults, and how a value
+is read. Nothing heavy is imported, so that `toast --help` is instant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import Any
+
+
+class SearchName(StrEnum):
+    """The algorithms that look for a plan; `toast_cli.search.SEARCHES` has one for each."""
+
+    mcts = "mcts"
+    greedy = "greedy"
+    exact = "exact"
+
+
+class CompilerName(StrEnum):
+    """Whose compiler is asked."""
+
+    cpu = "cpu"
+    tpu = "tpu"
+    gpu = "gpu"
+
+
+class FrameChoice(StrEnum):
+    """Which frames of the source a place shows."""
+
+    user = "user"
+    all = "all"
+
+
+class Kind(Enum):
+    """How an option is written. A project file writes TEXT, BYTES, SECONDS and words as text."""
+
+    TEXT = "text"
+    TEXTS = "several texts"
+    FLAG = "flag"
+    WHOLE = "whole number"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    SEARCH = "search"
+    COMPILER = "compiler"
+    FRAMES = "frames"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a run.
+
+    Attributes:
+        flag: on the command line; without its dashes the key in a project file. help, metavar: for `--help`.
+        also: another spelling of the flag. least: the smallest whole number. in_projects: whether a project file may set it. in_python: whether `toast.partition` takes it.
+    """
+
+    flag: str
+    kind: Kind
+    help: str
+    metavar: str = ""
+    least: int = 0
+    in_projects: bool = True
+    in_python: bool = True
+    also: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.flag.removeprefix("--")
+
+
+def _option(default: object, flag: str, kind: Kind, help: str, metavar: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(flag, kind, help, metavar, **more)})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for. `content` is the program itself where it is in no file."""
+
+    program: str
+    mesh: str
+    mesh_shape: str | None = _option(
+        None,
+        "--mesh-shape",
+        Kind.TEXT,
+        "Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's).",
+        "SHAPE",
+    )
+    search: str = _option(SearchName.mcts.value, "--search", Kind.SEARCH, "How to look for a plan.")
+    budget_seconds: float | None = _option(
+        None,
+        "--budget",
+        Kind.SECONDS,
+        "Stop the search after this time, e.g. 10 or 500ms (default: by --iterations).",
+        "SECONDS",
+    )
+    iterations: int | None = _option(
+        None,
+        "--iterations",
+        Kind.WHOLE,
+        "Stop the search after N plans; gives the same plan on any machine.",
+        "N",
+        least=1,
+    )
+    seed: int = _option(0, "--seed", Kind.WHOLE, "Seed of the search.", "N")
+    jobs: int = _option(1, "--jobs", Kind.WHOLE, "Search processes.", "N", least=1, in_projects=False)
+    memory_limit: int | None = _option(
+        None,
+        "--memory-limit",
+        Kind.BYTES,
+        "Memory a plan may use per device, e.g. 28GiB (default: the SPEC's).",
+        "BYTES",
+    )
+    keep_shardings: bool = _option(
+        False, "--keep-shardings", Kind.FLAG, "Keep the shardings already in the program as constraints."
+    )
+    pins: tuple[str, ...] = _option(
+        (),
+        "--pin",
+        Kind.TEXTS,
+        "Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
+        "PATTERN=AXES",
+    )
+    # `PATTERN=embed,mlp`: what the user calls arguments' dimensions.
+    names: tuple[str, ...] = ()
+    frames: str = _option(
+        FrameChoice.user.value,
+        "--frames",
+        Kind.FRAMES,
+        "Places in the source: your own line (what installed packages do is shown as what it calls), or all frames.",
+        in_projects=False,
+        in_python=False,
+    )
+    minimise: tuple[str, ...] = _option(
+        (),
+        "--minimise",
+        Kind.TEXTS,
+        "What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
+        "argument_memory; repeated, the next one decides between plans equal in the first.",
+        "FIGURE",
+        also="--minimize",
+    )
+    subject_to: tuple[str, ...] = _option(
+        (),
+        "--subject-to",
+        Kind.TEXTS,
+        "What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
+        "BOUND",
+    )
+    certify: bool = _option(
+        False,
+        "--certify",
+        Kind.FLAG,
+        "Prove how much faster any plan could be, at most; takes up to 20 seconds.",
+        in_projects=False,
+        in_python=False,
+    )
+    tactics: tuple[str, ...] = _option(
+        (),
+        "--tactic",
+        Kind.TEXTS,
+        "Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); the search "
+        "completes the plan, with search:AXIS on that axis only; repeatable.",
+        "NAME:AXIS",
+        in_python=False,
+    )
+    strategy: str | None = _option(
+        None,
+        "--strategy",
+        Kind.TEXT,
+        "Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
+        "NAME",
+        in_python=False,
+    )
+    content: bytes | None = field(default=None, repr=False)
+    plan: str | None = _option(
+        None,
+        "--plan",
+        Kind.TEXT,
+        "Take the plan saved with --save-plan, as far as it suits, unsearched.",
+        "FILE",
+        in_python=False,
+    )
+    complete: bool = _option(
+        False,
+        "--complete",
+        Kind.FLAG,
+        "Let the search add to --plan's decisions.",
+        in_projects=False,
+        in_python=False,
+    )
+    confirm: int = _option(
+        0,
+        "--confirm",
+        Kind.WHOLE,
+        "Compile the N best plans and the strategies that apply, and take the best by the compiler's figures.",
+        "N",
+        in_projects=False,
+        in_python=False,
+    )
+    confirm_with: str | None = _option(
+        None,
+        "--confirm-with",
+        Kind.COMPILER,
+        "Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
+        in_projects=False,
+        in_python=False,
+    )
+    confirm_seconds: float | None = _option(
+        None,
+        "--confirm-budget",
+        Kind.SECONDS,
+        "Start no compilation after so long, e.g. 10min.",
+        "TIME",
+        in_projects=False,
+        in_python=False,
+    )
+
+
+# Field of `Request` -> its declaration.
+OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Request) if "option" in one.metadata}
+DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Request) if one.name in OPTIONS}
