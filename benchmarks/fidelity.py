@@ -130,13 +130,14 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
     """The figures of one row."""
     problem, mesh = outcome.problem, outcome.problem.mesh
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
-    written = chosen.emit("stablehlo")
-    notes = [text for text in chosen.report.analysis.notes if "elsewhere than planned" in text]
+    emitted = chosen.emit("stablehlo")
+    written, report = emitted.content, emitted.report
+    notes = [text for text in report.analysis.notes if "elsewhere than planned" in text]
     promised = promised_collectives(collective_facts(outcome.source, Evaluator(problem), plan))
     if job.compiler == "cpu":
         promised = [one.as_written() for one in promised]
     row: Row = {
-        "ops": outcome.report.program.ops, "constraints": len(chosen.report.constraints),
+        "ops": outcome.report.program.ops, "constraints": len(report.constraints),
         "astray": notes[0].split()[0] if notes else "0", "predicted_count": sum(c.count for c in promised),
         "predicted_kib": sum(c.bytes * c.count for c in promised) / 1024, "compiled_count": 0, "compiled_kib": 0.0,
         "agreeing": "-", "numbers": "not run", "verdict": "",

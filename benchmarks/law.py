@@ -186,7 +186,7 @@ def compiled(outcome: Outcome, plan: Plan) -> list[Collective] | Failure:
     """The collectives after XLA's partitioner, of the program as written with Shardy's annotations."""
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     return collectives_after_partitioning(
-        chosen.emit("stablehlo"), "stablehlo", axes_of(outcome), timeout_seconds=600.0
+        chosen.emit("stablehlo").content, "stablehlo", axes_of(outcome), timeout_seconds=600.0
     )
 
 

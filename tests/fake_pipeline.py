@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from report_sample import make_report
 
-from toast_cli.pipeline import Request
+from toast_cli.pipeline import Emitted, Request
 from toast_cli.report.model import Report
 
 
@@ -23,7 +23,9 @@ class Pipeline:
     emitted: list[str] = field(default_factory=list)
     annotated: list[str] = field(default_factory=list)
 
-    def partition(self, request: Request, tell: Callable[..., None] | None = None) -> Pipeline:
+    def partition(
+        self, request: Request, tell: Callable[..., None] | None = None, said: Callable[..., None] | None = None
+    ) -> Pipeline:
         self.requests.append(request)
         if tell is not None:
             tell("search", 0.5, 0.0234, 1234, 1.0)
@@ -31,10 +33,10 @@ class Pipeline:
             raise self.error
         return self
 
-    def emit(self, format: str, annotate: str = "minimal") -> bytes:
+    def emit(self, format: str, annotate: str = "minimal") -> Emitted:
         self.emitted.append(format)
         self.annotated.append(annotate)
-        return f"program as {format}\n".encode()
+        return Emitted(f"program as {format}\n".encode(), self.report)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Pipeline:

@@ -204,4 +204,4 @@ def test_stages_are_told_and_timed() -> None:
     told: list[str] = []
     found = partition(request("mlp_tiny"), lambda stage, *_: told.append(stage))
     assert list(dict.fromkeys(told)) == ["spec", "load", "analyse", "search", "report"]
-    assert set(found.timings) == set(told)
+    assert set(found.report.timings) == set(told)

@@ -63,7 +63,7 @@ def counted(found: list[Collective] | Failure) -> Counter[tuple[str, tuple[str, 
 
 def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[Collective], float]:
     """Collectives of the jitted function after partitioning, and the median error of its second moments."""
-    (folder / "shardings.py").write_bytes(outcome.emit("python"))
+    (folder / "shardings.py").write_bytes(outcome.emit("python").content)
     eight = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     flags = {"XLA_FLAGS": eight, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", JIT, name, str(folder)]
@@ -77,7 +77,7 @@ def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[Collective],
 def test_three_forms_are_one_partition(name: str, strategy: str, tmp_path: Path) -> None:
     (path,) = (ROOT / "sample_models").glob(f"{name}.*")
     outcome = partition(Request(str(path), "h100-8", strategy=strategy))
-    shardy, hlo = outcome.emit("stablehlo"), outcome.emit("hlo")
+    shardy, hlo = outcome.emit("stablehlo").content, outcome.emit("hlo").content
     assert not outcome.report.constraints
     promised = Counter[tuple[str, tuple[str, ...], int]]()
     for use in outcome.report.collectives:
@@ -95,7 +95,7 @@ def test_both_programs_give_the_numbers(form: str) -> None:
     outcome = partition(Request(str(ROOT / "sample_models" / "mlp_tiny.mlir"), "h100-8", strategy="fsdp"))
     original = xla.write_bytecode(outcome.source.module)
     errors = compare_numbers(
-        original, outcome.emit(form), 8, form="hlo" if form == "hlo" else "stablehlo", shardy=form != "hlo"
+        original, outcome.emit(form).content, 8, form="hlo" if form == "hlo" else "stablehlo", shardy=form != "hlo"
     )
     assert not isinstance(errors, Failure), errors
     assert not [error for error in errors if error.wrong]

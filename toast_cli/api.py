@@ -83,8 +83,7 @@ class Plan:
     @cached_property
     def constraints(self) -> list[ConstraintFacts]:
         """The `with_sharding_constraint` lines under which propagation reproduces the plan, with source locations."""
-        self._outcome.emit("bytecode")
-        return self.report.constraints
+        return self._outcome.emit("bytecode").report.constraints
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Any:
         """A `jax.sharding.Mesh` of the plan's axes over these devices (jax.devices() when None).
@@ -159,7 +158,7 @@ class Plan:
         """
         known = self._signature
         trees = (known.arguments, known.kept, known.results, list(known.leaves)) if known is not None else None
-        return self._outcome.emit(format, annotate, trees)
+        return self._outcome.emit(format, annotate, trees).content
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the sharded program as `toast partition -o` does: the extension says the format; a file there is

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,15 @@ Progress = Callable[[str, float, float, int, float], None]
 Said = Callable[[int, int, Row], None]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Emitted:
+    """A file's content, and the report as it is now that the file is written: with its constraints, notes on them, and the time it took."""
+
+    content: bytes
+    report: Report
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A chosen plan: its report, and the program in any of the output formats."""
 
@@ -63,29 +71,31 @@ class Outcome:
     source: Source
     evaluator: Evaluator
     result: SearchResult
-    timings: dict[str, float] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
         return self.evaluator.problem
 
-    def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> bytes:
-        """File content: "stablehlo" (text), "bytecode", "jax_export", "hlo", "specs" (JSON) or "python".
+    def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
+        """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "specs" (JSON) or "python".
 
-        trees: those of the user's function, for a jax.export file; None: those that the program's own file holds.
-        Adds its time to `timings`, and to `report` the constraints written (`annotate`: "minimal", "full", "arguments") and notes on them.
+        Args:
+            annotate: what carries a sharding in StableHLO: "minimal", "full" or "arguments".
+            trees: those of the user's function, for a jax.export file; None: those that the program's own file holds.
         """
         from toast_cli.emit import write  # heavy, and not every run writes something
 
-        with _timed("emit", self.timings, lambda *_: None):
+        timings = dict(self.report.timings)
+        with _timed("emit", timings, lambda *_: None):
             lowered = lower(self.problem, self.result.plan)
             if format == "jax_export":
                 written = self._exported(lowered, annotate, trees)
             else:
                 written = write(self.source, lowered, format, annotate)
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
-        self.report = replace(self.report, constraints=constraint_facts(written.constraints), analysis=analysis)
-        return written.content
+        constraints = constraint_facts(written.constraints)
+        report = replace(self.report, constraints=constraints, analysis=analysis, timings=timings)
+        return Emitted(written.content, report)
 
     def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
         from toast_cli.emit import write
@@ -156,7 +166,7 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
         if confirmation is not None:
             report = replace(report, confirmation=confirmation_facts(confirmation))
-    return Outcome(report, source, evaluator, result, timings)
+    return Outcome(replace(report, timings=timings), source, evaluator, result)
 
 
 def _confirmed(

@@ -137,8 +137,7 @@ def measured(outcome: Outcome, plan: Plan, mesh_name: str) -> Row:
 
 def content_of(outcome: Outcome) -> bytes:
     """The written program."""
-    written = outcome.emit("bytecode")
-    return written if isinstance(written, bytes) else written.content
+    return outcome.emit("bytecode").content
 
 
 def figures(row: Row) -> Row:

@@ -132,8 +132,8 @@ def partition(
         if fits and (program_target is not None or verify is not None):
             if progress is not None:
                 progress("emit", 1.0, report.predicted.step_seconds, report.search.evaluations, report.search.seconds)
-            content = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
-            report = outcome.report
+            emitted = outcome.emit(chosen.value, (annotate or Annotate.minimal).value)
+            content, report = emitted.content, emitted.report
             if program_target is not None:
                 write_target(program_target, content)
     if report_target is not None:
