@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from toast_cli.errors import SpecError
-from toast_cli.hardware.model import Chip
+from toast_cli.hardware.model import Chip, Silicon
 
 _GIB = 2**30
 # jax-ml/scaling-book: "How to Think About TPUs", and for the latency of a hop "Sharded Matrices and How to Multiply
@@ -53,6 +53,7 @@ class Preset:
         core: between the devices of one chip; None when a chip is one device.
         network: a device's share of what leaves its host or slice.
         sources: where the figures of `link`, `core` and `network` were published.
+        megacore: XLA counts the two cores of a TPU as one device. silicon: of a GPU, what its compiler asks besides.
     """
 
     chip: Chip
@@ -65,12 +66,19 @@ class Preset:
     core: Wire | None
     network: Wire
     sources: dict[str, str]
+    megacore: bool = False
+    silicon: Silicon | None = None
 
     @property
     def wires(self) -> dict[str, Wire]:
         """The kinds of connection there are, innermost first, under the keys of `sources`."""
         core = {"core": self.core} if self.core else {}
         return {**core, "link": self.link, "network": self.network}
+
+
+def presets() -> list[Preset]:
+    """All presets, oldest first."""
+    return list(_PRESETS.values())
 
 
 def chip_names() -> list[str]:
@@ -147,6 +155,7 @@ def _tpu(
     clock: float,
     core: float = 0.0,
     core_source: str = "",
+    megacore: bool = False,
 ) -> Preset:
     """A TPU from figures per chip (`usable_gib` and `core`: per device); `cores` devices share it."""
     chip = Chip(
@@ -188,6 +197,7 @@ def _tpu(
         core=Wire(core, 1e-6) if core else None,
         network=Wire(network / cores, 10e-6),
         sources=sources,
+        megacore=megacore,
     )
 
 
@@ -206,6 +216,7 @@ def _gpu(
     link_source: str,
     network: float,
     network_source: str,
+    silicon: Silicon,
     reserved_source: str = "",
 ) -> Preset:
     """An eight-GPU host of one NVLink domain; dense rates, one device a chip."""
@@ -240,6 +251,7 @@ def _gpu(
         core=None,
         network=Wire(network, 9.6e-6),
         sources={"link": f"{link_source}; latency: {_NCCL}", "network": f"{network_source}; latency: {_NCCL}"},
+        silicon=silicon,
     )
 
 
@@ -263,7 +275,7 @@ _TPUS = (
         network=6.25e9, network_source=_HOST_NETWORK, core=225e9, core_source=_HBM_COPY,
     ),
     _tpu(
-        "v4", cores=1, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9,
+        "v4", cores=1, megacore=True, flops={"bf16": 275e12, "f32": 275e12 / 1.2, "i8": 275e12}, clock=1.05e9,
         flops_source=f"{_DOCS} (v4)",
         vector=2 * 2048 * 1.05e9, vector_source=f"2 cores x 2048 ALUs ({_VPU}) x 1.05 GHz",
         tile=128, memory_gib=32, usable_gib=30.75, bandwidth=1200e9,
@@ -279,7 +291,7 @@ _TPUS = (
         network=3.125e9, network_source=f"{_DOCS} (v5e): 2 x 100 Gb/s NICs a host of 8",
     ),
     _tpu(
-        "v5p", cores=1, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9,
+        "v5p", cores=1, megacore=True, flops={"bf16": 459e12, "f32": 459e12 / 1.35, "i8": 918e12}, clock=1.75e9,
         flops_source=f"{_DOCS} (v5p), {_BOOK}",
         vector=2 * 4096 * 1.75e9, vector_source=f"2 cores x 4096 ALUs ({_VPU}) x 1.75 GHz (from 459 TFLOP/s on 8 MXUs)",
         tile=128, memory_gib=96, usable_gib=95.74, bandwidth=2765e9,
@@ -306,17 +318,25 @@ _TPUS = (
     ),
 )  # fmt: skip
 
+# Shared memory and lanes: CUDA C++ Programming Guide, "Compute Capabilities", tables of technical specifications and of
+# arithmetic throughput.
+_MIB = 2**20
+_A100 = Silicon((8, 0), 108, 64, 1.41, 164, 163, 40 * _MIB, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 whitepaper")
 _CUBE_MESH = "hybrid cube mesh taken as a switch: all of a device's links at once, one direction"
 _H100 = {"bf16": 989e12, "f16": 989e12, "f32": 494.5e12, "f64": 67e12, "f8": 1979e12, "i8": 1979e12}
 _GPUS = (
     _gpu(
-        "P100", flops={"f16": 21.2e12, "f32": 10.6e12, "f64": 5.3e12}, vector=10.6e12, tile=(1, 1),
+        "P100",
+        silicon=Silicon((6, 0), 56, 64, 1.48, 64, 48, 4 * _MIB, "Tesla P100-SXM2-16GB", "NVIDIA P100 whitepaper"),
+        flops={"f16": 21.2e12, "f32": 10.6e12, "f64": 5.3e12}, vector=10.6e12, tile=(1, 1),
         memory_gib=16, reserved=16 * _GIB - 17066885120, bandwidth=732e9, sheet="NVIDIA P100 data sheet", target="p100",
         link=80e9, link_source=f"NVLink 1, 4 x 20 GB/s; {_CUBE_MESH}",
         network=6.25e9, network_source="DGX-1: 4 x 100 Gb/s InfiniBand for 8 GPUs",
     ),
     _gpu(
-        "V100", flops={"f16": 125e12, "f32": 15.7e12, "f64": 7.8e12}, vector=15.7e12, tile=(16, 16),
+        "V100",
+        silicon=Silicon((7, 0), 80, 64, 1.53, 96, 96, 6 * _MIB, "Tesla V100-SXM2-32GB", "NVIDIA V100 whitepaper"),
+        flops={"f16": 125e12, "f32": 15.7e12, "f64": 7.8e12}, vector=15.7e12, tile=(16, 16),
         memory_gib=32, reserved=16 * _GIB - 16935682048, bandwidth=900e9, sheet="NVIDIA V100 data sheet", target="v100",
         reserved_source=f"estimate: as the 16 GB part ({_TARGETS}, v100)",
         link=150e9, link_source=f"NVLink 2, 6 x 25 GB/s; {_CUBE_MESH}",
@@ -324,7 +344,9 @@ _GPUS = (
     ),
     *(
         _gpu(
-            f"A100-{size}", flops={"bf16": 312e12, "f16": 312e12, "f32": 156e12, "f64": 19.5e12, "i8": 624e12},
+            f"A100-{size}",
+            silicon=_A100,
+            flops={"bf16": 312e12, "f16": 312e12, "f32": 156e12, "f64": 19.5e12, "i8": 624e12},
             vector=19.5e12, tile=(16, 8), memory_gib=size, reserved=size * _GIB - usable, bandwidth=bandwidth,
             sheet="NVIDIA A100 data sheet", target=f"a100_sxm_{size}", link=300e9, link_source="NVLink 3, 12 x 25 GB/s",
             network=25e9, network_source="DGX A100: 200 Gb/s InfiniBand for each GPU",
@@ -332,20 +354,32 @@ _GPUS = (
         for size, usable, bandwidth in ((40, 42331013120, 1555e9), (80, 85100068864, 2039e9))
     ),
     _gpu(
-        "H100", flops=_H100, vector=67e12, tile=(64, 8), memory_gib=80, reserved=80 * _GIB - 84942979072,
+        "H100",
+        silicon=Silicon(
+            (9, 0), 132, 128, 1.98, 228, 227, 50 * _MIB, "NVIDIA H100 80GB HBM3", "NVIDIA H100 whitepaper"
+        ),
+        flops=_H100, vector=67e12, tile=(64, 8), memory_gib=80, reserved=80 * _GIB - 84942979072,
         bandwidth=3350e9, sheet="NVIDIA H100 SXM data sheet", target="h100_sxm",
         link=450e9, link_source="NVLink 4, 18 x 25 GB/s",
         network=50e9, network_source="DGX H100: 400 Gb/s InfiniBand for each GPU",
     ),
     _gpu(
-        "H200", flops=_H100, vector=67e12, tile=(64, 8), memory_gib=141, reserved=_usable(141, 139.75),
+        "H200",
+        silicon=Silicon(
+            (9, 0), 132, 128, 1.98, 228, 227, 60 * _MIB, "NVIDIA H200", "as H100; the driver reports the cache"
+        ),
+        flops=_H100, vector=67e12, tile=(64, 8), memory_gib=141, reserved=_usable(141, 139.75),
         bandwidth=4800e9, sheet="NVIDIA H200 SXM data sheet", target="h200",
         reserved_source="estimate: about 139.75 GiB of 141 are reported as present",
         link=450e9, link_source="NVLink 4, 18 x 25 GB/s",
         network=50e9, network_source="DGX H200: 400 Gb/s InfiniBand for each GPU",
     ),
     _gpu(
-        "B200", vector=75e12, tile=(128, 8),
+        "B200",
+        silicon=Silicon(
+            (10, 0), 148, 128, 1.965, 228, 227, 132644864, "NVIDIA B200", "the driver (openxla/xla target_config, b200)"
+        ),
+        vector=75e12, tile=(128, 8),
         flops={"bf16": 2250e12, "f16": 2250e12, "f32": 1125e12, "f64": 37e12, "f8": 4500e12, "i8": 4500e12},
         memory_gib=180, reserved=180 * _GIB - 191514411008, bandwidth=8000e9,
         sheet="NVIDIA DGX B200 data sheet", target="b200", link=900e9, link_source="NVLink 5, 18 x 50 GB/s",

@@ -1,62 +1,21 @@
 """Target descriptions for XLA:GPU: a chip in, the text of a `GpuTargetConfigProto` out.
 
-XLA compiles for a GPU that is not there when it is told what that GPU is like. Memory and its bandwidth are the chip's own
-(so what a specification overrides counts); the rest is `SILICON`, published figures of the part.
+XLA compiles for a GPU that is not there when it is told what that GPU is like. Memory and its bandwidth are the chip's
+own (so what a specification overrides counts); the rest is the preset's `Silicon`, published figures of the part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from toast_cli.errors import UsageError
-from toast_cli.hardware.model import Chip
+from toast_cli.hardware.chips import presets
+from toast_cli.hardware.model import Chip, Silicon
 
 _KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Silicon:
-    """What a compiler asks about a GPU beyond its memory.
-
-    Attributes:
-        capability: compute capability, major and minor.
-        multiprocessors: streaming multiprocessors (SMs) that are enabled. lanes: f32 units in each.
-        clock_ghz: highest boost clock.
-        shared_kib: shared memory of a multiprocessor. block_kib: what one block of threads may have of it.
-        cache_bytes: level-2 cache.
-        part: the name that the driver gives it.
-        source: where multiprocessors, clock and cache were published.
-    """
-
-    capability: tuple[int, int]
-    multiprocessors: int
-    lanes: int
-    clock_ghz: float
-    shared_kib: int
-    block_kib: int
-    cache_bytes: int
-    part: str
-    source: str
-
-
-# Shared memory and lanes: CUDA C++ Programming Guide, "Compute Capabilities", tables of technical specifications and of
-# arithmetic throughput.
-_A100 = Silicon((8, 0), 108, 64, 1.41, 164, 163, 40 * _KIB**2, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 whitepaper")
-SILICON: Mapping[str, Silicon] = {
-    "P100": Silicon((6, 0), 56, 64, 1.48, 64, 48, 4 * _KIB**2, "Tesla P100-SXM2-16GB", "NVIDIA P100 whitepaper"),
-    "V100": Silicon((7, 0), 80, 64, 1.53, 96, 96, 6 * _KIB**2, "Tesla V100-SXM2-32GB", "NVIDIA V100 whitepaper"),
-    "A100-40": _A100,
-    "A100-80": _A100,
-    "H100": Silicon((9, 0), 132, 128, 1.98, 228, 227, 50 * _KIB**2, "NVIDIA H100 80GB HBM3", "NVIDIA H100 whitepaper"),
-    "H200": Silicon(
-        (9, 0), 132, 128, 1.98, 228, 227, 60 * _KIB**2, "NVIDIA H200", "as H100; the driver reports the cache"
-    ),
-    "B200": Silicon(
-        (10, 0), 148, 128, 1.965, 228, 227, 132644864, "NVIDIA B200", "the driver (openxla/xla target_config, b200)"
-    ),
-}
-
+SILICON: Mapping[str, Silicon] = {preset.chip.name: preset.silicon for preset in presets() if preset.silicon}
 # The same on every part above: CUDA C++ Programming Guide, technical specifications per compute capability.
 _COMMON = {
     "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
@@ -72,7 +31,10 @@ _CUDA, _CUDNN = "12.9.0", (9, 10, 0)
 
 
 def gpu_target_text(chip: Chip) -> str:
-    """What `topologies.get_topology_desc(target_config=…)` wants to know of a chip. Raises UsageError for one not in `SILICON`."""
+    """What `topologies.get_topology_desc(target_config=…)` wants to know of a chip.
+
+    Raises UsageError for a chip of which nothing is known.
+    """
     silicon = SILICON.get(chip.name)
     if silicon is None:
         raise UsageError(

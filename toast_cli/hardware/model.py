@@ -39,6 +39,31 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
+class Silicon:
+    """What a compiler asks about a GPU beyond its memory.
+
+    Attributes:
+        capability: compute capability, major and minor.
+        multiprocessors: streaming multiprocessors (SMs) that are enabled. lanes: f32 units in each.
+        clock_ghz: highest boost clock.
+        shared_kib: shared memory of a multiprocessor. block_kib: what one block of threads may have of it.
+        cache_bytes: level-2 cache.
+        part: the name that the driver gives it.
+        source: where multiprocessors, clock and cache were published.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int
+    clock_ghz: float
+    shared_kib: int
+    block_kib: int
+    cache_bytes: int
+    part: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One physical dimension as one mesh axis sees it.
 

@@ -23,9 +23,6 @@ from toast_cli.verify.hlo_text import computations, run_counts
 Platform = Literal["tpu", "gpu"]
 # The packages that bring a platform's compiler, any one of them.
 _PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
-# Dimensions that a topology's name has, whatever the slice uses of them.
-_TORUS_RANK = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
-_MEGACORE = frozenset({"v4", "v5p"})
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -93,14 +90,15 @@ def target_of(spec: Spec) -> Target:
         return Target(
             platform, gpu_topology(spec), spec.devices, chip=spec.chip.name, config=gpu_target_text(spec.chip)
         )
-    name = spec.chip.name
-    if name not in _TORUS_RANK or any(d.kind == "network" for d in spec.dimensions):
+    name, preset = spec.chip.name, spec.preset
+    if preset is None or name != preset.chip.name or any(d.kind == "network" for d in spec.dimensions):
         raise UsageError(
             f"libtpu has no single-slice topology for {spec.name}", where="--mesh", hint="use --compiler cpu"
         )
     sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
-    sizes += [1] * (_TORUS_RANK[name] - len(sizes))
-    return Target(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, name in _MEGACORE)
+    # A topology's name has all dimensions of the chip's torus, whatever the slice uses of them.
+    sizes += [1] * (preset.torus_rank - len(sizes))
+    return Target(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, preset.megacore)
 
 
 def compile_ahead(
