@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from toast_cli.emit.hlo import emit_hlo
+from toast_cli.emit.misread import misread_note
 from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
@@ -45,4 +46,5 @@ def write(source: Source, lowered: PartitionedProgram, format: str, annotate: st
     `emit_shardy`."""
     if format in ("stablehlo", "bytecode"):
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
-    return Written(emit(source, lowered, format))
+    note = misread_note(source, lowered) if format in ("specs", "python") else ""
+    return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

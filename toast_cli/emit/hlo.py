@@ -13,6 +13,7 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
+from toast_cli.emit.misread import misread_note
 from toast_cli.emit.settle import settled
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
@@ -31,9 +32,15 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
-    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
+    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls, and for plans that need some.
     """
     refuse_shardy_operations(source)
+    if note := misread_note(source, lowered):
+        raise UsageError(
+            f"{note}; HLO text cannot hold the manual regions that avoid it",
+            where="--format",
+            hint="write it with --format stablehlo or spmd",
+        )
     lowered = reduced_behind_transposes(source, settled(source.program, lowered))
     marks = operation_marks(source, lowered)
     devices = prod(lowered.axis_sizes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from toast_cli.emit.constraints import Constraint, constraints_of
 from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.misread import in_regions
 from toast_cli.emit.recheck import check_note
 from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
@@ -45,19 +46,21 @@ def emit_shardy(
 
     Raises `UsageError` for another value.
     """
-    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
-    return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
+    with in_regions(source, settled(source.program, lowered)) as (source, lowered):
+        lowered = reduced_behind_transposes(source, lowered)
+        return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
 
 def write_checked(
     source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
 ) -> Written:
     """What `emit_shardy` writes, read again and checked, with the constraints in it."""
-    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
-    marks, note = choose(source, lowered, annotate)
-    content = write_shardy(source, lowered, marks, binary=binary)
-    notes = (note, check_note(source, lowered, marks, content))
-    return Written(content, tuple(constraints_of(source, lowered, marks)), tuple(filter(None, notes)))
+    with in_regions(source, settled(source.program, lowered)) as (source, lowered):
+        lowered = reduced_behind_transposes(source, lowered)
+        marks, note = choose(source, lowered, annotate)
+        content = write_shardy(source, lowered, marks, binary=binary)
+        notes = (note, check_note(source, lowered, marks, content))
+        return Written(content, tuple(constraints_of(source, lowered, marks)), tuple(filter(None, notes)))
 
 
 def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:

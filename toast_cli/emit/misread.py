@@ -1,0 +1,170 @@
+"""Splits that XLA's partitioner gets wrong, written as manual regions.
+
+Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib 0.10.2:
+
+* A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that adds up over a split
+  dimension: the gradient of its kernel under data parallelism is wrong.
+* A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
+* A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a body that devices cannot
+  reduce with (xor), XLA stops.
+
+Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in regions of their own; after it the
+module is what it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from toast_cli.emit.annotate import Undo
+from toast_cli.emit.shardy import ShardyNotation, quoted
+from toast_cli.emit.spmd.alignment import align
+from toast_cli.emit.spmd.build import Builder, identity
+from toast_cli.emit.spmd.moves import Devices, Mover
+from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
+from toast_cli.emit.spmd.rules.table import rule_of
+from toast_cli.emit.spmd.site import Site
+from toast_cli.frontend.source import Source
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import Op
+from toast_cli.program.ops import CONVOLUTION, REDUCE
+from toast_cli.xla import ir
+
+
+@contextmanager
+def in_regions(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Source, PartitionedProgram]]:
+    """Both, with every misread op in a manual region that does its reductions as well."""
+    numbers = misread_ops(source, lowered)
+    if not numbers:
+        yield source, lowered
+        return
+    undo: Undo = []
+    definitions, operations = list(source.definitions), list(source.operations)
+    computed, partial = dict(lowered.computed), dict(lowered.partial)
+    try:
+        with source.module.context, ir.Location.unknown():
+            notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+            notation.prepare(source.module, undo)
+            for number in numbers:
+                operation = operations[number] = put_region(source, lowered, number, notation, undo)
+                for k, value in enumerate(source.program.ops[number].results):
+                    definitions[value] = operation.results[k]
+                    computed.pop(value, None)
+                    partial.pop(value, None)
+        yield (
+            replace(source, definitions=definitions, operations=operations),
+            replace(lowered, computed=computed, partial=partial),
+        )
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def misread_ops(source: Source, lowered: PartitionedProgram) -> list[int]:
+    """Numbers of the ops that are split in a way that XLA gets wrong."""
+    found = []
+    for number, op in enumerate(source.program.ops):
+        check = _CHECKS.get(op.name)
+        if check is None:
+            continue
+        ways_in, ways_out = lying(lowered, number, op)
+        over = align(op.rule, ways_in, ways_out, lowered.axis_sizes).partial
+        if check(op, source.operations[number], ways_in, over):
+            found.append(number)
+    return found
+
+
+def misread_note(source: Source, lowered: PartitionedProgram) -> str:
+    """What is wrong with writing the plan in a form that cannot hold regions; empty where nothing is."""
+    found = misread_ops(source, lowered)
+    if not found:
+        return ""
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"XLA's partitioner gets wrong numbers for {source.location(found[0])}{more}, as the plan splits it"
+
+
+def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """How the operands of an op lie where it reads them, and its results where it computes them."""
+    ways_in = tuple(lowered.required.get((number, k), lowered.shardings[v]) for k, v in enumerate(op.operands))
+    return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
+
+
+def put_region(source: Source, lowered: PartitionedProgram, number: int, notation: ShardyNotation, undo: Undo) -> Any:
+    """Puts a region in the place of an operation; returns it."""
+    program, sizes = source.program, lowered.axis_sizes
+    op, operation = program.ops[number], source.operations[number]
+    ways_in, computed = lying(lowered, number, op)
+    ways_out = tuple(lowered.shardings[value] for value in op.results)
+    axes = ", ".join(map(quoted, lowered.axis_names))
+    region = ir.Operation.create(
+        "sdy.manual_computation",
+        results=[result.type for result in operation.results],
+        operands=list(operation.operands),
+        attributes={
+            "in_shardings": notation.of_operation(ways_in),
+            "out_shardings": notation.of_operation(ways_out),
+            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
+        },
+        regions=1,
+        loc=operation.location,
+        ip=ir.InsertionPoint(operation),
+    )
+    build = Builder(source.module.context)
+    arrays = [program.values[value] for value in op.operands]
+    kinds = [build.type(a.dtype, local_shape(a.shape, s, sizes)) for a, s in zip(arrays, ways_in, strict=True)]
+    block = ir.Block.create_at_start(region.regions[0], kinds, [operation.location] * len(kinds))
+    inside = operation.clone(ip=ir.InsertionPoint(block)).operation
+    devices = Devices(build, sizes, inside)
+    mover = Mover(build, devices)
+    pieces = [Piece(handle, sharding) for handle, sharding in zip(block.arguments, ways_in, strict=True)]
+    with build.at(ir.InsertionPoint(inside), operation.location):
+        made = rule_of(op.kind)(Site(program, op, inside, pieces, computed, build, devices, mover))
+    with build.at(ir.InsertionPoint(block), operation.location):
+        handles = []
+        for value, piece, target in zip(op.results, made, ways_out, strict=True):
+            move = mover.complete if piece.partial else mover.to
+            handles.append(move(piece, target, program.values[value].shape).handle)
+        ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
+    for old, new in zip(operation.results, region.results, strict=True):
+        old.replace_all_uses_with(new)
+    operation.detach_from_parent()
+
+    def put_back() -> None:
+        ir.InsertionPoint(region).insert(operation)
+        for old, new in zip(operation.results, region.results, strict=True):
+            new.replace_all_uses_with(old)
+        region.erase()
+
+    undo.append(put_back)
+    return region
+
+
+def _adds_up_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+    return bool(over) and int(operation.attributes["batch_group_count"].value) > 1
+
+
+def _overlaps(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+    return any(window.size > window.stride and ways_in[0][window.operand_dim] for window in op.windows)
+
+
+def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], over: tuple[int, ...]) -> bool:
+    if not over or len(op.results) > 1:
+        return False
+    reducer = body_reducer(operation.regions[0])
+    start = operation.operands[1]
+    neutral = None if reducer is None else identity(reducer, str(start.type.element_type))
+    return neutral is None or not is_constant(start, neutral)
+
+
+# Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
+_Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
+_CHECKS: dict[str, _Check] = {
+    CONVOLUTION: _adds_up_groups,
+    "stablehlo.select_and_scatter": _overlaps,
+    REDUCE: _starts_elsewhere,
+}
