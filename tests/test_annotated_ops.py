@@ -1,4 +1,4 @@
-"""Every kind of op, split along each dimension it can be, in the annotated form has the numbers of the whole program."""
+"""Every kind of op, split along each dimension it can be, in the annotated form: XLA gets the right numbers."""
 
 from __future__ import annotations
 
