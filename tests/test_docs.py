@@ -303,6 +303,12 @@ def test_contributing_lists_every_folder() -> None:
     assert there - listed == set()
 
 
+def test_files_that_contributing_names_are_there() -> None:
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", prose(ROOT / "CONTRIBUTING.md"))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "toast_cli" / name).exists()] == []
+
+
 # What the pages below take as given.
 GIVEN = """
 import jax, jax.numpy as jnp
