@@ -125,7 +125,7 @@ def test_update_overwrites_reports_alone(pipeline: Pipeline, capsys: pytest.Capt
     Path("a.json").write_text(content)
     assert check("--against", "a.json", "--update") == 2
     assert Path("a.json").read_text() == content and pipeline.requests == []
-    assert "a.json: is no report of toast's and is not overwritten" in capsys.readouterr().err
+    assert "a.json: is not a report of toast's and is not overwritten" in capsys.readouterr().err
     Path("a.json").write_text('{"schema": "toast.report/0"}')
     assert check("--against", "a.json", "--update") == 0
 

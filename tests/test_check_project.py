@@ -123,7 +123,7 @@ def test_what_a_project_says(project: Pipeline, capsys: pytest.CaptureFixture[st
 
 
 WRONG_PROJECTS = [
-    ("", "toast.yaml: is no mapping", "docs/ci.md"),
+    ("", "toast.yaml: is not a mapping", "docs/ci.md"),
     ("checks: [", "toast.yaml:1:10: not valid YAML", ""),
     ("mesh: v4-32\n", "toast.yaml: has no list of checks", "docs/ci.md"),
     ("checks: [{mesh: v4-32}]", "toast.yaml: checks[0]: names no program", "program: …"),

@@ -228,7 +228,7 @@ BAD_COMMANDS = [
     ("partition model.mlir --mesh v4-32 --jobs 0", "--jobs: 0 is too small", "give 1 or more"),
     ("partition model.mlir --mesh v4-32 --quiet --verbose", "both --quiet and --verbose", "choose one"),
     ("partition model.mlir --mesh v4-32 --budget soon", '--budget: "soon" is not a time', "0.5 ms"),
-    ("partition model.mlir --mesh v4-32 --budget 0", "--budget: 0 is no time at all", "more than 0 seconds"),
+    ("partition model.mlir --mesh v4-32 --budget 0", "--budget: 0 is not a time above 0", "more than 0 seconds"),
     ("partition model.mlir --mesh v4-32 --memory-limit 28G", '--memory-limit: "28G" is not', "GiB"),
     (
         "partition model.mlir --mesh v4-32 -o out.xyz",

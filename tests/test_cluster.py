@@ -75,7 +75,7 @@ def test_no_cluster_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 @pytest.mark.parametrize("address", ["", "dask", "dask://", "tcp://host:1", "ray:auto"])
 def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(UsageError, match=r"--cluster: .* is no address of a cluster; write dask://HOST:PORT"):
+    with pytest.raises(UsageError, match=r"--cluster: .* is not the address of a cluster; write dask://HOST:PORT"):
         cluster.parse_address(address)
 
 

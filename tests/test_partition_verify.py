@@ -40,7 +40,11 @@ def test_disagreement_is_an_exit_code(
 
 REFUSED = [
     (["--verify", "gpu"], "--verify gpu cannot compile for v4", "use --verify tpu"),
-    (["--verify", "cpu", "--format", "specs"], "specs is no program to verify", "--format stablehlo, hlo or spmd"),
+    (
+        ["--verify", "cpu", "--format", "specs"],
+        "specs is not a program that XLA can check",
+        "--format stablehlo, hlo or spmd",
+    ),
     (["--verify", "cup"], "cup", "cpu"),
 ]
 

@@ -127,10 +127,10 @@ def test_nothing_is_left_to_search_unless_asked(tmp_path: Path) -> None:
 
 WRONG = [
     ("not json", "is not JSON"),
-    ("[]", 'is no plan of schema "toast.plan/1"'),
-    ('{"schema": "toast.report/1"}', 'is no plan of schema "toast.plan/1"'),
+    ("[]", 'is not a plan of schema "toast.plan/1"'),
+    ('{"schema": "toast.report/1"}', 'is not a plan of schema "toast.plan/1"'),
     ('{"schema": "toast.plan/1"}', "the plan is damaged"),
-    ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "'8' is no number"),
+    ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "'8' is not a number"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": [], "decisions": []}', "the plan is damaged"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": {}, "decisions": [3]}', "the plan is damaged"),
 ]

@@ -149,7 +149,7 @@ def read_json(path: str, hint: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _whole_characters(facts: Any) -> Any:

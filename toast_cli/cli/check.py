@@ -170,7 +170,7 @@ def judge_point(point: Point, jobs: int = 1, progress: Any = None) -> tuple[Repo
         raise InputError("there is no such stored report", where=point.against, hint=hint)
     if exists and point.update and not is_report(point.against):
         hint = "give another file, or remove this one"
-        raise InputError("is no report of toast's and is not overwritten", where=point.against, hint=hint)
+        raise InputError("is not a report of toast's and is not overwritten", where=point.against, hint=hint)
     stored = read_report(point.against) if exists and not point.update else None
     if stored is not None:
         spec = load_spec(point.request.mesh)

@@ -44,7 +44,7 @@ def parse_address(text: str) -> tuple[str, str]:
     engine, separator, address = text.partition("://")
     if engine not in ENGINES or not separator or not address:
         hint = "write dask://HOST:PORT (of its scheduler), ray://HOST:PORT or ray://auto"
-        raise UsageError(f'"{text}" is no address of a cluster', where=OPTION, hint=hint)
+        raise UsageError(f'"{text}" is not the address of a cluster', where=OPTION, hint=hint)
     return engine, address
 
 

@@ -103,7 +103,7 @@ def partition(
         )
     if verify is not None and chosen in (Format.specs, Format.python):
         raise UsageError(
-            f"{chosen.value} is no program to verify",
+            f"{chosen.value} is not a program that XLA can check",
             where="--verify",
             hint="give it with --format stablehlo, hlo or spmd",
         )

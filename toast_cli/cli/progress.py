@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 
 @contextmanager
 def progress_line(*, wanted: bool) -> Iterator[Progress | None]:
-    """The callback that moves the line; None, and no line, when it is not wanted or stderr is no terminal."""
+    """The callback that moves the line; None, and no line, when it is not wanted or stderr is not a terminal."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return

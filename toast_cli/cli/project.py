@@ -247,7 +247,7 @@ def _read(kind: str, value: Any) -> Any:
 
 def _mapping(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UsageError("is no mapping of keys to values", where=place, hint=DOCUMENTATION)
+        raise UsageError("is not a mapping of keys to values", where=place, hint=DOCUMENTATION)
     return dict(value)
 
 

@@ -72,7 +72,7 @@ def line_of(row: Row) -> bytes:
 def _opened(path: str) -> Iterator[IO[bytes]]:
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise UsageError(f"{path} is no file", where=OPTION, hint="give a file, or - for stdout")
+            raise UsageError(f"{path} is not a file", where=OPTION, hint="give a file, or - for stdout")
         file = Path(path).open("a+b")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", where=OPTION) from None
@@ -100,14 +100,14 @@ def _read(content: bytes, path: str) -> tuple[dict[str, Row], int]:
     for number, line in enumerate(content[:whole].splitlines(), 1):
         row = _row(line)
         if row is None:
-            hint = "--fresh would overwrite it; give another file if it is none of toast sweep's"
-            raise UsageError("this is no result of a sweep", where=f"{path}:{number}", hint=hint)
+            hint = "--fresh would overwrite it; give another file if it is not one of toast sweep's"
+            raise UsageError("this is not a result of a sweep", where=f"{path}:{number}", hint=hint)
         if row.status == FAILED:
             finished.pop(row.key, None)
         else:
             finished[row.key] = row
     if whole == 0 and content and not content.startswith(b'{"schema"'):
-        raise UsageError("these are no results of a sweep", where=path, hint="give another file")
+        raise UsageError("these are not the results of a sweep", where=path, hint="give another file")
     return finished, whole
 
 

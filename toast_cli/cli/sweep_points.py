@@ -62,9 +62,11 @@ def parse_seeds(text: str) -> list[int]:
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         begin, end = whole_number(first), whole_number(last if dash else first)
         if begin is None or end is None:
-            raise UsageError(f'"{part.strip():.40}" is no seed and no range of them', where="--seeds", hint=_SEEDS_HINT)
+            raise UsageError(
+                f'"{part.strip():.40}" is neither a seed nor a range of seeds', where="--seeds", hint=_SEEDS_HINT
+            )
         if not 0 <= end - begin < MOST_SEEDS:
-            raise UsageError(f'"{part.strip()}" is no range', where="--seeds", hint=_SEEDS_HINT)
+            raise UsageError(f'"{part.strip()}" is not a range', where="--seeds", hint=_SEEDS_HINT)
         seeds += range(begin, end + 1)
     return list(dict.fromkeys(seeds))
 

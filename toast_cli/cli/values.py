@@ -87,7 +87,7 @@ def seconds_or_none(text: str | None, option: str) -> float | None:
         return None
     seconds = parse_seconds(text, where=option)
     if seconds <= 0:
-        raise UsageError(f"{text} is no time at all", where=option, hint="give more than 0 seconds, e.g. 120ms")
+        raise UsageError(f"{text} is not a time above 0", where=option, hint="give more than 0 seconds, e.g. 120ms")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Programs of other dialects than XLA takes: told early, with what to do about it.
+"""Refuses programs in dialects that XLA does not take, early and with a hint.
 
 Enters: a parsed module, or what the parser said of a file. Leaves: nothing, or an `InputError`; a hint.
 """

@@ -1,5 +1,5 @@
-"""Operations that give back what they are given: a flip of dimensions of size 1, a permutation that moves nothing, a
-slice of everything.
+"""Operations that return their operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
+nothing, or a slice of everything.
 
 XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
 directions, which flips it backward. A program that kept them would be split, and costed, as if these were different

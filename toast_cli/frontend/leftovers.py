@@ -1,4 +1,4 @@
-"""What a converted HLO module holds that StableHLO has no word for, put into StableHLO's words.
+"""Rewrites what a converted HLO module holds and StableHLO does not have.
 
 Enters: a module whose functions may hold `mhlo` operations. Leaves: the same module where
 
@@ -9,7 +9,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * operations that do nothing by their operand (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
-What is in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the
+An operation in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the
 reader to report.
 """
 

@@ -1,4 +1,4 @@
-"""Manual regions (`shard_map`) in HLO, put back into one operation.
+"""Rebuilds manual regions (`shard_map`) of an HLO program, each as one operation.
 
 HLO has no operation for them. Shardy writes a region as a custom call `xla.sdy.GlobalToLocalShape`, a call of the body,
 and a custom call `xla.sdy.LocalToGlobalShape`; meshes and shardings are texts in frontend attributes. Leaves:

@@ -1,4 +1,4 @@
-"""Takes the shardings that a program already holds out of it.
+"""Removes the shardings that a program already holds, and returns them.
 
 Enters: the entry function without calls. Leaves: the same function without shardings, and what they said as `Kept`
 records. Two kinds of statement stay in the module: manual regions (`sdy.manual_computation`), whose boundary is always

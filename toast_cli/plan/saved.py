@@ -91,7 +91,7 @@ def read_plan(path: str) -> SavedPlan:
     """The plan in the file. Raises InputError for a file that holds none."""
     facts = read_json(path, _MAKE_ONE)
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
-        raise InputError(f'is no plan of schema "{SCHEMA}"', where=path, hint=_MAKE_ONE)
+        raise InputError(f'is not a plan of schema "{SCHEMA}"', where=path, hint=_MAKE_ONE)
     try:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
@@ -258,5 +258,5 @@ def _side(value: Any) -> int:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{reprlib.repr(value):.40} is no number")
+        raise TypeError(f"{reprlib.repr(value):.40} is not a number")
     return value

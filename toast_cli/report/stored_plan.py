@@ -16,7 +16,7 @@ _REMAKE = "make one with `toast partition --json FILE`"
 
 
 def stored_shape(path: str) -> str:
-    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that is no report."""
+    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that is not a report."""
     read_report(path)
     axes = read_json(path, _REMAKE)["mesh"].get("axes")
     if not isinstance(axes, dict) or not axes or not all(type(size) is int for size in axes.values()):
