@@ -10,7 +10,7 @@ import pytest
 from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli import quantities as text
-from toast_cli.report.model import AnalysisFacts, ConstraintFacts, LiveValue, PlanFacts, Report
+from toast_cli.report.model import AnalysisFacts, ConstraintFacts, ConstraintFamilyFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 
 
@@ -234,6 +234,34 @@ def constrained() -> Report:
         for k in (1, 2, 3, 4, 5, 6, 7, 7, 7)
     ]
     return replace(make_report(), constraints=found)
+
+
+FEW_80 = """\
+constraints, 9 in all, and those that carry the plan
+  without it      peak      where, and the line that says it
+    +12.0 ms                model.py:7 Block.__call__, bf16[8,1024]
+                            with_sharding_constraint(x, P("data", None))
+     +1.0 ms  +1.0 GiB  ×3  model.py:9 f, bf16[8,1024]
+                            with_sharding_constraint(x, P("data", None))
+  5 more are in the written program; 1 of them was tried, and alone costs
+  nothing
+  nothing needs pasting: toast.load, toast.jit and the written program have all
+  of them; --verbose lists them
+"""
+
+
+def test_the_few_constraints_that_carry_the_plan_come_first() -> None:
+    line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
+    families = [
+        ConstraintFamilyFacts("model.py:7 Block.__call__ (jit(f)/mul)", "use", "bf16[8,1024]", line, 1, 4, 12e-3, -5),
+        ConstraintFamilyFacts("model.py:9 f (jit(f)/mul)", "use", "bf16[8,1024]", line, 3, 4, 1e-3, 2**30),
+        ConstraintFamilyFacts("model.py:2 f", "use", "bf16[8,1024]", line, 1, 0, 0.0, 0),
+    ]
+    report = replace(constrained(), constraint_families=families)
+    assert FEW_80 in shown(report, 80)
+    assert "model.py:7 (f/layer)  bf16[8,1024]  ×3" in shown(report, 100, verbose=True)
+    report = replace(report, constraint_families=families[2:])
+    assert "none costs anything when it alone is left out" in shown(report, 100)
 
 
 def test_constraints_are_listed_and_equal_ones_once() -> None:

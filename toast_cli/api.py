@@ -24,7 +24,7 @@ from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.program.paths import slash_path
-from toast_cli.report.model import ConstraintFacts, DimensionAxes, Report
+from toast_cli.report.model import ConstraintFacts, ConstraintFamilyFacts, DimensionAxes, Report, matters
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,17 @@ class Plan:
     @cached_property
     def constraints(self) -> list[ConstraintFacts]:
         """The `with_sharding_constraint` lines under which propagation reproduces the plan, with source locations."""
-        return self._outcome.emit("bytecode").report.constraints
+        return self._weighed.constraints
+
+    @property
+    def constraints_that_matter(self) -> list[ConstraintFamilyFacts]:
+        """Those of `constraints` that carry the plan, the dearest first, equal ones of all layers as one, with what
+        each saves."""
+        return [one for one in self._weighed.constraint_families if matters(one)]
+
+    @cached_property
+    def _weighed(self) -> Report:
+        return self._outcome.emit("bytecode", weigh=True).report
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Any:
         """A `jax.sharding.Mesh` of the plan's axes over these devices (jax.devices() when None).

@@ -33,9 +33,10 @@ from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
+from toast_cli.program.pins import Pin, Pins
 from toast_cli.report.build import build_report, constraint_facts
 from toast_cli.report.confirmation import confirmation_facts
-from toast_cli.report.model import Report
+from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES, SearchResult
@@ -47,7 +48,9 @@ from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
 if TYPE_CHECKING:
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
+    from toast_cli.emit.weigh import Price
     from toast_cli.plan.partitioned import PartitionedProgram
+    from toast_cli.plan.sharding import Sharding
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -57,7 +60,8 @@ Said = Callable[[int, int, Row], None]
 
 @dataclass(frozen=True)
 class Emitted:
-    """A file's content, and the report as it is now that the file is written: with its constraints, notes on them, and the time it took."""
+    """A file's content, and the report as it is now that the file is written: with its constraints, notes on them, and
+    the time it took."""
 
     content: bytes
     report: Report
@@ -76,35 +80,52 @@ class Outcome:
     def problem(self) -> Problem:
         return self.evaluator.problem
 
-    def emit(self, format: str, annotate: str = "minimal", trees: Trees | None = None) -> Emitted:
+    def emit(
+        self, format: str, annotate: str = "minimal", trees: Trees | None = None, *, weigh: bool = False
+    ) -> Emitted:
         """The program as "stablehlo" (text), "bytecode", "jax_export", "hlo", "spmd", "specs" (JSON) or "python".
 
         Args:
             annotate: what carries a sharding in StableHLO: "minimal", "full" or "arguments".
             trees: those of the user's function, for a jax.export file; None: those that the program's own file holds.
+            weigh: whether to find out what the constraints are worth.
         """
         from toast_cli.emit import write  # heavy, and not every run writes something
 
         timings = dict(self.report.timings)
         with _timed("emit", timings, lambda *_: None):
             lowered = lower(self.problem, self.result.plan)
+            price = self._price if weigh else None
             if format == "jax_export":
-                written = self._exported(lowered, annotate, trees)
+                written = self._exported(lowered, annotate, trees, price)
             else:
-                written = write(self.source, lowered, format, annotate)
+                written = write(self.source, lowered, format, annotate, price)
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
         constraints = constraint_facts(written.constraints)
-        report = replace(self.report, constraints=constraints, analysis=analysis, timings=timings)
+        families = [ConstraintFamilyFacts(**vars(one)) for one in written.families]
+        report = replace(
+            self.report, constraints=constraints, constraint_families=families, analysis=analysis, timings=timings
+        )
         return Emitted(written.content, report)
 
-    def _exported(self, lowered: PartitionedProgram, annotate: str, trees: Trees | None) -> Written:
+    def _price(self, elsewhere: dict[int, Sharding]) -> tuple[float, int]:
+        """Step seconds and peak bytes of the plan when these values are held elsewhere."""
+        problem, names = self.problem, self.problem.mesh.names
+        held: dict[int, Pin] = {v: tuple(tuple(names[a] for a in axes) for axes in s) for v, s in elsewhere.items()}
+        other = make_problem(problem.program, problem.dimensions, problem.mesh, (), Pins(values=held))
+        cost = Evaluator(other, [self.result.plan], self.evaluator).exact_cost(self.result.plan)
+        return cost.step_seconds, round(cost.peak_bytes)
+
+    def _exported(
+        self, lowered: PartitionedProgram, annotate: str, trees: Trees | None, price: Price | None
+    ) -> Written:
         from toast_cli.emit import write
         from toast_cli.emit.exported import emit_export, trees_of
         from toast_cli.frontend.formats import read_bytes
 
         if trees is None and self.source.format == "jax.export" and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
-        written = write(self.source, lowered, "bytecode", annotate)
+        written = write(self.source, lowered, "bytecode", annotate, price)
         platform = self.problem.mesh.chip.platform
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
@@ -204,7 +225,8 @@ def choose_meshes(spec: Spec, request: Request, saved: SavedPlan | None = None) 
 
 
 def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tuple[str, ...] = ()) -> Problem:
-    """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its first)."""
+    """A program on one mesh, analysed and not searched: the shape asked for, else the specification's (or its
+    first)."""
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
         source = for_platform(load(program), chosen.chip.platform)

@@ -18,6 +18,7 @@ from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
+from toast_cli.emit.weigh import Price
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -41,10 +42,16 @@ def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     return FORMATS[format](source, lowered)
 
 
-def write(source: Source, lowered: PartitionedProgram, format: str, annotate: str = "minimal") -> Written:
+def write(
+    source: Source,
+    lowered: PartitionedProgram,
+    format: str,
+    annotate: str = "minimal",
+    price: Price | None = None,
+) -> Written:
     """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
-    `emit_shardy`."""
+    `emit_shardy`. price: see `toast_cli.emit.weigh`."""
     if format in ("stablehlo", "bytecode"):
-        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate)
+        return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate, price=price)
     note = misread_note(source, lowered) if format in ("specs", "python") else ""
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

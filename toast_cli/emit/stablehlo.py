@@ -17,6 +17,7 @@ from toast_cli.emit.recheck import check_note
 from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.transposed import reduced_behind_transposes
+from toast_cli.emit.weigh import Family, Price, weigh
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -27,11 +28,13 @@ ANNOTATE = ("minimal", "full", "arguments")
 
 @dataclass(frozen=True)
 class Written:
-    """A file's content, the constraints in it, and sentences about what is not as planned."""
+    """A file's content, the constraints in it, and sentences about what is not as planned.
+    families: what the constraints are worth, where that was asked for."""
 
     content: bytes
     constraints: tuple[Constraint, ...] = ()
     notes: tuple[str, ...] = ()
+    families: tuple[Family, ...] = ()
 
 
 def emit_shardy(
@@ -52,15 +55,25 @@ def emit_shardy(
 
 
 def write_checked(
-    source: Source, lowered: PartitionedProgram, *, binary: bool = False, annotate: str = "minimal"
+    source: Source,
+    lowered: PartitionedProgram,
+    *,
+    binary: bool = False,
+    annotate: str = "minimal",
+    price: Price | None = None,
 ) -> Written:
-    """What `emit_shardy` writes, read again and checked, with the constraints in it."""
-    with in_regions(source, settled(source.program, lowered)) as (source, lowered):
+    """What `emit_shardy` writes, read again and checked, with the constraints in it; with `price`, what they are
+    worth."""
+    program = source.program
+    with in_regions(source, settled(program, lowered)) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks, note = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
         notes = (note, check_note(source, lowered, marks, content))
-        return Written(content, tuple(constraints_of(source, lowered, marks)), tuple(filter(None, notes)))
+        found = tuple(constraints_of(source, lowered, marks))
+        priced = price is not None and annotate == "minimal" and source.program is program
+        families = weigh(source, lowered, marks, price) if priced and price is not None else []
+        return Written(content, found, tuple(filter(None, notes)), tuple(families))
 
 
 def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:

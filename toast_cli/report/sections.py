@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -22,7 +22,7 @@ from toast_cli.quantities import (
     shorten_location,
 )
 from toast_cli.report import style
-from toast_cli.report.model import BaselineFacts, CollectiveFacts, Report
+from toast_cli.report.model import BaselineFacts, CollectiveFacts, Report, matters
 from toast_cli.report.style import Part
 
 # What a report shows without --verbose.
@@ -211,6 +211,8 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
     if not report.constraints:
         return None
+    if report.constraint_families and not verbose:
+        return _few_constraints(report)
     alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
     listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
     rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
@@ -221,6 +223,36 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     rest = len(report.constraints) - sum(count for _, count in listed)
     more = [Text(f"and {format_count(rest)} more, all with --verbose", style.LABEL)] if rest else []
     return style.section(f"constraints, {format_count(len(report.constraints))} in all", drawn, *more)
+
+
+def _few_constraints(report: Report) -> RenderableType:
+    """Those that carry the plan, with what it costs without them; the others in a sentence."""
+    mesh_axes = list(report.mesh.axes)
+    carrying = [one for one in report.constraint_families if matters(one)]
+    drawn = style.table(
+        [("without it", "right"), ("peak", "right"), ("", "right"), ("where, and the line that says it", "fold")]
+    )
+    for one in carrying:
+        where = (one.location or "(unknown)").partition(" (")[0]
+        count = f"×{one.count}" if one.count > 1 else ""
+        cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
+        drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
+    rest = len(report.constraints) - sum(one.count for one in carrying)
+    tried = sum(one.count for one in report.constraint_families) - (len(report.constraints) - rest)
+    words = f"{format_count(rest)} more are in the written program" + (
+        f"; {format_count(tried)} of them {'was' if tried == 1 else 'were'} tried, and alone cost{'s' if tried == 1 else ''} nothing"
+        if tried
+        else ""
+    )
+    hint = "nothing needs pasting: toast.load, toast.jit and the written program have all of them; --verbose lists them"
+    parts: list[RenderableType] = [drawn] if carrying else [Text("none costs anything when it alone is left out")]
+    title = f"constraints, {format_count(len(report.constraints))} in all, and those that carry the plan"
+    return style.section(title, *parts, Text(words, style.LABEL), Text(hint, style.LABEL))
+
+
+def _more(figure: float, text: Callable[[float], str]) -> str:
+    """`+1.86 s`; empty for nothing, or for less."""
+    return f"+{text(figure)}" if figure > 0 else ""
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:
