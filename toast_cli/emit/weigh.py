@@ -1,8 +1,8 @@
 """What the constraints of a written program are worth: the plan priced again without those of one kind.
 
 Enters: a `Source`, a `PartitionedProgram`, the `Marks` that were written, and a way to price values that lie elsewhere.
-Leaves: `Family` values, the dearest first. Constraints that say the same at one place of the source (in every layer) are
-a family. Without a family Shardy's propagation runs again, and what then lies elsewhere is priced where it lies.
+Leaves: `Family` values, the dearest first. Constraints that say the same at one place of the source (in every layer)
+are a family. Without a family Shardy's propagation runs again, and what then lies elsewhere is priced where it lies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from toast_cli.emit.constraints import Constraint, located_constraints
+from toast_cli.emit.constraints import located_constraints
 from toast_cli.emit.marks import Marks, pinnable_values
 from toast_cli.emit.propagate import Propagation, numbered, without_units
 from toast_cli.frontend.source import Source
@@ -34,7 +34,7 @@ class Family:
     Attributes:
         location: with `*` for the numbers in which the names of its places differ. place, type, line: as in `Constraint`.
         count: constraints. values: arrays that lie elsewhere without them.
-        saved_seconds, saved_bytes: what a step takes more, and the peak has more, without them; negative for less.
+        saved_seconds, saved_bytes: what a step takes more, and the peak has more, without them alone; negative for less.
     """
 
     location: str
@@ -48,11 +48,15 @@ class Family:
 
 
 def weigh(source: Source, lowered: PartitionedProgram, marks: Marks, price: Price) -> list[Family]:
-    """The families that matter, the dearest first. Those with the most bytes are tried; `price({})` is the plan as it is."""
-    families: dict[tuple[str, str, str, str], list[tuple[Constraint, float, tuple[str, int]]]] = defaultdict(list)
+    """The families that were tried (those that speak of the most bytes), the dearest first.
+
+    Each is left out alone. `price({})` is the plan as it is. What is priced is where values then lie; that an operation
+    may be split otherwise though its result lies as planned is not, so a constraint at a use counts for what it moves.
+    """
+    families: dict[tuple[str, str, str, str], list[tuple[float, tuple[str, int]]]] = defaultdict(list)
     for one, size, mark in located_constraints(source, lowered, marks):
-        families[folded(one.location), one.place, one.type, one.line].append((one, size, mark))
-    ranked = sorted(families.items(), key=lambda item: -sum(size for _, size, _ in item[1]))
+        families[folded(one.location), one.place, one.type, one.line].append((size, mark))
+    ranked = sorted(families.items(), key=lambda item: -sum(size for size, _ in item[1]))
     wanted = min(MOST_FAMILIES, OPERATIONS // max(1, len(source.program.ops)))
     if not ranked or not wanted:
         return []
@@ -63,7 +67,7 @@ def weigh(source: Source, lowered: PartitionedProgram, marks: Marks, price: Pric
         propagation = Propagation(source, lowered)
         planned = propagation.run(marks).values
         for (location, place, type_, line), members in ranked[:wanted]:
-            moved = propagation.run(without(marks, {mark for _, _, mark in members})).values
+            moved = propagation.run(without(marks, {mark for _, mark in members})).values
             elsewhere = {
                 v: moved[v]
                 for v in movable

@@ -130,7 +130,7 @@ class ConstraintFamilyFacts:
         location: place in the source; `*` stands for the numbers in which the names there differ.
         place, type, line: as in `ConstraintFacts`. count: how many constraints.
         values: arrays that lie elsewhere than planned without them.
-        saved_seconds, saved_bytes: what the step takes more, and what the peak has more, without them.
+        saved_seconds, saved_bytes: what the step takes more, and what the peak has more, without them alone.
     """
 
     location: str

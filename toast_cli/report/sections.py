@@ -211,7 +211,7 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
     if not report.constraints:
         return None
-    if report.constraint_families and not verbose:
+    if any(map(matters, report.constraint_families)) and not verbose:
         return _few_constraints(report)
     alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
     listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
@@ -238,16 +238,12 @@ def _few_constraints(report: Report) -> RenderableType:
         cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
         drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
     rest = len(report.constraints) - sum(one.count for one in carrying)
-    tried = sum(one.count for one in report.constraint_families) - (len(report.constraints) - rest)
-    words = f"{format_count(rest)} more are in the written program" + (
-        f"; {format_count(tried)} of them {'was' if tried == 1 else 'were'} tried, and alone cost{'s' if tried == 1 else ''} nothing"
-        if tried
-        else ""
-    )
+    words = f"{format_count(rest)} more are in the written program" if rest else ""
     hint = "nothing needs pasting: toast.load, toast.jit and the written program have all of them; --verbose lists them"
-    parts: list[RenderableType] = [drawn] if carrying else [Text("none costs anything when it alone is left out")]
+    parts: list[RenderableType] = [drawn]
     title = f"constraints, {format_count(len(report.constraints))} in all, and those that carry the plan"
-    return style.section(title, *parts, Text(words, style.LABEL), Text(hint, style.LABEL))
+    parts += [Text(sentence, style.LABEL) for sentence in (words, hint) if sentence]
+    return style.section(title, *parts)
 
 
 def _more(figure: float, text: Callable[[float], str]) -> str:
