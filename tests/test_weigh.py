@@ -21,7 +21,7 @@ def outcome(strategy: str) -> Outcome:
 
 
 def test_few_constraints_carry_the_plan() -> None:
-    report = outcome("fsdp:data").report
+    report = outcome("fsdp:data").emit("bytecode", weigh=True).report
     families = report.constraint_families
     assert 0 < len(families) <= 10
     assert [one.saved_seconds for one in families] == sorted((one.saved_seconds for one in families), reverse=True)
