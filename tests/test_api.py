@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import yaml
 from jax import export
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
+from toast_cli.api import slash_expression
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = {"data": 4, "model": 2}
@@ -106,6 +109,54 @@ def test_constraints_and_programs(plan: toast.Plan, tmp_path: Path) -> None:
     assert target.read_text().startswith("HloModule")
     with pytest.raises(toast.ToastError, match="format"):
         plan.save(tmp_path / "sharded.what")
+
+
+def test_formats_of_frameworks(plan: toast.Plan) -> None:
+    """Rules over paths give every array its spec, the first that is found; MaxText's YAML has a line for each name."""
+    rules = plan.partition_rules()
+    specs = {"params/down": None, "params/up": P("data", "model"), "batch/x": P("data")}
+    for path, spec in specs.items():
+        found = next(rule for expression, rule in rules if re.search(expression, path))
+        assert spec is None or found == spec
+    assert rules[-1] == (".*", P())
+    logical = plan.logical_axis_rules()
+    name = logical[0][0] if logical else ""
+    read = yaml.safe_load(plan.maxtext_rules({name: ["first", "second"]}))["logical_axis_rules"] or []
+    assert [entry[0] for entry in read][:2] == ["first", "second"][: len(read)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expression"),
+    [
+        ("params['up']", "^params/up$"),
+        ("*['layers'][*]['w']", "layers/.*/w$"),
+        ("*['Dense_*']['kernel'].value", "Dense_.*/kernel/value$"),
+        ("x", "^x$"),
+    ],
+)
+def test_patterns_over_slashes(pattern: str, expression: str) -> None:
+    assert slash_expression(pattern) == expression
+
+
+def test_reports_are_typed_and_subscriptable(plan: toast.Plan) -> None:
+    assert plan.report["predicted"]["step_seconds"] == plan.report.predicted.step_seconds
+    with pytest.raises(KeyError):
+        plan.report["nothing"]
+
+
+def test_notebooks_show_a_page_of_it(plan: toast.Plan) -> None:
+    page = plan._repr_html_()
+    assert "peak memory" in page
+    assert "batch[&#x27;x&#x27;]" in page
+
+
+def test_what_holds_a_lowered_program_is_taken(plan: toast.Plan) -> None:
+    """As Equinox' `filter_jit(f).lower(…)` does."""
+
+    class Held:
+        lowered = STEP.lower(*ARGUMENTS)
+
+    assert plan_of(Held()).summary == plan.summary
 
 
 @pytest.mark.parametrize(

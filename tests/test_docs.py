@@ -340,8 +340,8 @@ def test_python_on_the_pages_runs(tmp_path: Path) -> None:
     devices.
     """
     readme, page = (blocks(path, "python") for path in (ROOT / "README.md", ROOT / "docs" / "python.md"))
-    assert (len(readme), len(page)) == (2, 4)
-    code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:2], AFRESH, page[2], AFRESH, page[3]]
+    assert (len(readme), len(page)) == (2, 5)
+    code = [readme[0], PARTITIONED, readme[1], AFRESH, *page[:3], AFRESH, page[3], AFRESH, page[4]]
     ran = subprocess.run(
         [sys.executable, "-c", "\n".join([GIVEN, *code, "assert fast.plan and plan.fits and jnp.isfinite(loss)"])],
         cwd=tmp_path,

@@ -10,20 +10,26 @@ program itself needs a `with_sharding_constraint` to come out as planned. `toast
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from toast_cli.emit.snippet import rules_of, spec_text
+from toast_cli.emit.specs import NamedSpec
 from toast_cli.errors import UsageError
 from toast_cli.hardware import parse_bytes
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.program.paths import slash_path
+from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report.model import ConstraintFacts, ConstraintFamilyFacts, DimensionAxes, Report, matters
 
 
@@ -64,6 +70,61 @@ class Plan:
     @property
     def report(self) -> Report:
         return self._outcome.report
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by pattern."""
+        predicted = self.report.predicted
+        figures = {
+            "step": format_seconds(predicted.step_seconds),
+            "compute": format_seconds(predicted.compute_seconds),
+            "communication": format_seconds(predicted.communication_seconds),
+            "peak memory": f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}"
+            + ("" if predicted.fits else ": does not fit"),
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in figures.items())
+        split = "".join(
+            f"<tr><td><code>{escape(pattern)}</code></td><td><code>{escape(spec_text(spec))}</code></td></tr>"
+            for pattern, spec in rules_of(self._named_specs())
+        )
+        shape = " × ".join(f"{axis}={size}" for axis, size in self.axes.items())
+        return (
+            f"<p><b>{escape(self.report.program.name)}</b> on {escape(self.report.mesh.name)}, {escape(shape)}: "
+            f"{escape(self.summary)}</p><table>{rows}</table>"
+            f"<details><summary>how arrays are split</summary><table>{split}</table></details>"
+        )
+
+    def partition_rules(self) -> list[tuple[str, Any]]:
+        """(regular expression over the path of an array, PartitionSpec), the first that is found counts.
+
+        The form of EasyLM's `match_partition_rules` and of big_vision; paths are written `state/params/layers/0/w`. The
+        last rule is for all that is whole.
+        """
+        rules = [(slash_expression(pattern), spec) for pattern, spec in rules_of(self._named_specs())]
+        found = [(expression, partition_spec([list(axes or ()) for axes in spec])) for expression, spec in rules]
+        return [*found, (".*", partition_spec([]))]
+
+    def maxtext_rules(self, names: Mapping[str, str | Sequence[str]] | None = None) -> str:
+        """`logical_axis_rules` as MaxText's YAML has them.
+
+        Args:
+            names: what MaxText calls each of the plan's dimensions, one name or several (`{"batch":
+                ["activation_batch", "activation_embed_and_logits_batch"]}`); a dimension without an entry keeps its own.
+        """
+        lines = ["logical_axis_rules:"]
+        for name, axes in self.logical_axis_rules():
+            theirs = (names or {}).get(name, name)
+            listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
+            lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
+        return "\n".join(lines) + "\n"
+
+    def _named_specs(self) -> list[NamedSpec]:
+        arguments = [(argument.name, argument.sharding) for argument in self.report.arguments]
+        results = [(result.name, result.sharding) for result in self.report.results]
+        return [
+            NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
+            for name, sharding in (*arguments, *results)
+            if name
+        ]
 
     @property
     def summary(self) -> str:
@@ -330,6 +391,8 @@ def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
         return str(Path(program)) if program != "-" else "-", None, None
     if isinstance(program, bytes):
         return "<bytes>", program, None
+    if hasattr(getattr(program, "lowered", None), "compiler_ir"):  # what Equinox' filter_jit(f).lower(…) gives
+        program = program.lowered
     if hasattr(program, "mlir_module_serialized"):
         kept = tuple(program.module_kept_var_idx)
         signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
@@ -347,6 +410,14 @@ def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
         where="program",
         hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
     )
+
+
+def slash_expression(pattern: str) -> str:
+    """A pattern over paths (`*['layers'][*]['w']`) as a regular expression over them in slashes:
+    `.*layers/.*/w$`."""
+    parts = [re.escape(part) for part in slash_path(pattern.replace("[*]", "/*")).split("*")]
+    whole = ".*".join(parts)
+    return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
 
 
 def _shape_text(type: str) -> str:

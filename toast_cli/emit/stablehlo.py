@@ -71,7 +71,7 @@ def write_checked(
         content = write_shardy(source, lowered, marks, binary=binary)
         notes = (note, check_note(source, lowered, marks, content))
         found = tuple(constraints_of(source, lowered, marks))
-        priced = price is not None and annotate == "minimal" and source.program is program
+        priced = price is not None and annotate == "minimal" and source.program is program and not note
         families = weigh(source, lowered, marks, price) if priced and price is not None else []
         return Written(content, found, tuple(filter(None, notes)), tuple(families))
 

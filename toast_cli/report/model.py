@@ -265,6 +265,10 @@ class Report:
     confirmation: ConfirmationFacts | None = None
     schema: str = SCHEMA
 
+    def __getitem__(self, key: str) -> Any:
+        """A part of `to_json()`: `report["predicted"]["step_seconds"]`."""
+        return self.to_json()[key]
+
     @property
     def met(self) -> bool:
         """Whether the plan fits in memory, by the compiler's word where it was asked, and keeps all bounds asked for."""
