@@ -24,11 +24,12 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
-from toast_cli.evaluate.pricing import Copy, Pricer
-from toast_cli.evaluate.sum_items import SumItem, cut_by_readers
+from toast_cli.evaluate.pricing import Pricer
+from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
+from toast_cli.plan.partials import SumStep, cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import reshard_steps
+from toast_cli.plan.reshard import Copy, reshard_steps
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 
@@ -179,7 +180,9 @@ class _Selection:
         """Seconds of completing what an op adds up, for each sharding in which its readers could all cut it."""
         found: list[tuple[Sharding | None, float]] = [(None, 0.0)]
         for added in self.sums_of[op]:
-            alone = replace(added, terms=(next(t for t in added.terms if t.pattern == op),), steps=(0,), ops=(op,))
+            alone = replace(
+                added, terms=(next(t for t in added.terms if t.pattern == op),), steps=(SumStep("term", op),), ops=(op,)
+            )
             share = 1.0 / len(added.terms)  # reduced together they cost as much as one of them
 
             def seconds(item: SumItem, lowered: dict[int, Iteration], share: float = share) -> float:
@@ -189,7 +192,7 @@ class _Selection:
             wanted = {way.operands[k] for reader, k in added.readers for way in self.every[reader]}
             for sharding in sorted(wanted) if iteration.reduced else ():
                 operands = {reader: _reading(k, sharding) for reader, k in added.readers}
-                if len(operands) == len(added.readers) and cut_by_readers(alone, iteration.reduced, operands):
+                if len(operands) == len(added.readers) and cut_by_readers(iteration.reduced, (sharding,)):
                     found.append((sharding, seconds(alone, {**operands, op: iteration})))
         return found
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from toast_cli.plan.decisions import NOWHERE, Replicate, Shard
 from toast_cli.search.cluster import decided
+
+from toast_cli.plan.decisions import NOWHERE, Replicate, Shard
 
 # Low to high: each imports from those before it only. The pipeline's order, with what everybody needs in front and the
 # ways in at the end.

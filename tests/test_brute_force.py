@@ -7,7 +7,7 @@ from brute_force import best_of_all
 from programs import case_of, round_mesh
 from small_programs import PROGRAMS, random_program
 
-from toast_cli.plan.decisions import ASIDE, Shard
+from toast_cli.plan.decisions import ASIDE, SUMMED, Replicate, Shard
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans
 
@@ -29,6 +29,17 @@ def test_the_search_finds_the_best_of_all_shardings(name: str, mesh: str) -> Non
     found = run_search(case.evaluator, "mcts", 0, 2000, starts=starting_plans(case.problem))
     assert best.least <= found.cost.step_seconds * (1.0 + 1e-6)
     assert found.cost.step_seconds <= best.seconds * BEHIND
+
+
+@pytest.mark.parametrize("name", ["attention, short", "attention, long", "block"])
+def test_heads_where_tokens_attend_and_the_sequence_elsewhere(name: str) -> None:
+    """Heads have the axis until they are summed over, the sequence has it from there on, and the input rests whole."""
+    small = PROGRAMS[name]
+    case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
+    found = run_search(case.evaluator, "mcts", 0, 3000, starts=starting_plans(case.problem))
+    assert found.cost.step_seconds <= best_of_all(case.problem).seconds * BEHIND
+    assert any(isinstance(d, Shard) and d.unless == SUMMED for d in found.plan)
+    assert any(isinstance(d, Replicate) for d in found.plan)
 
 
 @pytest.mark.parametrize("number", range(12))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from clock import Clock
 from programs import SAMPLES, sample
 
 from toast_cli.cli import main
@@ -18,7 +18,7 @@ from toast_cli.search.certify import certify
 from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
 
-MLP = next(str(path) for path in SAMPLES.iterdir() if path.name.startswith("mlp_train."))
+MLP = next(str(path) for path in SAMPLES.iterdir() if path.name.startswith("mlp_tiny."))
 
 
 def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) -> Problem:
@@ -26,27 +26,23 @@ def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) 
     return make_problem(source.program, dimensions, load_spec(spec).mesh(shape or None, limit_bytes))
 
 
-@pytest.mark.parametrize("name", ["mlp_train", "mlp_tiny", "ssm_tiny"])
+@pytest.mark.parametrize("name", ["mlp_tiny", "ssm_tiny"])
 def test_no_search_beats_the_certificate_of_another(name: str) -> None:
     evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
     poor = run_search(evaluator, "mcts", 0, 3)
-    certified = certify(evaluator, poor, 3.0)
+    certified = certify(evaluator, poor, 300.0)
     good = run_search(evaluator, "mcts", 1, 2000)
-    assert 0.0 < certified.lower_bound <= good.cost.step_seconds * (1.0 if not certified.proven else 1.006)
-    assert certified.cost.step_seconds <= poor.cost.step_seconds
-    assert certified.cost == evaluator.exact_cost(certified.plan)
+    assert 0.0 < certified.lower_bound <= good.cost.step_seconds * (1.0 + 1e-6)
+    assert replace(certified, seconds=poor.seconds, lower_bound=0.0, proven=False) == poor
 
 
-@pytest.mark.parametrize(("name", "spec"), [("mlp_train", "v4-32"), ("mlp_tiny", "v4-32"), ("mlp_train", "h100-8")])
-def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)  # it stands still, so that no proof ends for want of time
+@pytest.mark.parametrize(("name", "spec"), [("mlp_tiny", "v4-32"), ("mlp_train", "h100-8")])
+def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> None:
     evaluator = Evaluator(problem(name, spec, data=4 if spec == "h100-8" else 8, model=2))
-    proven = run_search(evaluator, "exact")
+    proven = certify(evaluator, run_search(evaluator, "mcts", 0), 120.0)
     assert proven.proven
     optimum = priced(proven)
-    found = [priced(run_search(evaluator, "mcts", seed)) for seed in range(5)]
-    assert sum(time <= optimum * 1.000001 for time in found) >= 4
-    assert max(found) <= optimum * 1.02
+    assert all(priced(run_search(evaluator, "mcts", seed)) <= optimum * 1.0001 for seed in range(1, 3))
 
 
 def priced(result: SearchResult) -> float:
@@ -54,25 +50,32 @@ def priced(result: SearchResult) -> float:
     return result.cost.step_seconds * (1.0 + PRICE * len(result.plan))
 
 
-def test_a_proof_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)
-    tight = Evaluator(problem("mlp_train", "v4-32", limit_bytes=2**20, data=8, model=2))
+def test_nothing_is_proven_where_nothing_fits() -> None:
+    """The bound does not know about memory."""
+    tight = Evaluator(problem("mlp_tiny", "v4-32", limit_bytes=2**14, data=8, model=2))
     certified = certify(tight, run_search(tight, "mcts", 0, 200))
-    assert certified.proven
+    assert not certified.proven
     assert not certified.fits
+    assert certified.lower_bound > 0.0
 
 
-def test_the_report_says_what_is_proven(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Clock(monkeypatch)
+def test_meshes_of_many_axes_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toast_cli.search.selection.MOST_SPLITS", 10)
+    small = Evaluator(problem("mlp_tiny", "v4-32", data=8, model=2))
+    certified = certify(small, run_search(small, "mcts", 0, 100))
+    assert certified.lower_bound == 0.0
+    assert not certified.proven
+
+
+def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     arguments = ["partition", MLP, "--mesh", "v4-32", "--certify"]
     assert main([*arguments, "--json", str(report)]) == 0
-    assert "proven: no plan is better" in capsys.readouterr().out
+    assert "proven: no sharding of the arrays is faster" in capsys.readouterr().out
     facts = json.loads(report.read_text())
     assert facts["search"]["proven"] is True
-    assert facts["search"]["lower_bound_seconds"] == facts["predicted"]["step_seconds"]
+    bound, step = facts["search"]["lower_bound_seconds"], facts["predicted"]["step_seconds"]
+    assert bound <= step * (1.0 + 1e-6) <= bound * 1.006
     assert "certify" in facts["timings"]
 
 

@@ -29,8 +29,8 @@ from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.search import SEARCHES, Budget, SearchResult
-from toast_cli.search.bound import LowerBound
 from toast_cli.search.run import run_search
+from toast_cli.search.selection import least_seconds
 
 WEIGHTS = {"down": arg(512, 256), "up": arg(256, 512)}
 
@@ -210,50 +210,45 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
 PRICED = 1.006
 
 
-@pytest.mark.parametrize(("name", "axes"), [("perceptron", 1), ("gradient step", 1), ("gram matrix", 2)])
-def test_exact_finds_what_trying_everything_finds(name: str, axes: int) -> None:
+@pytest.mark.parametrize(("name", "axes"), [("perceptron", 1), ("gradient step", 1), ("gram matrix", 1)])
+def test_exact_proves_that_nothing_tried_is_better(name: str, axes: int) -> None:
     of = case(name, axes)
     best = min(
         of.evaluator.cost(plan).step_seconds for plan in {of.problem.canonical(p) for p in all_plans(of.problem)}
     )
     result = search("exact", of)
+    assert result.lower_bound <= min(best, result.cost.step_seconds) * (1.0 + 1e-6)
+    assert result.cost.step_seconds <= best * PRICED
     assert result.proven
-    assert result.stopped == "exhausted"
-    assert best <= result.cost.step_seconds <= best * PRICED
-    assert result.lower_bound == result.cost.step_seconds
+    assert result.cost.step_seconds <= result.lower_bound * PRICED
 
 
-@pytest.mark.parametrize("name", ["perceptron", "gradient step", "gram matrix"])
-def test_mcts_reaches_the_proven_optimum_for_every_seed(name: str) -> None:
-    of = case(name)
-    proven = search("exact", of)
-    assert proven.proven
+@pytest.mark.parametrize(("name", "axes"), [("perceptron", 1), ("gradient step", 2), ("gram matrix", 2)])
+def test_mcts_reaches_the_proven_optimum_for_every_seed(name: str, axes: int) -> None:
+    of = case(name, axes)
+    least = least_seconds(of.problem, 30.0)
     for seed in range(6):
         found = search("mcts", of, Budget(evaluations=1500), seed)
-        assert found.cost.step_seconds <= proven.cost.step_seconds * PRICED, seed
+        assert 0.0 < found.cost.step_seconds <= least * PRICED, seed
 
 
 def test_exact_out_of_budget_still_bounds_what_is_possible() -> None:
     of = case("perceptron")
-    full, short = search("exact", of), search("exact", of, Budget(evaluations=40))
+    full, short = search("exact", of), search("exact", of, Budget(evaluations=10))
     assert not short.proven
-    assert 0 < short.lower_bound <= full.cost.step_seconds <= short.cost.step_seconds
+    assert short.lower_bound == full.lower_bound > 0
+    assert short.lower_bound <= full.cost.step_seconds < short.cost.step_seconds
 
 
-@settings(max_examples=30)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_no_plan_beats_the_bound_of_what_it_starts_with(data: st.DataObject) -> None:
-    of = data.draw(cases(loops=False))
-    drawn = data.draw(plans(of.problem))
-    kept = sorted({d for d in drawn if not isinstance(d, Shard)})
-    plan = (*kept, *(d for d in drawn if isinstance(d, Shard)))
-    limit = data.draw(st.sampled_from([10_000, 10, 0]))  # states of a cluster: all, hardly any, none
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("toast_cli.search.bound.CLUSTER_STATES", limit)
-        bound = LowerBound(of.problem)
-        cost = of.evaluator.cost(plan).step_seconds
-        bounds = [bound(plan[:k]) for k in range(len(plan) + 1)]
-    assert all(b <= cost + 1e-12 for b in bounds)  # costs are rounded to 2**-48 seconds a part
+def test_no_plan_beats_the_bound(data: st.DataObject) -> None:
+    of = data.draw(cases())
+    bound = least_seconds(of.problem, 20.0)
+    for plan in data.draw(st.lists(plans(of.problem), min_size=1, max_size=5)):
+        assert (
+            bound <= of.evaluator.cost(plan).step_seconds * (1.0 + 1e-6) + 1e-12
+        )  # costs are rounded to 2**-48 seconds a part
 
 
 # ---------------------------------------------------------------- runs of several roots

@@ -21,14 +21,13 @@ from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
-from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.evaluate.items import ArrayItem, Items, make_items
 from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, Steps
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 
 MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
@@ -166,39 +165,6 @@ class Evaluator:
         for item, lowered in self._lowered_arrays(plan):
             found.extend(self._alive(item, lowered, moment))
         return moment // 2, sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
-
-    # -- parts of the program, for bounds ------------------------------------------------------------------------
-
-    @property
-    def rows(self) -> IterationMemo:
-        return self._rows
-
-    @property
-    def parts(self) -> list[frozenset[int]]:
-        """[buckets] what has to be decided for the bucket's cost to be known, see `touch`."""
-        return [bucket.touches for bucket in self._buckets]
-
-    def views_of(self, bucket: int) -> list[int]:
-        return self._buckets[bucket].views
-
-    def part_cost(self, bucket: int, rows: dict[int, int]) -> tuple[float, Vector]:
-        """(seconds, [moments] bytes alive) that one bucket adds; rows: view -> row number, of all its views."""
-        at = self._buckets[bucket]
-        share = self._sharing.share(at, self._lower(at, rows))
-        return (share.compute + share.communication) * TICK, share.alive
-
-    def work_of(self, bucket: int) -> list[WorkItem]:
-        return self._buckets[bucket].work
-
-    def work_cost(self, work: WorkItem, iteration: Iteration) -> float:
-        """Seconds of one item's own compute and collectives."""
-        collectives = self._pricer.work_collectives(work, iteration)
-        return self._work.seconds(work, iteration) + sum(use.seconds for use in collectives)
-
-    def watch(self, count: int) -> None:
-        """From now on looks at memory only at so many moments, the highest under the plan that decides nothing."""
-        self.timeline.keep_highest(self.memory_profile(self.problem.fixed), count)
-        self._forget()
 
     # -- one plan after another ----------------------------------------------------------------------------------
 

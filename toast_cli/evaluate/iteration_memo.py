@@ -100,8 +100,8 @@ class IterationMemo:
         spenders, chosen_by = self._problem.spenders, self._problem.chosen_by
         found: dict[frozenset[int], dict[tuple[object, ...], Kind]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
-            role = [] if pattern.role == NO_ROLE else [_role(pattern.role)]
-            kinds = found[frozenset([*pattern.groups, *role])]
+            roles = [_role(role) for role in (pattern.role, pattern.kind) if role != NO_ROLE]
+            kinds = found[frozenset([*pattern.groups, *roles])]
             kinds.setdefault(chosen_by[number], Kind(spenders[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         for at, view in enumerate(views):

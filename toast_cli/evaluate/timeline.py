@@ -57,10 +57,6 @@ class Timeline:
             keep.update(np.argsort(-profile, kind="stable")[:each].tolist())
         self.moments = self._selected = self.candidates[sorted(keep)]
 
-    def keep_highest(self, profile: NDArray[np.float64], count: int) -> None:
-        """Looks only at the `count` highest moments of one profile [candidates]."""
-        self.moments = self._selected = self.candidates[np.sort(np.argsort(-profile, kind="stable")[:count])]
-
     def add(self, candidate: int) -> bool:
         """Looks at one more candidate (by number) from now on; False if it was looked at already."""
         moment = self.candidates[candidate]

@@ -15,7 +15,8 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.axis_assignment import bid_of
+from toast_cli.plan.decisions import ASIDE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -98,7 +99,8 @@ class Study:
         side = (
             f", side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)}," if any(decision.sides) else ""
         )
-        apart = f" except beside {groups[decision.unless].name}" if decision.unless != NOWHERE else ""
+        apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""
+        apart = " except where summed" if decision.unless == SUMMED else apart
         return f"{groups[decision.group].name}{side} over {axis}{apart}"
 
     def numbered(self, number: int) -> str:
@@ -116,9 +118,9 @@ class Study:
         of = self.problem.patterns[pattern]
         groups = {of.groups[slot] for slot in slots}
         for number, decision in enumerate(self.plan, 1):
-            if isinstance(decision, Replicate) or decision.unless in of.groups:
+            if isinstance(decision, Shard) and bid_of(of, decision, self.problem.resolution_place) is None:
                 continue
-            if decision.axis == axis and decision.group in groups:
+            if isinstance(decision, Shard) and decision.axis == axis and decision.group in groups:
                 return number
         return 0
 

@@ -6,11 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.tactics.model import weight_groups
 
+# In place of a group's name, of a decision that leaves ops alone which sum over its own group.
+SUMS = "sum over it"
 # So many dimensions of one name are counted instead of listed.
 _MANY = 4
 _NUMBERED = re.compile(r"_\d+$")
@@ -87,12 +89,18 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         return f"keep {problem.roles[decision.role]} whole over {axis} at rest"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
+    scope = scope_name(problem, decision)
     where = (
-        f", except in ops that have {problem.dimensions.groups[decision.unless].name}"
-        if decision.unless != NOWHERE
-        else ""
+        "" if not scope else f", except in ops that {scope}" if scope == SUMS else f", except in ops that have {scope}"
     )
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
+
+
+def scope_name(problem: Problem, decision: Shard) -> str:
+    """What the ops have that a decision leaves alone: the name of a group, or `SUMS`; empty where it leaves none."""
+    if decision.unless == SUMMED:
+        return SUMS
+    return "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:

@@ -22,7 +22,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 from toast_cli.plan.workarounds import without_split_space
 
@@ -213,10 +213,10 @@ def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) 
     """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in
     `Shard.sides`."""
     if isinstance(decision, Replicate):
-        return Bid(decision.axis, ()) if decision.role == pattern.role else None
+        return Bid(decision.axis, ()) if decision.role in (pattern.role, pattern.kind) else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
-    key = decision.group, decision.sides
+    key = decision.group, decision.sides, decision.unless == SUMMED
     slots = pattern.candidates.get(key)
     if slots is None:
         slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
@@ -224,9 +224,10 @@ def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) 
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the conflict
-    alone."""
+    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the op alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
+    if decision.unless == SUMMED and any(pattern.form.kinds[slot] is SlotKind.REDUCTION for slot in slots):
+        return ()
     if not pattern.strands:
         return slots
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 NOWHERE = -1
 # In place of a side: ops that take part in the conflict are left to other decisions.
 ASIDE = -1
+# In place of a group in `Shard.unless`: ops that sum over the decision's own group are left to other decisions.
+SUMMED = -2
 
 
 class Shard(NamedTuple):
@@ -17,8 +19,9 @@ class Shard(NamedTuple):
     Two things restrict a decision to a part of the program, and what it leaves is there for decisions behind it.
     `ASIDE` leaves the ops of one kind of conflict: the sequence has the axis everywhere but in attention, and there the
     heads have it (Ulysses). `unless` leaves the ops that have that group: experts get the axis ahead of the batch, but
-    not where tokens are still in sequence (routing, dispatch, combine). At the borders of such a part arrays travel
-    from one sharding to the other, mostly in an all-to-all.
+    not where tokens are still in sequence (routing, dispatch, combine). With `SUMMED` it leaves the ops that sum over
+    the group: what they read is gathered, where else their results would be added up. At the borders of such a part
+    arrays travel from one sharding to the other, mostly in an all-to-all.
     """
 
     group: int

@@ -34,7 +34,7 @@ class OpPattern:
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
-        buffer.
+        buffer. kind: the same of its kind of arguments (see `Problem.roles`).
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
     """
 
@@ -42,12 +42,13 @@ class OpPattern:
     groups: tuple[int, ...]
     strands: tuple[Strand | None, ...]
     role: int = NO_ROLE
+    kind: int = NO_ROLE
     operand_pins: tuple[PinnedSharding | None, ...] = ()
     result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
-    # (group, sides) -> slots in the order in which they are tried, as far as asked for: plans ask for the same few
-    # again and again.
-    candidates: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = field(
+    # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for the
+    # same few again and again.
+    candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -88,6 +89,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         pattern.groups,
         pattern.strands,
         pattern.role,
+        pattern.kind,
         form.sizes,
         form.kinds,
         form.extents,

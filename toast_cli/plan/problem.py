@@ -7,7 +7,7 @@ Enters: program, dimensions, mesh. Leaves: `Problem`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
@@ -16,7 +16,7 @@ from math import prod
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.axis_assignment import START, Spender, Spenders, bid_of, replicates_first, rules_of
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
     NO_ROLE,
@@ -51,8 +51,9 @@ class Problem:
 
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
-        roles: names of the argument groups (`weights`, `state`, `inputs`). argument_role: [arguments] number in
-            `roles`.
+        roles: names of the argument groups (`weights`, `state`, `inputs`), and behind them of kinds of arguments with the
+            same dimensions. argument_role, argument_kind: [arguments] numbers in `roles`; where a role has one kind, both
+            are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
@@ -78,6 +79,7 @@ class Problem:
     workarounds: Workarounds = ALL
     closed: frozenset[int] = frozenset()
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
+    argument_kind: tuple[int, ...] = ()
     spending: Spenders = field(default_factory=Spenders, repr=False, compare=False)
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
@@ -119,7 +121,9 @@ class Problem:
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
-        return tuple((p.groups, p.strands, p.role, s.rules) for p, s in zip(self.patterns, self.spenders, strict=True))
+        return tuple(
+            (p.groups, p.strands, p.role, p.kind, s.rules) for p, s in zip(self.patterns, self.spenders, strict=True)
+        )
 
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
@@ -223,9 +227,7 @@ class Problem:
                     found.extend(
                         Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
                     )
-            for role, name in enumerate(self.roles):
-                if name != INPUTS and role in self.argument_role:
-                    found.append(Replicate(role, axis))
+            found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
         return tuple(found)
 
     @cached_property
@@ -318,8 +320,10 @@ class Problem:
 
     def offers(self, decision: Decision) -> bool:
         """Whether a search may decide so: `choices`, and all that a chain of `variants` leads to from them."""
-        if isinstance(decision, Replicate) or decision in self._offered:
-            return decision in self._offered
+        if isinstance(decision, Replicate):
+            return decision in self._offered or decision in self.rests
+        if decision in self._offered:
+            return True
         counts = self._side_counts(decision.group)
         return (
             decision._replace(sides=(0,) * len(counts), unless=NOWHERE) in self._offered
@@ -329,12 +333,48 @@ class Problem:
         )
 
     @cached_property
+    def rests(self) -> dict[Replicate, frozenset[int]]:
+        """Decisions to keep one kind of arguments whole that are in no `choices` -> groups those have that could be split over the axis."""
+        found: dict[Replicate, set[int]] = defaultdict(set)
+        shards = {d[:2] for d in self.choices if isinstance(d, Shard)}
+        for number, kind in enumerate(self.argument_kind):
+            for group in self.patterns[self.op_pattern[number]].groups:
+                for axis in range(len(self.mesh.sizes)):
+                    if (group, axis) in shards and Replicate(kind, axis) not in self._offered:
+                        found[Replicate(kind, axis)].add(group)
+        return {decision: frozenset(groups) for decision, groups in sorted(found.items())}
+
+    @cached_property
     def _offered(self) -> frozenset[Decision]:
         return frozenset(self.choices)
 
     def _scopes(self, group: int) -> tuple[int, ...]:
         """What `Shard.unless` can be for a group."""
-        return (NOWHERE, *self.met_elsewhere.get(group, ()))
+        return (NOWHERE, *dict.fromkeys((*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))))
+
+    @cached_property
+    def _parts_of_work(self) -> dict[int, list[int]]:
+        """Group -> what takes its products and convolutions apart: groups that some of them have and others do not, and `SUMMED` where some sum
+        over it and others do not. Of those that leave the same ones the first stands for all."""
+        products: dict[int, list[int]] = defaultdict(list)
+        for number in sorted(self._pattern_work):
+            for group in set(self.patterns[number].groups):
+                products[group].append(number)
+        found: dict[int, list[int]] = {}
+        for group, numbers in products.items():
+            left: dict[frozenset[int], int] = {}
+            for other in sorted({g for n in numbers for g in self.patterns[n].groups} - {group}):
+                left.setdefault(frozenset(n for n in numbers if other in self.patterns[n].groups), other)
+            left.setdefault(frozenset(n for n in numbers if self._sums_over(n, group)), SUMMED)
+            found[group] = [scope for without, scope in left.items() if 0 < len(without) < len(numbers)]
+        return found
+
+    def _sums_over(self, number: int, group: int) -> bool:
+        pattern = self.patterns[number]
+        return any(
+            other == group and kind is SlotKind.REDUCTION
+            for other, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
+        )
 
     @cached_property
     def space(self) -> tuple[Decision, ...]:
@@ -370,13 +410,14 @@ def make_problem(
     """
     roles, argument_role = argument_roles(program)
     value_pins, use_pins = number_pins(program, mesh, wishes, stated)
-    role_of_value = {
-        value: argument_role[k]
+    kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
+    argument_of_value = {
+        value: k
         for value, k in views(program).items()
         if program.values[value].elements
         <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
     }
-    result_role = {result: argument_role[k] for k, result in enumerate(carried_results(program)) if result >= 0}
+    taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
     patterns: list[OpPattern] = []
     numbers: dict[tuple[object, ...], int] = {}
     op_pattern: list[int] = []
@@ -388,26 +429,54 @@ def make_problem(
         groups = groups_of.get(classes)
         if groups is None:
             groups = groups_of[classes] = tuple(class_group[c] for c in classes)
-        role = role_of_value.get(op.results[0], NO_ROLE) if op.results else NO_ROLE
+        argument = argument_of_value.get(op.results[0], NOWHERE) if op.results else NOWHERE
         if op.name == RESULT:
-            role = result_role.get(results_seen, NO_ROLE)
+            argument = taken_over.get(results_seen, NOWHERE)
             results_seen += 1
+        role, kind = (argument_role[argument], argument_kind[argument]) if argument != NOWHERE else (NO_ROLE, NO_ROLE)
         strands: tuple[Strand | None, ...] = dimensions.strands.get(number, ())
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        key = (form, groups, strands, role, operand_pins, result_pins, space)
+        key = (form, groups, strands, role, kind, operand_pins, result_pins, space)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)
-            patterns.append(OpPattern(form, groups, strands, role, operand_pins, result_pins, space))
+            patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space))
         op_pattern.append(at)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
-        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), roles, argument_role, tuple(remade_values(program)), places,
-        notices=(*stated.notices, *unused_pins(program, wishes)), workarounds=workarounds,
+        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), (*roles, *kinds), argument_role, tuple(remade_values(program)), places,
+        notices=(*stated.notices, *unused_pins(program, wishes)), workarounds=workarounds, argument_kind=argument_kind,
     )  # fmt: skip
+
+
+def _kinds_of_arguments(
+    program: Program,
+    dimensions: Dimensions,
+    roles: tuple[str, ...],
+    argument_role: tuple[int, ...],
+    pins: Mapping[int, PinnedSharding],
+) -> tuple[list[str], tuple[int, ...]]:
+    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind, behind those of the roles). Arguments
+    of one kind have the same dimensions: that weight of every layer."""
+    members: dict[object, list[int]] = defaultdict(list)
+    for number, argument in enumerate(program.arguments):
+        groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])
+        form, strands = id(dimensions.forms[number]), dimensions.strands.get(number, ())
+        members[argument_role[number], form, groups, strands, pins.get(argument.value)].append(number)
+    names: list[str] = []
+    found = list(argument_role)
+    for alike in members.values():
+        if len(alike) == argument_role.count(argument_role[alike[0]]):
+            continue
+        for number in alike:
+            found[number] = len(roles) + len(names)
+        name = program.arguments[alike[0]].path or f"argument {alike[0]}"
+        rest = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
+        names.append(f"argument {name}{rest}" if name in roles else f"{name}{rest}")
+    return names, tuple(found)
 
 
 def _space(op: Op, form: Form) -> Space | None:

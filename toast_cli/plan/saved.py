@@ -19,8 +19,9 @@ from typing import Any
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
+from toast_cli.program.roles import ROLES
 
 SCHEMA = "toast.plan/1"
 # How alike two groups must be, of 1, to be taken for one.
@@ -48,13 +49,14 @@ class Traits:
 
 @dataclass(frozen=True)
 class SavedDecision:
-    """A `Shard` of `group` (not where ops have `unless`), or a `Replicate` of the arguments called `arguments`; `axis`
-    by name."""
+    """A `Shard` of `group` (not where ops have `unless`, or sum over it), or a `Replicate` of the arguments called
+    `arguments`; `axis` by name."""
 
     axis: str
     group: Traits | None = None
     sides: tuple[int, ...] = ()
     unless: Traits | None = None
+    unless_summed: bool = False
     arguments: str = ""
 
 
@@ -76,8 +78,9 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         if isinstance(decision, Replicate):
             decisions.append(SavedDecision(axes[decision.axis], arguments=problem.roles[decision.role]))
         else:
-            unless = None if decision.unless == NOWHERE else traits[decision.unless]
-            decisions.append(SavedDecision(axes[decision.axis], traits[decision.group], decision.sides, unless))
+            unless = traits[decision.unless] if decision.unless >= 0 else None
+            summed = decision.unless == SUMMED
+            decisions.append(SavedDecision(axes[decision.axis], traits[decision.group], decision.sides, unless, summed))
     facts = {
         "schema": SCHEMA,
         "program": problem.program.name,
@@ -197,14 +200,14 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
     axis = names.index(decision.axis)
     if decision.group is None:
         if decision.arguments not in problem.roles:
-            return None, f"the arguments here are {', '.join(problem.roles)}"
+            return None, f"there are no such arguments here, but {', '.join(ROLES)}"
         return Replicate(problem.roles.index(decision.arguments), axis), ""
     for traits in (decision.group, decision.unless):
         if traits is not None and traits not in found:
             some = f" ({', '.join(traits.members[:2])})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
     group = found[decision.group]
-    unless = NOWHERE if decision.unless is None else found[decision.unless]
+    unless = SUMMED if decision.unless_summed else NOWHERE if decision.unless is None else found[decision.unless]
     here = problem.dimensions.groups[group]
     counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
     filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
@@ -237,7 +240,12 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
     return SavedDecision(
-        _text(facts["axis"]), group, tuple(map(_side, facts["sides"])), unless, _text(facts["arguments"])
+        _text(facts["axis"]),
+        group,
+        tuple(map(_side, facts["sides"])),
+        unless,
+        facts.get("unless_summed") is True,
+        _text(facts["arguments"]),
     )
 
 

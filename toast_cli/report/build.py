@@ -10,9 +10,9 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import decision_text, idle_axes, summary
+from toast_cli.explain.words import decision_text, idle_axes, scope_name, summary
 from toast_cli.frontend.source import Source
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
@@ -193,11 +193,11 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
     axis = problem.mesh.names[decision.axis]
     text = decision_text(problem, decision)
     if isinstance(decision, Replicate):
-        count = sum(role == decision.role for role in problem.argument_role)
+        count = sum(decision.role in of for of in zip(problem.argument_role, problem.argument_kind, strict=True))
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
-    unless = "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
+    unless = scope_name(problem, decision)
     return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text, unless)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import summary
-from toast_cli.plan.decisions import ASIDE, NOWHERE, Decision, Plan, Replicate
+from toast_cli.explain.words import SUMS, scope_name, summary
+from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.report.model import MeshFacts, ProgramFacts, Report
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import applicable, strategy
@@ -117,7 +117,8 @@ def _short(evaluator: Evaluator, decision: Decision) -> str:
         return f"{problem.roles[decision.role]} whole over {axis}"
     groups = problem.dimensions.groups
     side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
-    apart = f" (not beside {groups[decision.unless].name})" if decision.unless != NOWHERE else ""
+    scope = scope_name(problem, decision)
+    apart = f" (not {'where summed' if scope == SUMS else f'beside {scope}'})" if scope else ""
     return f"{groups[decision.group].name}{side}{apart} over {axis}"
 
 

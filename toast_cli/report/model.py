@@ -43,7 +43,7 @@ class DecisionFacts:
     classes: int  # dimension classes in the group (shard), arguments in it (replicate)
     size: int  # elements along the largest of them; 0 for replicate
     text: str  # in words
-    unless: str = ""  # class group: ops that have it are left out
+    unless: str = ""  # class group: ops that have it are left out; "sum over it": ops that sum over its own
 
 
 @dataclass(frozen=True)

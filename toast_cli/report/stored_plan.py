@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.explain.words import SUMS
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
@@ -53,7 +54,8 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
     if kind == "replicate" and target in problem.roles:
         return Replicate(problem.roles.index(target), axis)
     unless = facts.get("unless", "")
-    for name in filter(None, (target, unless)):
+    scopes = {"": NOWHERE, SUMS: SUMMED, **names}
+    for name in (target, *([unless] if unless not in scopes else [])):
         if name not in names:
             raise InputError(
                 f"the report is of another program: this one has no dimension {name!r}",
@@ -63,4 +65,4 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
     group = problem.dimensions.groups[names[target]]
     if len(sides) != len(group.resolutions):
         raise InputError(f"the report is of another program: {target} has other conflicts", where=path)
-    return Shard(names[target], axis, sides, names[unless] if unless else NOWHERE)
+    return Shard(names[target], axis, sides, scopes[unless])

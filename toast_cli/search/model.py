@@ -134,13 +134,14 @@ class Incumbent:
         if self._budget.seconds is not None and self.seconds >= self._budget.seconds:
             raise OutOfBudget("budget")
 
-    def ends_within(self, share: float) -> Callable[[], bool]:
-        """Whether this share of the time that is left now has passed, or the user wants it to end."""
-        asked, seconds = self._budget.asked, self._budget.seconds
-        if seconds is None:
-            return asked
-        deadline = time.monotonic() + share * (seconds - self.seconds)
-        return lambda: asked() or time.monotonic() >= deadline
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the budget; None where it has no end."""
+        return None if self._budget.seconds is None else max(0.0, self._budget.seconds - self.seconds)
+
+    def is_over(self) -> bool:
+        """Whether time is up or the user wants it to end."""
+        return self._budget.asked() or self.seconds_left == 0.0
 
     def extend(self, plan: Plan, move: tuple[Decision, ...]) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""

@@ -69,6 +69,8 @@ class Moves:
         return [
             *self._about_axes(plan[len(self.problem.fixed) :]),
             *self.variations(plan),
+            *self.rests(plan),
+            *self.at_work_only(plan),
             *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
         ]
 
@@ -79,6 +81,33 @@ class Moves:
             for unit in self.held(plan)
             for to in self.problem.variants(unit[0])
         ]
+
+    def rests(self, plan: Plan) -> list[Edit]:
+        """Everything that keeps one kind of arguments whole over an axis that the plan splits them over."""
+        split = {d[:2] for d in plan if isinstance(d, Shard)}
+        held = {d for d in plan if not isinstance(d, Shard)}
+        return [
+            Edit((), (decision,))
+            for decision, groups in self.problem.rests.items()
+            if decision not in held and any((group, decision.axis) in split for group in groups)
+        ]
+
+    def at_work_only(self, plan: Plan) -> list[Edit]:
+        """Everything that splits what is computed and keeps all arguments whole that would rest split by it: a unit more, or another
+        scope of one held."""
+        held = set(plan)
+        edits = [*(Edit((), unit) for unit in self.after(plan)), *self.variations(plan)]
+        found = []
+        for out, into in edits:
+            split = {d[:2] for d in into if isinstance(d, Shard)}
+            kept = tuple(
+                d
+                for d, groups in self.problem.rests.items()
+                if d not in held and any((group, d.axis) in split for group in groups)
+            )
+            if kept:
+                found.append(Edit(out, (*into, *kept)))
+        return found
 
     def _about_axes(self, decisions: Plan) -> list[Edit]:
         """Edits of all decisions about an axis together, and of all about two, or of those of what is split over both."""

@@ -1,0 +1,329 @@
+"""A lower bound on the step time of any sharding at all: an integer program over the evaluator's own prices, which HiGHS solves.
+
+No decisions and no groups: ops of each pattern take any way in which the mesh axes can split them, and any way in which their partial results
+are scattered. One variable for each way, and one for each pair of shardings between which an array is moved where it is read (as in Alpa,
+arXiv:2201.12023, and XLA's former auto-sharder). Every plan is such an assignment, so no plan is faster than the cheapest of them. What the bound
+does not know: device memory, and ops of one pattern that are split otherwise than each other (those of mirrored layers).
+
+Two things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one reduction, and a copy for readers
+in several loops as that of the dearest. Enters: a `Problem`. Leaves: seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import permutations, product
+from math import isfinite, perm, prod
+
+import numpy as np
+
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Pricer
+from toast_cli.evaluate.sum_items import SumItem
+from toast_cli.plan.decisions import NOWHERE
+from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, lay_out
+from toast_cli.plan.partials import SumStep, cut_by_readers
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import Copy, reshard_steps
+from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.workarounds import without_split_space
+
+MOST_SPLITS = 20_000  # of one pattern, and
+MOST_VARIABLES = 400_000  # of all, for which there is a bound
+GAP = 1e-5  # relative, at which HiGHS may stop
+
+
+def least_seconds(problem: Problem, seconds: float, ended: Callable[[], bool] = lambda: False) -> float:
+    """Seconds that no sharding of the program's arrays can beat; 0 where the program and the mesh are too large to say.
+
+    Args:
+        seconds: of wall time for the solver, at most. ended: whether time is up before it starts.
+    """
+    axes = sum(size > 1 for size in problem.mesh.sizes)
+    if any((len(p.form.sizes) + 1) ** axes * perm(axes) > MOST_SPLITS for p in problem.patterns):
+        return 0.0
+    start = time.monotonic()
+    program = _Program(problem)
+    for add in (program.take_ways, program.take_aliases, program.take_reshards):
+        add()
+        if ended() or len(program.cost) > MOST_VARIABLES:
+            return 0.0
+    return program.solve(max(1.0, seconds - (time.monotonic() - start)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to split ops of one pattern. cut: where they add up, the sharding in which all who read the total take a piece of it; None where they do
+    not agree."""
+
+    iteration: Iteration
+    cut: Sharding | None
+    seconds: float
+
+
+class _Free(Problem):
+    """A problem in which no two patterns have to choose alike, so that all that lies between them is priced."""
+
+    @cached_property
+    def chosen_by(self) -> tuple[tuple[object, ...], ...]:
+        return tuple((number,) for number in range(len(self.patterns)))
+
+
+class _Program:
+    """The integer program. cost: [variables]; the first are those of the ways, pattern after pattern, and must be whole numbers."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+        profile = find_profile(problem.mesh.chip)
+        self._items = make_items(problem, profile)
+        self._pricer, self._kernels = Pricer(problem, self._items), WorkPricer(problem, profile)
+        self._work: dict[int, list[WorkItem]] = defaultdict(list)
+        self._sums: dict[int, list[SumItem]] = defaultdict(list)
+        for work in self._items.work:
+            self._work[work.pattern].append(work)
+        for added in self._items.sums:
+            for pattern in sorted({term.pattern for term in added.terms}):
+                self._sums[pattern].append(added)
+        self._every = [_every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
+        self._ways = [self._ways_of(number) for number in range(len(problem.patterns))]
+        self._first = [int(n) for n in np.cumsum([0, *map(len, self._ways)])]
+        self.cost = [way.seconds for ways in self._ways for way in ways]
+        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
+
+    def solve(self, seconds: float) -> float:
+        """The bound: that of the solver, when it ends or its time is up."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # heavy, and few runs ask for a proof
+        from scipy.sparse import csr_array
+
+        entries = [(row, column, value) for row, (of, _, _) in enumerate(self._rows) for column, value in of.items()]
+        rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
+        scale, whole = max(self.cost), self._first[-1]
+        if scale <= 0.0:
+            return 0.0
+        found = milp(
+            np.array(self.cost) / scale,
+            integrality=np.arange(len(self.cost)) < whole,
+            bounds=Bounds(0.0, 1.0),
+            constraints=LinearConstraint(
+                csr_array((values, (rows, columns)), shape=(len(self._rows), len(self.cost))),
+                [low for _, low, _ in self._rows],
+                [high for _, _, high in self._rows],
+            ),
+            options={"time_limit": seconds, "mip_rel_gap": GAP},
+        )
+        bound = found.mip_dual_bound
+        return float(bound) * scale if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
+
+    def take_ways(self) -> None:
+        """Each pattern is split in one way; a total is cut only as all who read it take it."""
+        for number, ways in enumerate(self._ways):
+            self._rows.append((dict.fromkeys(self._of(number), 1.0), 1.0, 1.0))
+            for added in self._sums[number]:
+                for sharding in sorted({way.cut for way in ways if way.cut is not None}):
+                    cut = {self._first[number] + k: -1.0 for k, way in enumerate(ways) if way.cut == sharding}
+                    for reader, position in added.readers:
+                        taken = self._by_sharding(reader, _operand(position)).get(sharding, ())
+                        self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
+
+    def take_aliases(self) -> None:
+        """A result that takes over an argument's buffer rests as the argument does."""
+        problem, program = self._problem, self._problem.program
+        first = len(program.ops) - len(program.results)
+        pairs = {
+            (problem.op_pattern[number], problem.op_pattern[first + argument.aliased_result])
+            for number, argument in enumerate(program.arguments)
+            if argument.aliased_result >= 0
+        }
+        for argument, result in sorted(pairs):
+            made = self._by_sharding(argument, lambda it: it.shardings[0])
+            taken = self._by_sharding(result, _operand(0))
+            for sharding in {**made, **taken}:
+                row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
+                self._rows.append((row, 0.0, 0.0))
+
+    def take_reshards(self) -> None:
+        """Copies of arrays: what makes one and what reads it agree with the pair of shardings that is paid for."""
+        for item in self._items.arrays:
+            if not item.free and len(self.cost) <= MOST_VARIABLES:
+                self._reshards(item)
+
+    def _reshards(self, item: ArrayItem) -> None:
+        made = self._by_sharding(item.pattern, lambda it: it.shardings[item.result])
+        loops = {reader.loop for reader in item.readers}
+        copies: dict[tuple[Sharding, Sharding], list[tuple[int, float]]] = defaultdict(list)
+        for place, reader in enumerate(item.readers):
+            taken = self._by_sharding(reader.pattern, _operand(reader.position))
+            prices = {(s, t): self._copy_seconds(item, s, t, place) for s in made for t in taken}
+            if not any(prices.values()):
+                continue
+            flows = {pair: self._variable(0.0) for pair in prices}
+            for s, ways in made.items():
+                self._rows.append(({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
+            for t, ways in taken.items():
+                self._rows.append(({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
+            for pair, price in prices.items():
+                if price:
+                    copies[pair].append((flows[pair], price))
+        for shared in copies.values():
+            most = max(price for _, price in shared)
+            if len(shared) == 1 and len(loops) == 1:
+                self.cost[shared[0][0]] = most
+                continue
+            copy = self._variable(most)
+            self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
+
+    def _copy_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> float:
+        """Of one reader's copy of the item's arrays."""
+        steps = reshard_steps(made, taken, self._problem.mesh.sizes, item.shape) if made != taken else ()
+        copies = [Copy(taken, (place,), steps)] if steps else []
+        return sum(use.seconds for use in self._pricer.array_collectives(item, made, copies))
+
+    def _ways_of(self, number: int) -> list[_Way]:
+        """The ways to split ops of a pattern; of those that are alike to all other patterns the cheapest."""
+        best: dict[object, _Way] = {}
+        for iteration in self._every[number]:
+            own = sum(
+                self._kernels.seconds(work, iteration)
+                + sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
+                for work in self._work[number]
+            )
+            for cut, seconds in self._reductions(number, iteration):
+                key = (iteration.operands, iteration.shardings, cut)
+                if key not in best or own + seconds < best[key].seconds:
+                    best[key] = _Way(iteration, cut, own + seconds)
+        return list(best.values())
+
+    def _reductions(self, number: int, iteration: Iteration) -> Iterable[tuple[Sharding | None, float]]:
+        """Seconds of completing what a pattern's ops add up: as it is, and for each sharding in which all who read the total could cut it. Of a sum of
+        several terms each pays its part."""
+        whole = saved = 0.0
+        cuts: dict[Sharding, float] = {}
+        for added in self._sums[number]:
+            terms = [term for term in added.terms if term.pattern == number]
+            least = min(added.terms, key=lambda term: term.bytes).bytes
+            alone = replace(
+                added,
+                terms=(replace(terms[0], bytes=least),),
+                steps=(SumStep("term", number),),
+                readers=(),
+                ops=(added.ops[added.terms.index(terms[0])],),
+            )
+            share, most = len(terms) / len(added.terms), 0.0
+            if len(added.steps) > 1:  # uses on the way may cut it, too: it is priced as if each device kept a piece
+                whole += share * self._cut_seconds(alone, iteration, (iteration.reduced,))
+                continue
+            plain = share * self._sum_seconds(alone, {number: iteration})
+            whole += plain
+            if not iteration.reduced:
+                continue
+            for sharding in sorted({way.operands[k] for reader, k in added.readers for way in self._every[reader]}):
+                if cut_by_readers(iteration.reduced, (sharding,)):
+                    cuts[sharding] = plain - share * self._cut_seconds(alone, iteration, sharding)
+                    most = max(most, cuts[sharding])
+            saved += most
+        if len(self._sums[number]) > 1:  # each could be cut in its own way
+            return [(None, whole - saved)]
+        return [(None, whole), *((sharding, whole - less) for sharding, less in cuts.items() if less > 0.0)]
+
+    def _cut_seconds(self, alone: SumItem, iteration: Iteration, sharding: Sharding) -> float:
+        """Seconds of completing one term where all who read the total take it in one sharding."""
+        reader = Iteration((), (sharding,), (), (), (), (), ())
+        return self._sum_seconds(
+            replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: iteration, NOWHERE: reader}
+        )
+
+    def _sum_seconds(self, added: SumItem, lowered: dict[int, Iteration]) -> float:
+        return sum(use.seconds for use in self._pricer.sum_collectives(added, lowered))
+
+    def _of(self, number: int) -> range:
+        """Variables of a pattern's ways."""
+        return range(self._first[number], self._first[number + 1])
+
+    def _by_sharding(self, number: int, sharding_of: Callable[[Iteration], Sharding]) -> dict[Sharding, list[int]]:
+        found: dict[Sharding, list[int]] = defaultdict(list)
+        for variable, way in zip(self._of(number), self._ways[number], strict=True):
+            found[sharding_of(way.iteration)].append(variable)
+        return found
+
+    def _variable(self, cost: float) -> int:
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+
+def _operand(position: int) -> Callable[[Iteration], Sharding]:
+    return lambda iteration: iteration.operands[position]
+
+
+def _every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
+    """All that ops of a pattern could iterate over, each once."""
+    form = pattern.form
+    found: dict[Iteration, None] = {}
+    for split in _every_split(form, sizes):
+        slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
+        partial = [
+            a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes
+        ]
+        slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
+        for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in slots)):
+            if all(
+                _can_scatter(form, slot_axes, partial, dims, to, sizes)
+                for dims, to in zip(form.results, wanted, strict=False)
+            ):
+                found[lay_out(pattern, (slot_axes, wanted))] = None
+    return list(found)
+
+
+def _every_split(form: Form, sizes: tuple[int, ...]) -> list[SlotAxes]:
+    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are fully split."""
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    found: dict[SlotAxes, None] = {}
+    for order in permutations(axes):
+        for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
+            split: list[tuple[int, ...]] = [()] * len(form.sizes)
+            for axis, slot in zip(order, places, strict=True):
+                if slot != NOWHERE:
+                    split[slot] = (*split[slot], axis)
+            if _is_legal(form, [prod(sizes[a] for a in of) for of in split]):
+                found[tuple(split)] = None
+    return list(found)
+
+
+def _is_legal(form: Form, shards: list[int]) -> bool:
+    return all(
+        form.kinds[slot] is not SlotKind.BLOCKED
+        and not any(extent % count for extent in form.extents[slot])
+        and all(shards[major] == form.sizes[major] for major in form.majors[slot])
+        for slot, count in enumerate(shards)
+        if count > 1
+    )
+
+
+def _can_scatter(
+    form: Form,
+    slot_axes: SlotAxes,
+    partial: list[int],
+    dims: tuple[tuple[int, ...], ...],
+    wanted: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> bool:
+    """Whether a result that is partial over these axes can be scattered over them on these slots."""
+    shards = [prod(sizes[a] for a in axes) for axes in slot_axes]
+    for axis, slot in zip(partial, wanted, strict=True):
+        if slot != NOWHERE:
+            shards[slot] *= sizes[axis]
+    return all(
+        slot not in wanted
+        or (
+            not any(extent % shards[slot] for extent in form.extents[slot])
+            and all(shards[major] == form.sizes[major] for major in slots[:place])
+        )
+        for slots in dims
+        for place, slot in enumerate(slots)
+    )
