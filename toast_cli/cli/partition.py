@@ -61,6 +61,14 @@ def partition(
     confirm: options.Confirm = 0,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write where a step's time goes, by place in the source, for ui.perfetto.dev.",
+        ),
+    ] = None,
     html: Annotated[
         str | None,
         typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures (extra: html)."),
@@ -112,7 +120,8 @@ def partition(
     report_target = Target("--json", json) if json is not None else None
     plan_target = Target("--save-plan", save_plan) if save_plan is not None else None
     page_target = Target("--html", html) if html is not None else None
-    outputs = (program_target, report_target, plan_target, page_target)
+    trace_target = Target("--trace", trace) if trace is not None else None
+    outputs = (program_target, report_target, plan_target, page_target, trace_target)
     targets = [target for target in outputs if target is not None]
     check_targets(targets, [program, mesh])
     request = options.make_request(program, mesh, given)
@@ -142,6 +151,10 @@ def partition(
         write_target(report_target, to_bytes(report))
     if plan_target is not None:
         write_target(plan_target, outcome.saved_plan())
+    if trace_target is not None:
+        from toast_cli.report.trace import trace as trace_of
+
+        write_target(trace_target, trace_of(outcome.source, outcome.evaluator, outcome.result))
     if page_target is not None:
         from toast_cli.report.page import page
         from toast_cli.report.pictures import pictures

@@ -1,0 +1,74 @@
+"""Where a step's time goes, as a Chrome trace: what Perfetto (ui.perfetto.dev) and chrome://tracing open and zoom.
+
+Enters: source, evaluator and search result. Leaves: the bytes of a JSON file. One thread has the compute of a step on each
+device, one its communication. Slices are nested by the call stack of the user's source and as wide as their time; they
+stand by size, as in a flame graph, not in the order in which they run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend.source import Source
+from toast_cli.search import SearchResult
+
+_MICROSECONDS = 1e6
+
+
+@dataclass
+class _Slice:
+    """One level of the stack: `seconds` of all below it."""
+
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    below: dict[str, _Slice] = field(default_factory=dict)
+
+    def add(self, path: list[str], seconds: float, facts: dict[str, Any]) -> None:
+        self.seconds += seconds
+        if not path:
+            for name, value in facts.items():
+                self.facts[name] = self.facts.get(name, 0) + value
+            return
+        self.below.setdefault(path[0], _Slice()).add(path[1:], seconds, facts)
+
+
+def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
+    """The trace of one step of a plan; times in microseconds, as the format wants them."""
+    names = evaluator.problem.mesh.names
+    compute, communication = _Slice(), _Slice()
+    for kernel in evaluator.kernels(result.plan):
+        path = [*_stack(source, kernel.op), kernel.name.removeprefix("stablehlo.")]
+        compute.add(path, kernel.seconds, {"runs": kernel.runs, "flops": kernel.flops, "bytes": kernel.bytes})
+    for use in evaluator.collectives(result.plan):
+        over = ", ".join(names[axis] for axis in use.axes)
+        path = [*_stack(source, use.op), f"{use.kind} over {over}"]
+        communication.add(path, use.seconds, {})
+    events: list[dict[str, Any]] = [
+        {
+            "ph": "M",
+            "pid": 1,
+            "name": "process_name",
+            "args": {"name": f"{source.program.name}, one step on each device"},
+        }
+    ]
+    for thread, (name, root) in enumerate((("compute", compute), ("communication", communication)), start=1):
+        events.append({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}})
+        _write(root, 0.0, thread, events)
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")).encode()
+
+
+def _stack(source: Source, op: int) -> list[str]:
+    """The user's frames, the outermost first; one word where the program holds no source."""
+    frames = [str(frame) for frame in reversed(source.stack(op)) if frame.is_users]
+    return frames or [source.location(op) or "no place in the source"]
+
+
+def _write(slice: _Slice, start: float, thread: int, events: list[dict[str, Any]]) -> None:
+    for name, one in sorted(slice.below.items(), key=lambda item: (-item[1].seconds, item[0])):
+        event = {"ph": "X", "pid": 1, "tid": thread, "name": name, "ts": start, "dur": one.seconds * _MICROSECONDS}
+        events.append(event | ({"args": one.facts} if one.facts else {}))
+        _write(one, start, thread, events)
+        start += one.seconds * _MICROSECONDS
