@@ -44,6 +44,21 @@ from toast_cli.verify.traffic import compare_traffic
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")
 LAST = ("megatron", "megatron+sequence", "context", "expert")
+# Rows known to fail, (program, mesh, plan) -> why; each leaves the list when it is mended.
+KNOWN = {
+    (
+        "moe_tiny",
+        "v4-32",
+        "megatron+sequence",
+    ): "two sums are cut by some readers only",
+    (
+        "long_tiny",
+        "v4-32",
+        "megatron+sequence",
+    ): "XLA adds up terms before it puts their axes in order",
+    ("unet_tiny", "h100-8", "spatial"): "of the halos of an image that two convolutions read, XLA sends fewer",
+    ("ssm_tiny", "v4-32", "context"): "what one slice has gathered, XLA uses for the others",
+}
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "promised KiB": "{promised_kib:.1f}",
     "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}", "what differs": "{differs}",

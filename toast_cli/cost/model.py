@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toast_cli.plan.partitioned import Reason
+
 
 @dataclass(frozen=True, slots=True)
 class Attained:
@@ -64,6 +66,7 @@ class CollectiveUse:
         op: the op that needs or makes the array. value: the array.
         waited_for: it stands on the critical path, see `overlap`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
+        reason: why it is there, see `plan.partitioned`.
     """
 
     kind: str
@@ -75,6 +78,7 @@ class CollectiveUse:
     value: int
     waited_for: bool
     written: tuple[str, float]
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

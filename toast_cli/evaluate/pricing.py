@@ -30,6 +30,7 @@ from toast_cli.plan.partials import (
     partial_of,
     split_further,
 )
+from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, copies_of, put_in_order_first, reshard_steps, runs_by_loop
 from toast_cli.plan.sharding import Sharding, shards
@@ -88,6 +89,7 @@ class Pricer:
                     seconds,
                     work.op,
                     results[k],
+                    "pin",
                     waited_for=waited_for,
                     written=written,
                 )
@@ -98,7 +100,8 @@ class Pricer:
         op, kinds = program.ops[work.op], self._problem.patterns[work.pattern].form.kinds
         value = op.operands[0] if work.windows else op.results[0]
         for kind, axes, size in exchanges(program, op, kinds, iteration, self._sizes):
-            yield _use(kind, axes, size, work.runs, self._seconds_of(kind, size, axes), work.op, value)
+            seconds = self._seconds_of(kind, size, axes)
+            yield _use(kind, axes, size, work.runs, seconds, work.op, value, "neighbours")
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
@@ -154,8 +157,9 @@ class Pricer:
         seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
         value = self._problem.program.ops[how.op].results[k]
         written = written or (kind, size)
+        waited_for = not (how.late or hidden)
         return _use(
-            kind, axes, moved, how.runs, seconds, how.op, value, waited_for=not (how.late or hidden), written=written
+            kind, axes, moved, how.runs, seconds, how.op, value, "partial", waited_for=waited_for, written=written
         )
 
     # -- arrays --------------------------------------------------------------------------------------------------
@@ -188,7 +192,9 @@ class Pricer:
                 kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
                 seconds = self._seconds_of(kind, size, step.axes)
                 count = each * len(item.values)
-                yield _use(kind, step.axes, size, count, seconds, op, value, waited_for=waited_for, written=written)
+                yield _use(
+                    kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
+                )
 
     def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""
@@ -256,8 +262,10 @@ def _use(
     seconds: float,
     op: int,
     value: int,
+    reason: Reason,
     *,
     waited_for: bool = True,
     written: tuple[str, float] | None = None,
 ) -> CollectiveUse:
-    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written or (kind, size))
+    written = written or (kind, size)
+    return CollectiveUse(kind, axes, size, count, count * seconds, op, value, waited_for, written, reason)

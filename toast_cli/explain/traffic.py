@@ -136,7 +136,7 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]
     for axis in use.axes:
         holder, name = study.holder(made, axis)
-        summed = axis in study.iterations[made].reduced or any(axis in s for s in study.iterations[made].scattered)
+        summed = use.reason == "partial"
         by = f"decision {holder}" if holder else "a pin"
         if summed and name:
             where = (
@@ -147,6 +147,8 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
             sentences.append(
                 f"The op that makes it sums over {name}, which {by} splits over {names[axis]}: each device has a part of the sum, and {where}."
             )
+        elif axis in study.lowered.partial.get(use.value, ()):
+            sentences.append(f"It is summed up over {names[axis]}, and each device keeps a piece of the total.")
         elif name:
             sentences.append(f"It is made split over {names[axis]} along {name} ({by}).")
         if not summed and use.op != maker:
