@@ -18,11 +18,11 @@ import pytest
 from joblib.parallel import ThreadingBackend
 
 from toast_cli.cli import cluster, main
-from toast_cli.cli.sweep_points import Point, run_point
-from toast_cli.cli.workers import Failure
+from toast_cli.cli.sweep_points import SweepPoint, run_point
+from toast_cli.cli.workers import PointFailure
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.pipeline import Request
-from toast_cli.report.sweep_table import Row
+from toast_cli.report.sweep_table import SweepRow
 
 SAMPLE = Path(__file__).parent.parent / "sample_models" / "mlp_tiny.mlir"
 
@@ -63,8 +63,8 @@ def test_a_sweep_on_dask(scheduler: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert points[1]["error"].startswith("broken.mlir:1:") and "/tmp" not in points[1]["error"]
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert sorted(line["key"] for line in lines) == sorted(point["key"] for point in points)
-    here = run_point(Point(Request("model.mlir", "own.yaml", iterations=20), points[0]["key"]))
-    assert replace(here, seconds=points[0]["seconds"], best=True) == Row(**points[0])
+    here = run_point(SweepPoint(Request("model.mlir", "own.yaml", iterations=20), points[0]["key"]))
+    assert replace(here, seconds=points[0]["seconds"], best=True) == SweepRow(**points[0])
 
 
 def test_no_cluster_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_what_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"dask": "distributed", "ray": "ray"}[engine], None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'toast-partitioner\[{engine}\]'"):
-        list(cluster.run_on_cluster([Point(Request("m", "v4-32"))], f"{engine}://host:1", None))
+        list(cluster.run_on_cluster([SweepPoint(Request("m", "v4-32"))], f"{engine}://host:1", None))
 
 
 class RayBackend(ThreadingBackend):
@@ -115,20 +115,20 @@ def test_the_way_to_ray(monkeypatch: pytest.MonkeyPatch, address: str, given: st
     for name, module in (("ray", ray), ("ray.util", ray.util), ("ray.util.joblib", ray.joblib)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cluster, "run_shipped", what_arrived)
-    points = [Point(Request(str(SAMPLE), "v4-32")), *(Point(Request("none.mlir", "v4-32")) for _ in range(3))]
+    points = [SweepPoint(Request(str(SAMPLE), "v4-32")), *(SweepPoint(Request("none.mlir", "v4-32")) for _ in range(3))]
     running = cluster.run_on_cluster(points, f"ray://{address}", 2)
     first = dict([next(running), next(running)])
-    assert first == {0: Failure(f"{SAMPLE.stat().st_size} bytes, no file"), 1: Failure("no file, no file")}
-    assert dict(running) == {2: Failure("no file, no file"), 3: Failure("no file, no file")}
+    assert first == {0: PointFailure(f"{SAMPLE.stat().st_size} bytes, no file"), 1: PointFailure("no file, no file")}
+    assert dict(running) == {2: PointFailure("no file, no file"), 3: PointFailure("no file, no file")}
     assert ray.calls == [given, "shutdown"]
 
 
-def what_arrived(shipped: cluster.Shipped) -> tuple[int, Failure]:
+def what_arrived(shipped: cluster.Shipped) -> tuple[int, PointFailure]:
     sizes = ("no file" if content is None else f"{len(content)} bytes" for content in (shipped.program, shipped.mesh))
-    return shipped.number, Failure(", ".join(sizes))
+    return shipped.number, PointFailure(", ".join(sizes))
 
 
 def test_a_process_that_dies_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    number, result = cluster.run_shipped(cluster.Shipped(3, Point(Request("m.mlir", "v4-32")), b"", None))
-    assert (number, result) == (3, Failure("the process on the worker ended with code 1"))
+    number, result = cluster.run_shipped(cluster.Shipped(3, SweepPoint(Request("m.mlir", "v4-32")), b"", None))
+    assert (number, result) == (3, PointFailure("the process on the worker ended with code 1"))

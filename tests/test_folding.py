@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 
 CASES = {
     "one number in every name": (
@@ -62,7 +62,7 @@ CASES = {
 
 @pytest.mark.parametrize(("entries", "expected"), CASES.values(), ids=CASES.keys())
 def test_fold(entries: list[tuple[str, str]], expected: list[tuple[str, int]]) -> None:
-    rows = fold([Entry(name, (kind,)) for name, kind in entries])
+    rows = fold([NamedArray(name, (kind,)) for name, kind in entries])
     assert [(row.pattern, len(row.members)) for row in rows] == expected
 
 
@@ -71,7 +71,7 @@ NAMES = st.from_regex(r"[ab](\[[0-3]\]|\.[0-2]|/c){0,3}", fullmatch=True)
 
 @given(st.lists(st.tuples(NAMES, st.sampled_from("xy")), max_size=30))
 def test_every_entry_is_in_one_row_with_its_like(entries: list[tuple[str, str]]) -> None:
-    rows = fold([Entry(name, (kind,)) for name, kind in entries])
+    rows = fold([NamedArray(name, (kind,)) for name, kind in entries])
     assert sorted(member for row in rows for member in row.members) == list(range(len(entries)))
     assert all(len({entries[member][1] for member in row.members}) == 1 for row in rows)
     assert [row.members[0] for row in rows] == sorted(row.members[0] for row in rows)

@@ -19,7 +19,7 @@ from toast_cli.report.checks import Limits, judge, plan_drift, refuse_other_mesh
 from toast_cli.report.json_file import StoredReport, read_report, same_facts, to_bytes
 from toast_cli.report.model import BoundFacts, PlanFacts
 from toast_cli.report.style import make_console, render
-from toast_cli.report.sweep_table import Row, mark_best, row_of, sweep_tables, to_csv, to_json
+from toast_cli.report.sweep_table import SweepRow, mark_best, row_of, sweep_tables, to_csv, to_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +65,7 @@ def test_every_json_field_is_documented() -> None:
     kinds = [kind for kind in vars(model).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
-    columns = {field.name for field in dataclasses.fields(Row)}
+    columns = {field.name for field in dataclasses.fields(SweepRow)}
     assert [name for name in sorted(columns) if f"`{name}`" not in documented] == []
 
 
@@ -216,7 +216,7 @@ def test_no_file_has_the_same_facts(tmp_path: Path) -> None:
 # Sweeps
 
 
-def sweep_rows() -> list[Row]:
+def sweep_rows() -> list[SweepRow]:
     report = make_report()
     slower = replace(report, predicted=replace(PREDICTED, step_seconds=0.03))
     other = replace(report, mesh=replace(report.mesh, axes={"data": 16}))
@@ -225,7 +225,7 @@ def sweep_rows() -> list[Row]:
             row_of("tiny.mlir", "v4-32", slower, 1.5),
             row_of("tiny.mlir", "v4-32", replace(other, plan=PlanFacts([], "batch over data")), 1.25),
             row_of("tiny.mlir", "v4-32", make_report(TOO_LARGE), 1.0),
-            Row("tiny.mlir", "v4-33", "", "failed", "no mesh specification"),
+            SweepRow("tiny.mlir", "v4-33", "", "failed", "no mesh specification"),
         ]
     )
 
@@ -250,7 +250,7 @@ def test_sweep_table() -> None:
 
 
 def test_sweep_tables_of_two_programs() -> None:
-    rows = [*sweep_rows(), Row("other.mlir", "v4-32", "data=16", "failed", "no such file")]
+    rows = [*sweep_rows(), SweepRow("other.mlir", "v4-32", "data=16", "failed", "no such file")]
     found = render(sweep_tables(rows, 140), make_console(io.StringIO(), 140))
     assert found.startswith("tiny.mlir\n") and "\nother.mlir\n" in found
     assert "23.4 ms  15.2 ms        8.20 ms  51.2%" in found

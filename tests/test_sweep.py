@@ -25,7 +25,7 @@ from toast_cli.cli.sweep_log import open_log
 from toast_cli.cli.sweep_points import parse_seeds, points_of
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.pipeline import Request
-from toast_cli.report.sweep_table import Row, mark_best
+from toast_cli.report.sweep_table import SweepRow, mark_best
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_program_for_which_nothing_fits(sweep_pipeline: Pipeline, monkeypatch:
     ("by", "best"), [("step_time", 0), ("peak_memory", 1), ("communication", 2), ("device_time", 3)]
 )
 def test_the_best_by(by: str, best: int) -> None:
-    row = Row("m", "v4-32", "data=16", "fits", devices=16)
+    row = SweepRow("m", "v4-32", "data=16", "fits", devices=16)
     rows = [
         replace(row, step_seconds=1.0, peak_bytes=9, communication_seconds=0.5),
         replace(row, step_seconds=2.0, peak_bytes=1, communication_seconds=0.5),
@@ -367,10 +367,10 @@ def test_workers_run_in_parallel_and_survive_each_other() -> None:
     done = dict(workers.run_all(items, job, jobs=3))
     assert [done[number] for number in range(len(items))] == [
         "ONE",
-        workers.Failure("model.mlir: no such file"),
-        workers.Failure("internal error: KeyError: 'x'"),
-        workers.Failure("the process died (exit code 7)"),
-        workers.Failure("the process died (SIGKILL)"),
+        workers.PointFailure("model.mlir: no such file"),
+        workers.PointFailure("internal error: KeyError: 'x'"),
+        workers.PointFailure("the process died (exit code 7)"),
+        workers.PointFailure("the process died (SIGKILL)"),
         "TWO",
     ]
 

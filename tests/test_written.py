@@ -13,7 +13,7 @@ import pytest
 from programs import source_of
 
 from toast_cli.emit import emit_hlo, recheck, stablehlo, write
-from toast_cli.emit.minimal import Choice
+from toast_cli.emit.minimal import ChosenMarks
 from toast_cli.emit.recheck import check_note, strays
 from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
@@ -108,7 +108,7 @@ def test_it_is_said_when_few_constraints_do_not_do(
     planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, lowered = planned
-    unsettled = Choice(shardy_marks(source, lowered, "arguments"), (3,), 10)
+    unsettled = ChosenMarks(shardy_marks(source, lowered, "arguments"), (3,), 10)
     monkeypatch.setattr(stablehlo, "choose_marks", lambda *_: unsettled)
     written = write(source, lowered, "stablehlo")
     assert written.notes == ("no few constraints reproduce the plan, so every value is constrained",)

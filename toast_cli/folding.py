@@ -25,7 +25,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedArray:
     """One array. Entries fold only when `kind` (whatever must be equal: type, sharding, donation) is the same."""
 
     name: str
@@ -40,7 +40,7 @@ class Folded:
     members: tuple[int, ...]
 
 
-def fold(entries: Sequence[Entry]) -> list[Folded]:
+def fold(entries: Sequence[NamedArray]) -> list[Folded]:
     """Group entries by pattern and kind, in order of each group's first member.
 
     Patterns of one kind that differ only by what they start with are one row too: a training step's parameters and its
@@ -56,7 +56,7 @@ def fold(entries: Sequence[Entry]) -> list[Folded]:
     return sorted((row for alike in kinds.values() for row in _fold_trees(alike)), key=lambda row: row.members)
 
 
-def _fold_family(entries: Sequence[Entry], family: Sequence[int]) -> list[Folded]:
+def _fold_family(entries: Sequence[NamedArray], family: Sequence[int]) -> list[Folded]:
     """Fold entries whose names are equal but for their numbers."""
     numbers = {position: _numbers(entries[position].name) for position in family}
     everywhere = _places(numbers.values())

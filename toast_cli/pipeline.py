@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.confirm.compilers import Compiler
-from toast_cli.confirm.model import Confirmation, Row
+from toast_cli.confirm.model import Confirmation, ConfirmedRow
 from toast_cli.confirm.run import Limits
 from toast_cli.confirm.search import compiler_for, confirm_found
 from toast_cli.dimensions import Dimensions, analyse
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
 # place among the plans compiled (from 1), how many there are, the plan with its figures
-Said = Callable[[int, int, Row], None]
+Said = Callable[[int, int, ConfirmedRow], None]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class FrameChoice(StrEnum):
     all = "all"
 
 
-class Kind(Enum):
+class OptionKind(Enum):
     """How an option is written. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
     TEXT = "text"
@@ -58,7 +58,7 @@ class Option:
     """
 
     flag: str
-    kind: Kind
+    kind: OptionKind
     help: str
     metavar: str = ""
     least: int = 0
@@ -71,7 +71,7 @@ class Option:
         return self.flag.removeprefix("--")
 
 
-def _option(default: object, flag: str, kind: Kind, help: str, metavar: str = "", **more: Any) -> Any:
+def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: str = "", **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(flag, kind, help, metavar, **more)})
 
 
@@ -84,42 +84,42 @@ class Request:
     mesh_shape: str | None = _option(
         None,
         "--mesh-shape",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's).",
         "SHAPE",
     )
-    search: str = _option(SearchName.mcts.value, "--search", Kind.SEARCH, "How to look for a plan.")
+    search: str = _option(SearchName.mcts.value, "--search", OptionKind.SEARCH, "How to look for a plan.")
     budget_seconds: float | None = _option(
         None,
         "--budget",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "Stop the search after this time, e.g. 10 or 500ms (default: by --iterations).",
         "SECONDS",
     )
     iterations: int | None = _option(
         None,
         "--iterations",
-        Kind.WHOLE,
+        OptionKind.WHOLE,
         "Stop the search after N plans; gives the same plan on any machine.",
         "N",
         least=1,
     )
-    seed: int = _option(0, "--seed", Kind.WHOLE, "Seed of the search.", "N")
-    jobs: int = _option(1, "--jobs", Kind.WHOLE, "Search processes.", "N", least=1, in_projects=False)
+    seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search.", "N")
+    jobs: int = _option(1, "--jobs", OptionKind.WHOLE, "Search processes.", "N", least=1, in_projects=False)
     memory_limit: int | None = _option(
         None,
         "--memory-limit",
-        Kind.BYTES,
+        OptionKind.BYTES,
         "Memory a plan may use per device, e.g. 28GiB (default: the SPEC's).",
         "BYTES",
     )
     keep_shardings: bool = _option(
-        False, "--keep-shardings", Kind.FLAG, "Keep the shardings already in the program as constraints."
+        False, "--keep-shardings", OptionKind.FLAG, "Keep the shardings already in the program as constraints."
     )
     pins: tuple[str, ...] = _option(
         (),
         "--pin",
-        Kind.TEXTS,
+        OptionKind.TEXTS,
         "Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
         "PATTERN=AXES",
     )
@@ -128,7 +128,7 @@ class Request:
     frames: str = _option(
         FrameChoice.user.value,
         "--frames",
-        Kind.FRAMES,
+        OptionKind.FRAMES,
         "Places in the source: your own line (what installed packages do is shown as what it calls), or all frames.",
         in_projects=False,
         in_python=False,
@@ -136,7 +136,7 @@ class Request:
     minimise: tuple[str, ...] = _option(
         (),
         "--minimise",
-        Kind.TEXTS,
+        OptionKind.TEXTS,
         "What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
         "argument_memory; repeated, the next one decides between plans equal in the first.",
         "FIGURE",
@@ -145,14 +145,14 @@ class Request:
     subject_to: tuple[str, ...] = _option(
         (),
         "--subject-to",
-        Kind.TEXTS,
+        OptionKind.TEXTS,
         "What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
         "BOUND",
     )
     certify: bool = _option(
         False,
         "--certify",
-        Kind.FLAG,
+        OptionKind.FLAG,
         "Prove how much faster any plan could be, at most; takes up to 20 seconds.",
         in_projects=False,
         in_python=False,
@@ -160,7 +160,7 @@ class Request:
     tactics: tuple[str, ...] = _option(
         (),
         "--tactic",
-        Kind.TEXTS,
+        OptionKind.TEXTS,
         "Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); the search "
         "completes the plan, with search:AXIS on that axis only; repeatable.",
         "NAME:AXIS",
@@ -169,7 +169,7 @@ class Request:
     strategy: str | None = _option(
         None,
         "--strategy",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
         "NAME",
         in_python=False,
@@ -178,7 +178,7 @@ class Request:
     plan: str | None = _option(
         None,
         "--plan",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "Take the plan saved with --save-plan, as far as it suits, unsearched.",
         "FILE",
         in_python=False,
@@ -186,7 +186,7 @@ class Request:
     complete: bool = _option(
         False,
         "--complete",
-        Kind.FLAG,
+        OptionKind.FLAG,
         "Let the search add to --plan's decisions.",
         in_projects=False,
         in_python=False,
@@ -194,7 +194,7 @@ class Request:
     confirm: int = _option(
         0,
         "--confirm",
-        Kind.WHOLE,
+        OptionKind.WHOLE,
         "Compile the N best plans and the strategies that apply, and take the best by the compiler's figures.",
         "N",
         in_projects=False,
@@ -203,7 +203,7 @@ class Request:
     confirm_with: str | None = _option(
         None,
         "--confirm-with",
-        Kind.COMPILER,
+        OptionKind.COMPILER,
         "Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
         in_projects=False,
         in_python=False,
@@ -211,7 +211,7 @@ class Request:
     confirm_seconds: float | None = _option(
         None,
         "--confirm-budget",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "Start no compilation after so long, e.g. 10min.",
         "TIME",
         in_projects=False,

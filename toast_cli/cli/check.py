@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.check_points import Point, points_of, points_of_project
+from toast_cli.cli.check_points import CheckPoint, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
 from toast_cli.cli.progress import counted, progress_line
 from toast_cli.cli.values import CheckFormat, one_of, whole_number
-from toast_cli.cli.workers import Failure, failure_of, run_all
+from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
@@ -157,7 +157,7 @@ def check(
     return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
 
 
-def judge_point(point: Point, jobs: int = 1, progress: Any = None) -> tuple[Report, Judged]:
+def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None) -> tuple[Report, Judged]:
     """Partition and judge. Raises ToastError where that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
@@ -183,7 +183,7 @@ def judge_point(point: Point, jobs: int = 1, progress: Any = None) -> tuple[Repo
     return report, Judged(verdict, to_bytes(report) if wanted and not same_facts(point.against, report) else None)
 
 
-def work_on(point: Point) -> Judged:
+def work_on(point: CheckPoint) -> Judged:
     """In a worker: the judgement of one point of several."""
     return judge_point(point)[1]
 
@@ -197,7 +197,7 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
-def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
+def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
     """One point in this process, with progress.
 
     An error is one of the command, or a verdict where that is `told` to other programs.
@@ -219,7 +219,7 @@ def _judge_alone(point: Point, jobs: int, quiet: bool, verbose: bool, told: bool
     return judged
 
 
-def _judge_all(points: list[Point], jobs: int, quiet: bool) -> list[Judged]:
+def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
     """Several, each in a process of its own; what cannot be checked is a verdict too."""
     from toast_cli.report.checks import Verdict
 
@@ -227,14 +227,14 @@ def _judge_all(points: list[Point], jobs: int, quiet: bool) -> list[Judged]:
     with counted(len(points), "checks", wanted=not quiet) as advance:
         for number, result in run_all(points, work_on, jobs):
             request = points[number].request
-            if isinstance(result, Failure):
+            if isinstance(result, PointFailure):
                 result = Judged(Verdict(request.program, request.mesh, error=result.reason, hint=result.hint))
             done[number] = result
             advance()
     return [done[number] for number in range(len(points))]
 
 
-def _store(point: Point, judged: Judged, quiet: bool) -> None:
+def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
     """Writes the stored report with --update, unless a limit is exceeded."""
     if not point.update or not point.against:
         return

@@ -1,4 +1,4 @@
-"""What `toast check` is to check: options and project files go in, `Point` values come out."""
+"""What `toast check` is to check: options and project files go in, `CheckPoint` values come out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_TOLERANCE = "5%"
 
 
 @dataclass(frozen=True)
-class Point:
+class CheckPoint:
     """One program on one mesh, what is demanded of it, and the stored report it is compared with (empty: none).
 
     update: write that report instead of comparing with it.
@@ -34,7 +34,7 @@ class Point:
 
 def points_of(
     programs: list[str], mesh: str, given: Mapping[str, Any], config: str | None, update: bool
-) -> list[Point]:
+) -> list[CheckPoint]:
     """The programs named on the command line, on the mesh named there."""
     if not programs:
         raise UsageError("no PROGRAM is given", hint="without --mesh, a project file says what to check")
@@ -57,7 +57,7 @@ def points_of(
 
 def points_of_project(
     programs: list[str], given: Mapping[str, Any], config: str | None, update: bool, allow_code: bool
-) -> list[Point]:
+) -> list[CheckPoint]:
     """What the project file lists; of it only the programs named on the command line, if any are."""
     from toast_cli.cli.project import DOCUMENTATION, find_project, read_project
 
@@ -89,7 +89,7 @@ def points_of_project(
     return points
 
 
-def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> Point:
+def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> CheckPoint:
     """One point of these options by name. Raises UsageError at `--name` for values that cannot be read."""
     from toast_cli.report.checks import Limits
 
@@ -112,4 +112,4 @@ def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) 
     allowed = [f"peak_memory<={given['max-memory']}"] if "max-memory" in given and not chosen else []
     bounds = {"subject-to": [*(given.get("subject-to") or ()), *allowed]}
     request = options.make_request(program, mesh, {**given, **bounds})
-    return Point(request, limits, given.get("against", ""), update)
+    return CheckPoint(request, limits, given.get("against", ""), update)

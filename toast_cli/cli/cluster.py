@@ -17,13 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.cli.sweep_points import Point, run_point
-from toast_cli.cli.workers import Failure, failure_of
+from toast_cli.cli.sweep_points import SweepPoint, run_point
+from toast_cli.cli.workers import PointFailure, failure_of
 from toast_cli.errors import InputError, MissingExtraError, ToastError, UsageError
 from toast_cli.inputs import PROGRAM_BYTES, read_file
 
 if TYPE_CHECKING:
-    from toast_cli.report.sweep_table import Row
+    from toast_cli.report.sweep_table import SweepRow
 
 OPTION = "--cluster"
 ENGINES = ("dask", "ray")
@@ -34,7 +34,7 @@ class Shipped:
     """A point with the content of the files it names; None for what is no file of this machine."""
 
     number: int
-    point: Point
+    point: SweepPoint
     program: bytes | None
     mesh: bytes | None
 
@@ -48,7 +48,9 @@ def parse_address(text: str) -> tuple[str, str]:
     return engine, address
 
 
-def run_on_cluster(points: Sequence[Point], address: str, jobs: int | None) -> Iterator[tuple[int, Row | Failure]]:
+def run_on_cluster(
+    points: Sequence[SweepPoint], address: str, jobs: int | None
+) -> Iterator[tuple[int, SweepRow | PointFailure]]:
     """(number of the point, its row or why there is none) as each is done. `jobs`: points at a time (None: all that the
     cluster has room for).
 
@@ -74,7 +76,7 @@ def run_on_cluster(points: Sequence[Point], address: str, jobs: int | None) -> I
             yield from parallel(joblib.delayed(run_shipped)(_ship(number, points[number])) for number in numbers)
 
 
-def run_shipped(shipped: Shipped) -> tuple[int, Row | Failure]:
+def run_shipped(shipped: Shipped) -> tuple[int, SweepRow | PointFailure]:
     """On a worker: the point in a process of its own, which may crash, with its files in a folder of its own."""
     with TemporaryDirectory(prefix="toast-") as folder:
         request = shipped.point.request
@@ -82,21 +84,21 @@ def run_shipped(shipped: Shipped) -> tuple[int, Row | Failure]:
         mesh = _unpacked(Path(folder, "mesh"), request.mesh, shipped.mesh)
         local = replace(shipped.point, request=replace(request, program=program, mesh=mesh))
         result = _in_process(local, Path(folder))
-    if isinstance(result, Failure):
+    if isinstance(result, PointFailure):
         return shipped.number, replace(result, reason=result.reason.replace(program, request.program))
     return shipped.number, replace(result, program=request.program, mesh=request.mesh)
 
 
-def _in_process(point: Point, folder: Path) -> Row | Failure:
+def _in_process(point: SweepPoint, folder: Path) -> SweepRow | PointFailure:
     (folder / "point").write_bytes(pickle.dumps(point))
     environment = {**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
     command = [sys.executable, "-m", "toast_cli.cli.cluster", str(folder)]
     ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, errors="replace")
     try:
-        result: Row | Failure = pickle.loads((folder / "result").read_bytes())
+        result: SweepRow | PointFailure = pickle.loads((folder / "result").read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError):
         last = (ran.stderr.strip().splitlines() or [""])[-1]
-        return Failure(f"the process on the worker ended with code {ran.returncode}: {last}".removesuffix(": "))
+        return PointFailure(f"the process on the worker ended with code {ran.returncode}: {last}".removesuffix(": "))
     return result
 
 
@@ -105,18 +107,18 @@ def work_in(folder: Path) -> None:
     from toast_cli.process import end_with_parent
 
     end_with_parent()
-    point: Point = pickle.loads((folder / "point").read_bytes())
-    result: Row | Failure
+    point: SweepPoint = pickle.loads((folder / "point").read_bytes())
+    result: SweepRow | PointFailure
     try:
         result = run_point(point)
     except ToastError as error:
         result = failure_of(error)
     except Exception as error:
-        result = Failure(f"internal error: {type(error).__name__}: {error}")
+        result = PointFailure(f"internal error: {type(error).__name__}: {error}")
     (folder / "result").write_bytes(pickle.dumps(result))
 
 
-def _ship(number: int, point: Point) -> Shipped:
+def _ship(number: int, point: SweepPoint) -> Shipped:
     return Shipped(number, point, _content(point.request.program), _content(point.request.mesh))
 
 

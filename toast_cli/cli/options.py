@@ -10,7 +10,7 @@ import typer
 
 from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
-from toast_cli.request import OPTIONS, CompilerName, FrameChoice, Kind, Option, Request, SearchName
+from toast_cli.request import OPTIONS, CompilerName, FrameChoice, Option, OptionKind, Request, SearchName
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -41,10 +41,10 @@ MeshSpec = Annotated[
 ]
 
 
-_WORDS: dict[Kind, type[StrEnum]] = {
-    Kind.SEARCH: SearchName,
-    Kind.COMPILER: CompilerName,
-    Kind.FRAMES: FrameChoice,
+_WORDS: dict[OptionKind, type[StrEnum]] = {
+    OptionKind.SEARCH: SearchName,
+    OptionKind.COMPILER: CompilerName,
+    OptionKind.FRAMES: FrameChoice,
 }
 
 
@@ -55,7 +55,7 @@ def declared(name: str, default: str = "") -> Any:
     if one.kind in _WORDS:
         kind = _WORDS[one.kind]
         return typer.Option(one.flag, parser=one_of(kind, one.flag), metavar=metavar(kind), help=text)
-    if one.kind is Kind.WHOLE:
+    if one.kind is OptionKind.WHOLE:
         return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
     spellings = (one.flag, one.also) if one.also else (one.flag,)
     return typer.Option(*spellings, metavar=one.metavar or None, help=text)
@@ -119,13 +119,13 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
 def _read(option: Option, value: Any) -> Any:
     """A value as `Request` holds it. Raises UsageError at the option's flag."""
     match option.kind:
-        case Kind.TEXTS:
+        case OptionKind.TEXTS:
             return tuple(value)
-        case Kind.WHOLE:
+        case OptionKind.WHOLE:
             return whole_number(option.least, option.flag)(value)
-        case Kind.BYTES:
+        case OptionKind.BYTES:
             return bytes_or_none(value, option.flag)
-        case Kind.SECONDS:
+        case OptionKind.SECONDS:
             return seconds_or_none(value, option.flag)
         case kind if kind in _WORDS:
             return one_of(_WORDS[kind], option.flag)(value).value

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toast_cli.confirm.model import Row
+    from toast_cli.confirm.model import ConfirmedRow
 
 # Stage, fraction done (0 to 1), best cost so far in seconds (inf: none), evaluations, seconds since the search began.
 Progress = Callable[[str, float, float, int, float], None]
@@ -81,7 +81,7 @@ def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], obj
         yield lambda: line.advance(task)
 
 
-def say_confirmed(place: int, count: int, row: Row) -> None:
+def say_confirmed(place: int, count: int, row: ConfirmedRow) -> None:
     """A line on stderr for each plan that a compiler has answered about."""
     from toast_cli.report.confirmation import one_line
 

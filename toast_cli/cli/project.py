@@ -19,14 +19,14 @@ from typing import Any
 from toast_cli.errors import UsageError
 from toast_cli.inputs import TEXT_BYTES, read_file, resolved, text_of
 from toast_cli.printable import is_printable
-from toast_cli.request import OPTIONS, Kind
+from toast_cli.request import OPTIONS, OptionKind
 
 ALLOW_CODE = "--allow-project-code"
 NAMES = ("toast.yaml", "pyproject.toml")
 DOCUMENTATION = "see docs/ci.md"
 
 # How an option is written in a file. A number does for a text.
-_WRITTEN = {Kind.TEXTS: "texts", Kind.WHOLE: "whole", Kind.FLAG: "flag"}
+_WRITTEN = {OptionKind.TEXTS: "texts", OptionKind.WHOLE: "whole", OptionKind.FLAG: "flag"}
 # Key -> what its value must be: "text" (or a number), "whole", "flag", "texts" (or one text).
 KEYS = {
     **dict.fromkeys(("program", "mesh"), "texts"),
@@ -46,7 +46,7 @@ _SUFFIXES = (".gz", ".zst", ".mlir", ".mlirbc", ".stablehlo", ".hlo", ".pb", ".t
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProjectCheck:
     """One program on one mesh, with the options that hold for it by name. place: where it is written, for messages."""
 
     program: str
@@ -67,7 +67,7 @@ def find_project(folder: Path) -> Path | None:
 
 def read_project(
     path: Path, given: Mapping[str, Any], *, allow_code: bool = False, update: bool = False
-) -> list[Entry]:
+) -> list[ProjectCheck]:
     """Every program on every mesh that the file lists; options `given` on the command line win over the file's.
 
     Whoever wrote the file may be somebody else than the user who runs toast. So a tactic that it names from a Python
@@ -80,7 +80,7 @@ def read_project(
     if not isinstance(listed, list) or not listed:
         raise UsageError("has no list of checks", where=shown, hint=DOCUMENTATION)
     defaults = _options(top, shown)
-    entries: list[Entry] = []
+    entries: list[ProjectCheck] = []
     for number, item in enumerate(listed):
         place = f"{shown}: checks[{number}]"
         own = {**defaults, **_options(_mapping(item, place), place)}
@@ -95,7 +95,7 @@ def read_project(
     return entries
 
 
-def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Entry]:
+def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[ProjectCheck]:
     """The programs x meshes of one item of the list."""
     for key in ("program", "mesh"):
         if key not in options:
@@ -108,7 +108,7 @@ def _entries(options: Mapping[str, Any], root: Path, place: str) -> Iterator[Ent
                 filled = {**rest, **_report_path(rest, root, program, mesh, place)}
                 if "plan" in filled:
                     filled["plan"] = _shown(root / filled["plan"])
-                yield Entry(_shown(program), mesh, filled, place)
+                yield ProjectCheck(_shown(program), mesh, filled, place)
 
 
 def _wishes(options: Mapping[str, Any]) -> list[str]:
@@ -130,7 +130,7 @@ def _refuse_code(options: Mapping[str, Any], place: str) -> None:
         )
 
 
-def _refuse_outside(entry: Entry, root: Path) -> None:
+def _refuse_outside(entry: ProjectCheck, root: Path) -> None:
     """Raises UsageError for a stored report that does not lie in the project file's folder, links followed."""
     path = entry.options.get("against")
     if path is None:
@@ -197,8 +197,8 @@ def program_name(path: Path) -> str:
     return name
 
 
-def _refuse_shared_reports(entries: list[Entry]) -> None:
-    seen: dict[str, Entry] = {}
+def _refuse_shared_reports(entries: list[ProjectCheck]) -> None:
+    seen: dict[str, ProjectCheck] = {}
     for entry in entries:
         path = entry.options.get("against")
         if path is not None and seen.setdefault(path, entry) is not entry:

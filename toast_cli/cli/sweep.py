@@ -15,15 +15,15 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, OK, say
-from toast_cli.cli.sweep_points import Point, parse_seeds, points_of, run_point
+from toast_cli.cli.sweep_points import SweepPoint, parse_seeds, points_of, run_point
 from toast_cli.cli.values import BestBy, bytes_or_none, metavar, one_of, whole_number
-from toast_cli.cli.workers import Failure, run_all
+from toast_cli.cli.workers import PointFailure, run_all
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import SearchName
 
 if TYPE_CHECKING:
-    from toast_cli.report.sweep_table import Row
+    from toast_cli.report.sweep_table import SweepRow
 
 
 def sweep(
@@ -147,8 +147,13 @@ def sweep(
 
 
 def _run(
-    points: Sequence[Point], jobs: int | None, cluster: str | None, targets: dict[str, Target], fresh: bool, quiet: bool
-) -> tuple[list[Row], bool]:
+    points: Sequence[SweepPoint],
+    jobs: int | None,
+    cluster: str | None,
+    targets: dict[str, Target],
+    fresh: bool,
+    quiet: bool,
+) -> tuple[list[SweepRow], bool]:
     """(the rows in the order of the points, whether Ctrl-C ended it before the last one)."""
     from toast_cli.cli.sweep_log import open_log
 
@@ -176,7 +181,9 @@ def _run(
     return [done[number] for number in sorted(done)], interrupted
 
 
-def _results(points: Sequence[Point], jobs: int | None, cluster: str | None) -> Iterator[tuple[int, Row | Failure]]:
+def _results(
+    points: Sequence[SweepPoint], jobs: int | None, cluster: str | None
+) -> Iterator[tuple[int, SweepRow | PointFailure]]:
     """(place of the point, what came of it) as each is done, here or on the cluster."""
     if cluster is None:
         yield from run_all(points, run_point, jobs or 1)
@@ -186,19 +193,21 @@ def _results(points: Sequence[Point], jobs: int | None, cluster: str | None) -> 
         yield from run_on_cluster(points, cluster, jobs)
 
 
-def _row(point: Point, result: Row | Failure) -> Row:
-    from toast_cli.report.sweep_table import FAILED, Row
+def _row(point: SweepPoint, result: SweepRow | PointFailure) -> SweepRow:
+    from toast_cli.report.sweep_table import FAILED, SweepRow
 
-    if not isinstance(result, Failure):
+    if not isinstance(result, PointFailure):
         return result
     request = point.request
     reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
     return replace(
-        Row(request.program, request.mesh, request.mesh_shape or "", FAILED, reason), seed=request.seed, key=point.key
+        SweepRow(request.program, request.mesh, request.mesh_shape or "", FAILED, reason),
+        seed=request.seed,
+        key=point.key,
     )
 
 
-def _csv_lines(target: Target | None, rows: list[Row]) -> Callable[[Row], None]:
+def _csv_lines(target: Target | None, rows: list[SweepRow]) -> Callable[[SweepRow], None]:
     """Writes the rows so far; what it returns adds one.
 
     The whole table, with the best marked, replaces this in the end.
@@ -209,7 +218,7 @@ def _csv_lines(target: Target | None, rows: list[Row]) -> Callable[[Row], None]:
 
     write_target(target, to_csv(rows))
 
-    def add(row: Row) -> None:
+    def add(row: SweepRow) -> None:
         with Path(target.path).open("ab") as file:
             file.write(to_csv([row], head=False))
 
@@ -217,7 +226,7 @@ def _csv_lines(target: Target | None, rows: list[Row]) -> Callable[[Row], None]:
 
 
 @contextmanager
-def _live(rows: list[Row], total: int, *, wanted: bool) -> Iterator[Callable[[Row], None]]:
+def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callable[[SweepRow], None]]:
     """A bar and a table of the latest rows on stderr, where that is a terminal; yields what adds a row to it."""
     if not wanted or not sys.stderr.isatty():
         yield lambda row: None
@@ -240,7 +249,7 @@ def _live(rows: list[Row], total: int, *, wanted: bool) -> Iterator[Callable[[Ro
 
     with Live(picture(), console=console, transient=True, vertical_overflow="crop") as live:
 
-        def add(row: Row) -> None:
+        def add(row: SweepRow) -> None:
             shown.append(row)
             bar.advance(task)
             live.update(picture())
@@ -248,7 +257,7 @@ def _live(rows: list[Row], total: int, *, wanted: bool) -> Iterator[Callable[[Ro
         yield add
 
 
-def _show(rows: Sequence[Row], *, to_stderr: bool, quiet: bool) -> None:
+def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
     """The table, or with --quiet a line for the best of each program; to_stderr: stdout holds the CSV or JSON."""
     from toast_cli.report.style import make_console, plain_text, render
     from toast_cli.report.sweep_table import best_line, sweep_tables
@@ -263,7 +272,7 @@ def _show(rows: Sequence[Row], *, to_stderr: bool, quiet: bool) -> None:
                 print(plain_text(best_line(row), stream.encoding), file=stream)
 
 
-def _exit_code(rows: Sequence[Row]) -> int:
+def _exit_code(rows: Sequence[SweepRow]) -> int:
     """A failed point matters most; then a program for which nothing fits."""
     if any(row.status == "failed" for row in rows):
         return BAD_INPUT

@@ -19,7 +19,7 @@ from toast_cli.errors import UsageError
 from toast_cli.inputs import REPORT_BYTES, limit_of, too_large
 
 if TYPE_CHECKING:
-    from toast_cli.report.sweep_table import Row
+    from toast_cli.report.sweep_table import SweepRow
 
 OPTION = "--jsonl"
 
@@ -27,11 +27,11 @@ OPTION = "--jsonl"
 class SweepLog:
     """An open file of results. `finished`: key -> the row, of points that need not be done again."""
 
-    def __init__(self, file: IO[bytes], finished: dict[str, Row]) -> None:
+    def __init__(self, file: IO[bytes], finished: dict[str, SweepRow]) -> None:
         self.finished = finished
         self._file = file
 
-    def append(self, row: Row) -> None:
+    def append(self, row: SweepRow) -> None:
         """One line, handed to the system whole before this returns."""
         self._file.write(line_of(row))
         self._file.flush()
@@ -59,7 +59,7 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         yield SweepLog(file, finished)
 
 
-def line_of(row: Row) -> bytes:
+def line_of(row: SweepRow) -> bytes:
     from toast_cli.report.sweep_table import ROW_SCHEMA
 
     facts = {key: value for key, value in asdict(row).items() if key != "best"}
@@ -88,14 +88,14 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _read(content: bytes, path: str) -> tuple[dict[str, Row], int]:
+def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
     """(the finished rows by key, the last of equal keys, how many bytes whole lines take).
 
     Failed points are not finished.
     """
     from toast_cli.report.sweep_table import FAILED
 
-    finished: dict[str, Row] = {}
+    finished: dict[str, SweepRow] = {}
     whole = content.rfind(b"\n") + 1
     for number, line in enumerate(content[:whole].splitlines(), 1):
         row = _row(line)
@@ -111,9 +111,9 @@ def _read(content: bytes, path: str) -> tuple[dict[str, Row], int]:
     return finished, whole
 
 
-def _row(line: bytes) -> Row | None:
+def _row(line: bytes) -> SweepRow | None:
     """The row that a line holds; fields that this version does not know are left out. None where it holds none."""
-    from toast_cli.report.sweep_table import ROW_SCHEMA, STATUSES, Row
+    from toast_cli.report.sweep_table import ROW_SCHEMA, STATUSES, SweepRow
 
     try:
         facts: Any = json.loads(line)
@@ -121,12 +121,12 @@ def _row(line: bytes) -> Row | None:
         return None
     if not isinstance(facts, dict) or facts.get("schema") != ROW_SCHEMA:
         return None
-    known = {field.name: str(field.type) for field in fields(Row)}
+    known = {field.name: str(field.type) for field in fields(SweepRow)}
     kept = {key: value for key, value in facts.items() if key in known}
     if not all(_is(known[key], value) for key, value in kept.items()) or kept.get("status") not in STATUSES:
         return None
     try:
-        return Row(**kept)
+        return SweepRow(**kept)
     except TypeError:  # a field is missing
         return None
 

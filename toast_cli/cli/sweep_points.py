@@ -1,4 +1,4 @@
-"""The points of a sweep: programs, specifications, shapes, memory limits and seeds go in, `Point` values come out.
+"""The points of a sweep: programs, specifications, shapes, memory limits and seeds go in, `SweepPoint` values come out.
 
 Each has a key that tells whether a result found earlier is a result of it.
 """
@@ -19,7 +19,7 @@ from toast_cli.inputs import whole_number
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
-    from toast_cli.report.sweep_table import Row
+    from toast_cli.report.sweep_table import SweepRow
 
 ALL_SHAPES = "all"
 ANY_SIZE = "*"
@@ -28,7 +28,7 @@ MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One line of the sweep; `error` when it is known beforehand that there is nothing to run.
 
     key: differs wherever the program's or the specification's content, an option, or toast's version does.
@@ -41,17 +41,17 @@ class Point:
 
 def points_of(
     requests: Sequence[Request], shapes: str | None, limits: Sequence[int | None], seeds: Sequence[int]
-) -> list[Point]:
+) -> list[SweepPoint]:
     """Every request for every shape, memory limit and seed, in this order, each once."""
     digests = {path: _digest(path) for request in requests for path in (request.program, request.mesh)}
-    found: dict[str, Point] = {}
+    found: dict[str, SweepPoint] = {}
     for request in requests:
         for point in _shaped(shapes, request):
             for limit in limits:
                 for seed in seeds:
                     one = replace(point.request, memory_limit=limit, seed=seed)
                     key = key_of(one, digests[one.program], digests[one.mesh])
-                    found.setdefault(key, Point(one, key, point.error))
+                    found.setdefault(key, SweepPoint(one, key, point.error))
     return list(found.values())
 
 
@@ -95,30 +95,32 @@ def _digest(path: str) -> str:
         return ""
 
 
-def _shaped(shapes: str | None, request: Request) -> Iterator[Point]:
+def _shaped(shapes: str | None, request: Request) -> Iterator[SweepPoint]:
     """The request with every shape. A specification that cannot be read makes one failing point."""
     from toast_cli.hardware import load_spec, parse_shape
 
     texts = [None] if shapes is None else [text.strip() for text in shapes.split(";")]
     for text in texts:
         if text is None or text == "auto":
-            yield Point(replace(request, mesh_shape=text))
+            yield SweepPoint(replace(request, mesh_shape=text))
         elif text != ALL_SHAPES and ANY_SIZE not in text:
             parse_shape(text, "--mesh-shape")
-            yield Point(replace(request, mesh_shape=text))
+            yield SweepPoint(replace(request, mesh_shape=text))
         else:
             wildcards = None if text == ALL_SHAPES else _parse_wildcards(text)
             try:
                 spec = load_spec(request.mesh)
             except ToastError as error:
-                yield Point(replace(request, mesh_shape=text), error=str(error))
+                yield SweepPoint(replace(request, mesh_shape=text), error=str(error))
                 continue
             found = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
             for sizes in found:
-                yield Point(replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items())))
+                yield SweepPoint(
+                    replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items()))
+                )
             if not found:
                 none = f"no shape {text} has the {spec.devices} devices of {spec.name}"
-                yield Point(replace(request, mesh_shape=text), error=none)
+                yield SweepPoint(replace(request, mesh_shape=text), error=none)
 
 
 def _parse_wildcards(text: str) -> dict[str, int | None]:
@@ -156,7 +158,7 @@ def _factors(count: int, parts: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def run_point(point: Point) -> Row:
+def run_point(point: SweepPoint) -> SweepRow:
     """In a worker: partition and keep the figures."""
     from toast_cli.pipeline import partition
     from toast_cli.report.sweep_table import row_of

@@ -10,7 +10,7 @@ from toast_cli.errors import UsageError
 from toast_cli.inputs import whole_number as read_number
 from toast_cli.outputs import Format as Format
 
-Choice = TypeVar("Choice", bound=StrEnum)
+Words = TypeVar("Words", bound=StrEnum)
 
 
 class CheckFormat(StrEnum):
@@ -33,13 +33,13 @@ class Annotate(StrEnum):
     arguments = "arguments"
 
 
-def one_of(kind: type[Choice], option: str) -> Callable[[str], Choice]:
+def one_of(kind: type[Words], option: str) -> Callable[[str], Words]:
     """Reads a word of `kind`; other words are a UsageError at `option`.
 
     Versions of the option parser have words of their own.
     """
 
-    def read(text: str) -> Choice:
+    def read(text: str) -> Words:
         from difflib import get_close_matches
 
         words = [member.value for member in kind]

@@ -18,12 +18,12 @@ from toast_cli.cli.exits import debug_wanted
 from toast_cli.errors import ToastError
 from toast_cli.process import end_with_parent
 
-Item = TypeVar("Item")
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Failure:
+class PointFailure:
     """Why an item has no result, in a sentence, and what to try where there is something."""
 
     reason: str
@@ -37,7 +37,9 @@ class _Done(Generic[Result]):
     result: Result
 
 
-def run_all(items: Sequence[Item], work: Callable[[Item], Result], jobs: int) -> Iterator[tuple[int, Result | Failure]]:
+def run_all(
+    items: Sequence[Task], work: Callable[[Task], Result], jobs: int
+) -> Iterator[tuple[int, Result | PointFailure]]:
     """Do `work` on every item, `jobs` at a time; yields (number of the item, its result) as each is done.
 
     `work` is a function of a module (workers import it by name); items and results are picklable. When the caller stops
@@ -76,10 +78,12 @@ def _collect(connection: Connection, process: BaseProcess) -> Any:
     process.join()
     if isinstance(sent, _Done):
         return sent.result
-    return sent if isinstance(sent, Failure) else Failure(f"the process died ({_cause(process.exitcode or 0)})")
+    return (
+        sent if isinstance(sent, PointFailure) else PointFailure(f"the process died ({_cause(process.exitcode or 0)})")
+    )
 
 
-def _work_on(connection: Connection, work: Callable[[Item], Result], item: Item) -> None:
+def _work_on(connection: Connection, work: Callable[[Task], Result], item: Task) -> None:
     """In the worker: do it and send what came of it."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,11 +96,11 @@ def _work_on(connection: Connection, work: Callable[[Item], Result], item: Item)
     except Exception as error:
         if debug_wanted([]):
             traceback.print_exc()
-        connection.send(Failure(f"internal error: {type(error).__name__}: {error}"))
+        connection.send(PointFailure(f"internal error: {type(error).__name__}: {error}"))
 
 
-def failure_of(error: ToastError) -> Failure:
-    return Failure(f"{error.where}: {error.what}" if error.where else error.what, error.hint)
+def failure_of(error: ToastError) -> PointFailure:
+    return PointFailure(f"{error.where}: {error.what}" if error.where else error.what, error.hint)
 
 
 def _cause(code: int) -> str:

@@ -6,7 +6,7 @@ compiled figures of every plan looked at, and the plan that is best by the compi
 corrects the model for this program (`cost.corrections`), so that one more search can look for something better.
 """
 
-from toast_cli.confirm.model import Candidate, Compiled, Confirmation, Row
+from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow
 from toast_cli.confirm.run import Limits, confirm
 
-__all__ = ["Candidate", "Compiled", "Confirmation", "Limits", "Row", "confirm"]
+__all__ = ["Candidate", "Compiled", "Confirmation", "ConfirmedRow", "Limits", "confirm"]

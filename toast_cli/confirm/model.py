@@ -9,7 +9,7 @@ from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
 
-Outcome = Literal["compiled", "out of memory", "refused", "timed out"]
+CompileOutcome = Literal["compiled", "out of memory", "refused", "timed out"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Compiled:
         compile_seconds: what the answer cost; `cached`: it was known from an earlier run.
     """
 
-    outcome: Outcome
+    outcome: CompileOutcome
     reason: str = ""
     compute_seconds: float | None = None
     communication_seconds: float = 0.0
@@ -48,7 +48,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfirmedRow:
     """A candidate and what became of it. `compiled` is None where it was not compiled; `why` says the reason."""
 
     candidate: Candidate
@@ -84,7 +84,7 @@ class Confirmation:
     """
 
     compiler: str
-    rows: tuple[Row, ...]
+    rows: tuple[ConfirmedRow, ...]
     chosen: int | None
     limit_bytes: int
     rounds: int = 1

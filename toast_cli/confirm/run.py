@@ -19,7 +19,7 @@ from statistics import median
 
 from toast_cli.confirm.cache import Cache, key_of, user_cache
 from toast_cli.confirm.compilers import Compiler
-from toast_cli.confirm.model import Candidate, Compiled, Confirmation, Row
+from toast_cli.confirm.model import Candidate, Compiled, Confirmation, ConfirmedRow
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
@@ -37,7 +37,7 @@ _EQUAL = 1.001  # steps closer than that take equally long
 Emit = Callable[[Plan], bytes]
 SearchAgain = Callable[[Corrections], Sequence[Plan]]
 # place among those compiled (from 1), how many there are, the row
-Tell = Callable[[int, int, Row], None]
+Tell = Callable[[int, int, ConfirmedRow], None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Run:
 
     def run(self, candidates: Sequence[Candidate], search_again: SearchAgain | None) -> Confirmation:
         self._start = time.monotonic()
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, ConfirmedRow] = {}
         self._objective = Objective(self.evaluator.problem, self.evaluator.cost(self.evaluator.problem.fixed))
         rounds, corrections, waiting = 0, NO_CORRECTIONS, list(candidates)
         while waiting and rounds < MOST_ROUNDS and self._seconds_left() > _LEAST_SECONDS:
@@ -128,7 +128,7 @@ class _Run:
             content = self.emit(candidate.plan)
             key = key_of(content)
             if key not in self._rows:
-                self._rows[key] = Row(candidate)
+                self._rows[key] = ConfirmedRow(candidate)
                 contents[key] = content
         keys = self._screened(contents)
         if self.tell is None:
@@ -257,7 +257,7 @@ class _Run:
         )
 
 
-def compiled_cost(row: Row) -> Cost:
+def compiled_cost(row: ConfirmedRow) -> Cost:
     """The row's figures as a `Cost`, compiled where the compiler says them."""
     exposed = row.compiled.exposed_seconds if row.compiled else row.candidate.cost.communication_seconds
     cost = row.candidate.cost
@@ -275,7 +275,7 @@ def available_bytes() -> int:
         return 2 * _BYTES_OF_A_COMPILATION
 
 
-def _memory_factor(row: Row) -> float | None:
+def _memory_factor(row: ConfirmedRow) -> float | None:
     """Compiled temporaries over predicted ones; arguments are known."""
     cost = row.candidate.cost
     predicted = cost.peak_bytes - cost.argument_bytes

@@ -1,6 +1,6 @@
 """The smallest set of constraints found under which Shardy's propagation reproduces the plan.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: a `Choice` of marks, and the values that stay elsewhere than
+Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the values that stay elsewhere than
 planned, if any.
 
 A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already
@@ -45,7 +45,7 @@ PRUNING_WORK = 30_000
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenMarks:
     """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation
     spent."""
 
@@ -54,7 +54,7 @@ class Choice:
     rounds: int
 
 
-def choose_marks(source: Source, lowered: PartitionedProgram) -> Choice:
+def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
     """Few marks that suffice."""
     with numbered(source):
         return Chooser(source, lowered).choose()
@@ -82,7 +82,7 @@ class Chooser:
         self.rounds = 0
         self._insufficient: list[set[int]] = []
 
-    def choose(self) -> Choice:
+    def choose(self) -> ChosenMarks:
         wrong: list[int] = []
         for attempt in range(MAX_ROUNDS):
             found = self._propagate(self.pinned)
@@ -100,7 +100,7 @@ class Chooser:
             self.pinned.update(map(self._behind_transpose, fresh))
         if not wrong:
             self._prune()
-        return Choice(self._marks(self.pinned), tuple(wrong), self.rounds)
+        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds)
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
         pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))

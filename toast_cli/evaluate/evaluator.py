@@ -22,7 +22,7 @@ from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.items import ArrayItem, Items, make_items
-from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, Steps
+from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.share_memo import ShareMemo
@@ -38,7 +38,7 @@ class _State:
     """A plan evaluated before. steps: its decisions (see `iteration_memo`); rows: [views] row numbers; shares:
     [buckets]; the others: their sums."""
 
-    steps: Steps
+    steps: DecisionNumbers
     rows: list[int]
     shares: list[Share]
     compute: int
@@ -184,7 +184,7 @@ class Evaluator:
             return self._state
         return state
 
-    def _evaluate_whole(self, steps: Steps) -> _State:
+    def _evaluate_whole(self, steps: DecisionNumbers) -> _State:
         rows = [self._rows.row(view, steps) for view in self._rows.views]
         shares = [self._share(bucket, rows) for bucket in self._buckets]
         alive = self.timeline.start()
@@ -195,7 +195,7 @@ class Evaluator:
             sum(s.arguments for s in shares), alive,
         )  # fmt: skip
 
-    def _evaluate_change(self, state: _State, touches: set[int], steps: Steps) -> _State:
+    def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
         """Only views that the changed decisions touch can have other rows, only buckets around those another share."""
         rows, views, buckets = state.rows.copy(), self._rows.views, set()
         for number in {view for what in touches for view in self._rows.of_touch[what]}:

@@ -26,14 +26,14 @@ Row = tuple[Iteration, ...]  # [patterns of the view]
 RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of those at hand
 
 
-Steps = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
-State = tuple[int, ...]  # [kinds of the view] number of the state of its `Spender`
+DecisionNumbers = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
+ViewState = tuple[int, ...]  # [kinds of the view] number of the state of its `Spender`
 
 _UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AlikePatterns:
     """Patterns that always choose alike. patterns: their numbers."""
 
     spender: Spender
@@ -46,16 +46,16 @@ class View:
     do."""
 
     touches: frozenset[int]
-    kinds: list[Kind]
+    kinds: list[AlikePatterns]
     matters: dict[int, list[Bid | None]] = field(default_factory=dict)
-    states: list[State] = field(default_factory=list)
-    state_number: dict[State, int] = field(default_factory=dict)
+    states: list[ViewState] = field(default_factory=list)
+    state_number: dict[ViewState, int] = field(default_factory=dict)
     after: list[dict[int, int]] = field(default_factory=list)  # [states] decision -> state
     row_of: list[int] = field(default_factory=list)  # [states]
     rows: list[Row] = field(default_factory=list)
     row_number: dict[tuple[int, ...], int] = field(default_factory=dict)  # [kinds] choices -> row
 
-    def enter(self, state: State) -> int:
+    def enter(self, state: ViewState) -> int:
         """Number of a state."""
         found = self.state_number.setdefault(state, len(self.states))
         if found == len(self.states):
@@ -98,11 +98,11 @@ class IterationMemo:
 
     def _make_views(self) -> list[View]:
         spenders, chosen_by = self._problem.spenders, self._problem.chosen_by
-        found: dict[frozenset[int], dict[tuple[object, ...], Kind]] = defaultdict(dict)
+        found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             roles = [_role(role) for role in (pattern.role, pattern.kind) if role != NO_ROLE]
             kinds = found[frozenset([*pattern.groups, *roles])]
-            kinds.setdefault(chosen_by[number], Kind(spenders[number])).patterns.append(number)
+            kinds.setdefault(chosen_by[number], AlikePatterns(spenders[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         for at, view in enumerate(views):
             for what in view.touches:
@@ -111,7 +111,7 @@ class IterationMemo:
                 self.place[number] = at, place
         return views
 
-    def steps(self, plan: Plan) -> Steps:
+    def steps(self, plan: Plan) -> DecisionNumbers:
         """The plan as a view takes it."""
         known = self._number
         return tuple([known[d] if d in known else self._enter(d) for d in replicates_first(plan)])
@@ -125,7 +125,7 @@ class IterationMemo:
             view.matters[number] = [bid_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
         return number
 
-    def row(self, view: View, steps: Steps) -> int:
+    def row(self, view: View, steps: DecisionNumbers) -> int:
         """Number of the view's row under a plan."""
         state = self.state(view, steps)
         row = view.row_of[state]
@@ -133,7 +133,7 @@ class IterationMemo:
             row = view.row_of[state] = self._settle(view, state)
         return row
 
-    def state(self, view: View, steps: Steps) -> int:
+    def state(self, view: View, steps: DecisionNumbers) -> int:
         """Number of the view's state after these decisions."""
         state, after, matters = START, view.after, view.matters
         for decision in steps:
@@ -202,12 +202,12 @@ class IterationMemo:
             view.enter((START,) * len(view.kinds))
         self.size = 0
 
-    def distance(self, one: Steps, other: Steps) -> int:
+    def distance(self, one: DecisionNumbers, other: DecisionNumbers) -> int:
         """About how much lies between two plans: views, counted once for each decision that only one of them has."""
         weights = self._weights
         return sum([weights[decision] for decision in set(one).symmetric_difference(other)])
 
-    def changed(self, old: Steps, new: Steps) -> set[int]:
+    def changed(self, old: DecisionNumbers, new: DecisionNumbers) -> set[int]:
         """Touches of the decisions in which two plans differ.
 
         A decision that both plans hold in the same order among all those they share changes nothing; the most
@@ -222,7 +222,7 @@ class IterationMemo:
         moved = self._not_shared(old[first:last_old], new[first:last_new])
         return {touch(self._decisions[decision]) for decision in moved}
 
-    def _not_shared(self, old: Steps, new: Steps) -> list[int]:
+    def _not_shared(self, old: DecisionNumbers, new: DecisionNumbers) -> list[int]:
         if not old or not new:
             return [*old, *new]
         if len(old) > 2 and old[1:] == new[:-1]:  # one has changed its place, as often where a plan is edited

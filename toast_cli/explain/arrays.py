@@ -9,7 +9,7 @@ from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import make_problem
@@ -50,7 +50,7 @@ def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> 
 def _rows(study: Study, arguments: list[int]) -> list[tuple[str, list[int]]]:
     program, lowered = study.problem.program, study.lowered
     entries = [
-        Entry(
+        NamedArray(
             program.arguments[k].path or f"arg{k}",
             (str(program.values[program.arguments[k].value]), lowered.shardings[program.arguments[k].value]),
         )

@@ -7,7 +7,7 @@ from itertools import islice
 
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.plan.decisions import Plan
 from toast_cli.quantities import format_bytes, format_percent
 from toast_cli.search.moves import Edit, Moves, results
@@ -24,7 +24,7 @@ def explain_peak(study: Study) -> Explanation:
     op = min(op, len(program.ops) - 1)
     paths = {a.value: a.path for a in program.arguments if a.path}
     entries = [
-        Entry(
+        NamedArray(
             paths.get(a.value) or study.place(program.producer[a.value]),
             (a.role, str(program.values[a.value]), round(a.bytes), *_place(study, a.value, paths)),
         )

@@ -14,7 +14,7 @@ from toast_cli.hardware.chips import Preset, chip_names, find_preset
 from toast_cli.hardware.model import Chip
 from toast_cli.hardware.spec import AXIS_NAME, RESERVED_HINT, RESERVED_NAMES, AxisRequest, Spec, shape_text
 from toast_cli.hardware.topology import read_topology
-from toast_cli.hardware.yamltree import Entry, read_yaml
+from toast_cli.hardware.yamltree import YamlValue, read_yaml
 from toast_cli.units import parse_bandwidth, parse_bytes, parse_flops
 
 DEFAULT_MEMORY_FRACTION = 0.95
@@ -51,7 +51,7 @@ def parse_spec(text: str, source: str) -> Spec:
     return replace(spec, requests=_read_axes(keys["axes"], spec))
 
 
-def _read_chip(entry: Entry) -> tuple[Chip, Preset | None]:
+def _read_chip(entry: YamlValue) -> tuple[Chip, Preset | None]:
     """`v4`, or `{preset: v4, memory: 24GiB}`, or all figures of a chip of one's own."""
     if not entry.is_mapping:
         preset = find_preset(entry.scalar("a chip name or a mapping"), where=entry.where)
@@ -70,7 +70,7 @@ def _read_chip(entry: Entry) -> tuple[Chip, Preset | None]:
     return _override(entry, blank, keys), None
 
 
-def _override(entry: Entry, chip: Chip, keys: dict[str, Entry]) -> Chip:
+def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
     """`chip` with the figures written in the specification, which becomes their source."""
     changed: dict[str, object] = {}
     if "name" in keys:
@@ -105,11 +105,11 @@ def _override(entry: Entry, chip: Chip, keys: dict[str, Entry]) -> Chip:
     return new
 
 
-def _read_reserved(entry: Entry) -> int:
+def _read_reserved(entry: YamlValue) -> int:
     return 0 if entry.scalar("an amount of memory") == "0" else entry.quantity(parse_bytes)
 
 
-def _read_fraction(entry: Entry | None) -> float:
+def _read_fraction(entry: YamlValue | None) -> float:
     if entry is None:
         return DEFAULT_MEMORY_FRACTION
     text = entry.scalar("a number between 0 and 1")
@@ -122,7 +122,7 @@ def _read_fraction(entry: Entry | None) -> float:
     return fraction
 
 
-def _read_axes(entry: Entry, spec: Spec) -> tuple[AxisRequest, ...]:
+def _read_axes(entry: YamlValue, spec: Spec) -> tuple[AxisRequest, ...]:
     """The axes in the order written; they must multiply to the devices and fit the dimensions they name."""
     entries = entry.mapping()
     if not entries:
@@ -143,7 +143,7 @@ def _read_axes(entry: Entry, spec: Spec) -> tuple[AxisRequest, ...]:
     return requests
 
 
-def _read_axis(name: str, entry: Entry, spec: Spec) -> AxisRequest:
+def _read_axis(name: str, entry: YamlValue, spec: Spec) -> AxisRequest:
     """`data: 8`, or `data: {size: 8, over: [x, y]}`; without size the axis covers the named dimensions whole."""
     if not AXIS_NAME.fullmatch(name):
         raise entry.error(f'"{name}" is no axis name', "use letters, digits and _")

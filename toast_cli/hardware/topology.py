@@ -11,7 +11,7 @@ from math import prod
 
 from toast_cli.hardware.chips import Preset, Wire
 from toast_cli.hardware.model import LinkKind
-from toast_cli.hardware.yamltree import Entry
+from toast_cli.hardware.yamltree import YamlValue
 from toast_cli.units import parse_bandwidth, parse_seconds
 
 _TORUS_NAMES = ("x", "y", "z", "w")
@@ -28,7 +28,7 @@ class Dimension:
     latency_seconds: float
 
 
-def read_topology(entry: Entry | None, preset: Preset | None) -> tuple[Dimension, ...]:
+def read_topology(entry: YamlValue | None, preset: Preset | None) -> tuple[Dimension, ...]:
     """The physical dimensions of a slice or cluster, innermost first; dimensions of one device are left out.
 
     Figures the section does not give come from the chip preset; without a preset they are required. No section at all
@@ -61,7 +61,7 @@ def wraparound(shape: tuple[int, ...], wrap_edge: int) -> tuple[bool, ...]:
     return (len(shape) == 3 and all(size % 4 == 0 for size in shape),) * len(shape)
 
 
-def _core(entry: Entry | None, preset: Preset | None) -> list[Dimension]:
+def _core(entry: YamlValue | None, preset: Preset | None) -> list[Dimension]:
     """The devices of one chip, when it has several."""
     if preset is None or preset.core is None:
         if entry is not None:
@@ -72,7 +72,7 @@ def _core(entry: Entry | None, preset: Preset | None) -> list[Dimension]:
     return [Dimension("core", "switch", preset.devices_per_chip, wire.bytes_per_second, wire.latency_seconds)]
 
 
-def _torus(keys: dict[str, Entry], preset: Preset | None) -> list[Dimension]:
+def _torus(keys: dict[str, YamlValue], preset: Preset | None) -> list[Dimension]:
     """Torus dimensions; `torus` counts chips, whose links all devices of a chip share."""
     sharing = preset.devices_per_chip if preset else 1
     entry = keys["torus"]
@@ -89,7 +89,7 @@ def _torus(keys: dict[str, Entry], preset: Preset | None) -> list[Dimension]:
     ]
 
 
-def _check_torus(entry: Entry, shape: tuple[int, ...], preset: Preset | None) -> None:
+def _check_torus(entry: YamlValue, shape: tuple[int, ...], preset: Preset | None) -> None:
     limit = preset.torus_rank if preset else len(_TORUS_NAMES)
     if preset and not limit:
         raise entry.error(f"{preset.chip.name} has no torus", "use topology.switch, e.g. switch: 8")
@@ -103,7 +103,7 @@ def _check_torus(entry: Entry, shape: tuple[int, ...], preset: Preset | None) ->
         )
 
 
-def _rings(entry: Entry | None, shape: tuple[int, ...], preset: Preset | None) -> tuple[bool, ...]:
+def _rings(entry: YamlValue | None, shape: tuple[int, ...], preset: Preset | None) -> tuple[bool, ...]:
     """Which torus dimensions wrap around: as written, else by the chip's rule, else none."""
     if entry is None:
         return wraparound(shape, preset.wrap_edge) if preset else (False,) * len(shape)
@@ -115,7 +115,7 @@ def _rings(entry: Entry | None, shape: tuple[int, ...], preset: Preset | None) -
     return flags
 
 
-def _switch(entry: Entry, preset: Preset | None) -> list[Dimension]:
+def _switch(entry: YamlValue, preset: Preset | None) -> list[Dimension]:
     """Devices that meet at one switch: `switch: 8` or `switch: {size: 8, bandwidth: 450GB/s}`."""
     if preset and preset.torus_rank:
         raise entry.error(f"{preset.chip.name} devices are joined by a torus", "use topology.torus, e.g. [4, 4]")
@@ -126,7 +126,7 @@ def _switch(entry: Entry, preset: Preset | None) -> list[Dimension]:
     return [Dimension("switch", "switch", keys["size"].integer(), wire.bytes_per_second, wire.latency_seconds)]
 
 
-def _network(entry: Entry, preset: Preset | None, inside: int) -> list[Dimension]:
+def _network(entry: YamlValue, preset: Preset | None, inside: int) -> list[Dimension]:
     """Hosts or slices joined by a network: `network: 2` or `network: {hosts: 2, bandwidth: 400Gb/s, per: host}`.
 
     `inside` is the number of devices of one slice or host.
@@ -149,7 +149,7 @@ def _network(entry: Entry, preset: Preset | None, inside: int) -> list[Dimension
     return [Dimension("network", "network", size, wire.bytes_per_second / sharing, wire.latency_seconds)]
 
 
-def _wire(entry: Entry | None, keys: dict[str, Entry], default: Wire | None) -> Wire:
+def _wire(entry: YamlValue | None, keys: dict[str, YamlValue], default: Wire | None) -> Wire:
     """Bandwidth and latency as written in `keys`, else the preset's."""
     bandwidth = keys["bandwidth"].quantity(parse_bandwidth) if "bandwidth" in keys else None
     latency = keys["latency"].quantity(parse_seconds) if "latency" in keys else None

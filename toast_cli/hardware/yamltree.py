@@ -1,4 +1,4 @@
-"""YAML whose every value knows its line: text in, `Entry` values out; every error is a SpecError at `file:line`."""
+"""YAML whose every value knows its line: text in, `YamlValue` values out; every error is a SpecError at `file:line`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlValue:
     """One YAML value. `name` is its path from the top (`topology.torus`), for messages."""
 
     node: yaml.Node
@@ -79,32 +79,32 @@ class Entry:
         except UsageError as error:
             raise self.error(f"{self.name}: {error.what}", error.hint) from None
 
-    def items(self) -> list[Entry]:
+    def items(self) -> list[YamlValue]:
         """The entries of a list; a single value counts as a list of one."""
         if not isinstance(self.node, yaml.SequenceNode):
             return [self]
-        return [Entry(node, self.source, f"{self.name}[{number}]") for number, node in enumerate(self.node.value)]
+        return [YamlValue(node, self.source, f"{self.name}[{number}]") for number, node in enumerate(self.node.value)]
 
-    def mapping(self) -> dict[str, Entry]:
+    def mapping(self) -> dict[str, YamlValue]:
         """The entries of a mapping in the order written; a key given twice is an error."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"{self.name or 'the specification'} is {self._kind}, not a mapping of keys to values")
-        found: dict[str, Entry] = {}
+        found: dict[str, YamlValue] = {}
         for key_node, value in self.node.value:
-            key = Entry(key_node, self.source, "a key").scalar("a single word")
+            key = YamlValue(key_node, self.source, "a key").scalar("a single word")
             if key in found:
                 line = found[key].node.start_mark.line + 1
-                raise Entry(key_node, self.source, key).error(f'"{key}" is given twice', f"first on line {line}")
-            found[key] = Entry(value, self.source, f"{self.name}.{key}" if self.name else key)
+                raise YamlValue(key_node, self.source, key).error(f'"{key}" is given twice', f"first on line {line}")
+            found[key] = YamlValue(value, self.source, f"{self.name}.{key}" if self.name else key)
         return found
 
-    def section(self, *allowed: str) -> dict[str, Entry]:
+    def section(self, *allowed: str) -> dict[str, YamlValue]:
         """A mapping that may hold only the allowed keys; any other is an error that names the nearest."""
         entries = self.mapping()
         for (key_node, _), key in zip(self.node.value, entries, strict=True):
             if key not in allowed:
                 place = f" in {self.name}" if self.name else ""
-                raise Entry(key_node, self.source, key).error(f'unknown key "{key}"{place}', nearest(key, allowed))
+                raise YamlValue(key_node, self.source, key).error(f'unknown key "{key}"{place}', nearest(key, allowed))
         return entries
 
     @property
@@ -118,7 +118,7 @@ class Entry:
         return "a list" if self.is_sequence else _KINDS.get(self._tag, "text")
 
 
-def read_yaml(text: str, source: str) -> Entry:
+def read_yaml(text: str, source: str) -> YamlValue:
     """The document's top value. Raises SpecError with the line where the YAML is malformed, or when there is nothing."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -132,7 +132,7 @@ def read_yaml(text: str, source: str) -> Entry:
         raise SpecError("not valid YAML: nested too deeply", where=source) from None
     if node is None:
         raise SpecError("the file holds no specification", where=source, hint="see docs/mesh-spec.md")
-    return Entry(node, source, "")
+    return YamlValue(node, source, "")
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

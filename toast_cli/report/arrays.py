@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.quantities import format_count, format_plural, format_sharding, type_bytes
 from toast_cli.report import style
 from toast_cli.report.model import ArgumentFacts, Report, ResultFacts
@@ -35,7 +35,9 @@ def _folded(
     title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: int, report: Report, width: int
 ) -> RenderableType:
     """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
-    folded = fold([Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries])
+    folded = fold(
+        [NamedArray(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries]
+    )
     sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
     largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
     facts = [

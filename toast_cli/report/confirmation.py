@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.confirm.model import Confirmation, Row
+from toast_cli.confirm.model import Confirmation, ConfirmedRow
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import style
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts, Report
@@ -28,7 +28,7 @@ def confirmation_facts(confirmation: Confirmation) -> ConfirmationFacts:
     )
 
 
-def one_line(row: Row) -> str:
+def one_line(row: ConfirmedRow) -> str:
     """`fsdp: 8.3 ms a step, 1.2 GiB (predicted 9.1 ms, 1.3 GiB), compiled in 14 s`."""
     cost, compiled = row.candidate.cost, row.compiled
     predicted = f"predicted {format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
@@ -41,7 +41,7 @@ def one_line(row: Row) -> str:
     return f"{row.candidate.name}: {format_seconds(row.step_seconds)} a step, {peak} ({predicted}), {how}"
 
 
-def _row(row: Row, limit_bytes: int) -> ConfirmedPlanFacts:
+def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
     cost, compiled = row.candidate.cost, row.compiled
     known = compiled is not None and compiled.outcome == "compiled"
     return ConfirmedPlanFacts(

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.dimensions import Dimensions
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend.source import Source
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT
@@ -24,7 +24,7 @@ _PLACES = 3  # of a conflict that are named
 
 
 @dataclass(frozen=True)
-class OpKind:
+class OpCount:
     """Ops of one name. flops: of one run of the program, loops counted. whole: nobody knows how to split them."""
 
     name: str
@@ -87,7 +87,7 @@ class Inspection:
     donated_bytes: int
     results: int
     flops: float
-    op_kinds: list[OpKind]
+    op_kinds: list[OpCount]
     loops: list[LoopFacts]
     classes: list[ClassFacts]
     conflicts: list[ConflictFacts]
@@ -112,13 +112,13 @@ def inspect_program(source: Source, dimensions: Dimensions) -> Inspection:
     )  # fmt: skip
 
 
-def _op_kinds(program: Program) -> list[OpKind]:
+def _op_kinds(program: Program) -> list[OpCount]:
     ops: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops:
         if not op.name.startswith("toast."):
             ops[f"{op.name} @{op.detail}" if op.name == "stablehlo.custom_call" and op.detail else op.name].append(op)
     kinds = [
-        OpKind(name, len(found), sum(op.flops * op.trips for op in found), all(op.opaque for op in found))
+        OpCount(name, len(found), sum(op.flops * op.trips for op in found), all(op.opaque for op in found))
         for name, found in ops.items()
     ]
     return sorted(kinds, key=lambda kind: (-kind.flops, -kind.count, kind.name))
@@ -219,7 +219,7 @@ def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
 def _class_table(found: Inspection, limit: int | None) -> RenderableType:
     rows = style.table([("", "left"), ("size", "right"), ("classes", "right"), ("array.dimension", "fold")])
     for one in found.classes[:limit]:
-        patterns = [row.pattern for row in fold([Entry(member, ()) for member in one.members])]
+        patterns = [row.pattern for row in fold([NamedArray(member, ()) for member in one.members])]
         rows.add_row(one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns))
     return style.section(
         "dimensions, those that are split alike together", rows, *_more(len(found.classes), limit, "group")

@@ -7,7 +7,7 @@ import re
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, shorten_location
 from toast_cli.report import style
 from toast_cli.report.model import LiveValue, Report
@@ -51,6 +51,6 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     return style.section(f"alive at the peak{where}", drawn, *more)
 
 
-def _alike(one: LiveValue) -> Entry:
+def _alike(one: LiveValue) -> NamedArray:
     """Arrays of one row: equal but for numbers in their path, or in the name stack of where they are made."""
-    return Entry(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))
+    return NamedArray(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))

@@ -12,7 +12,7 @@ from html import escape
 from math import log10
 from typing import Any
 
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.quantities import (
     format_bytes,
     format_count,
@@ -199,7 +199,7 @@ def _kernel(one: KernelPoint) -> str:
 
 def _arrays(report: Report) -> str:
     entries = [
-        Entry(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in report.arguments
+        NamedArray(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in report.arguments
     ]
     folded = [(row.pattern, len(row.members), report.arguments[row.members[0]]) for row in fold(entries)]
     folded.sort(key=lambda row: -row[1] * type_bytes(row[2].type))

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.folding import Entry, fold
+from toast_cli.folding import NamedArray, fold
 from toast_cli.quantities import (
     format_bytes,
     format_count,
@@ -362,7 +362,7 @@ def _whereabouts(report: Report, room: int) -> list[str]:
 
 
 def _patterns(members: Sequence[str]) -> list[str]:
-    return [row.pattern for row in fold([Entry(name, ()) for name in members])]
+    return [row.pattern for row in fold([NamedArray(name, ()) for name in members])]
 
 
 def _as_many(patterns: Sequence[str], room: int) -> str:

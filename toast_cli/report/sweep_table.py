@@ -1,4 +1,4 @@
-"""Results of `toast sweep`: one `Row` per point goes in; a table, CSV and JSON come out."""
+"""Results of `toast sweep`: one `SweepRow` per point goes in; a table, CSV and JSON come out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATUSES = (FITS, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One program on one mesh of one shape. Field names are the CSV's and JSON's; None where a point failed.
 
     `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took, `key` what tells
@@ -66,7 +66,7 @@ class Row:
 
 
 # What the best point may be the best by -> its figure, of which less is better.
-FIGURES: dict[str, Callable[[Row], float | None]] = {
+FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
     "step_time": lambda row: row.step_seconds,
     "peak_memory": lambda row: row.peak_bytes,
     "communication": lambda row: row.communication_seconds,
@@ -74,11 +74,11 @@ FIGURES: dict[str, Callable[[Row], float | None]] = {
 }
 
 
-def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> Row:
+def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> SweepRow:
     """The row of a point that was judged."""
     predicted = report.predicted
     kept: Status = FITS if report.met else BREAKS_BOUND
-    return Row(
+    return SweepRow(
         program=program,
         mesh=mesh,
         mesh_shape=",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
@@ -98,7 +98,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
     )
 
 
-def mark_best(rows: Sequence[Row], by: str = "step_time") -> list[Row]:
+def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]:
     """The rows with `best` set on the one that fits with the least of a figure, for each program; the first of equals."""
     figure = FIGURES[by]
     least: dict[str, tuple[float, int]] = {}
@@ -110,10 +110,10 @@ def mark_best(rows: Sequence[Row], by: str = "step_time") -> list[Row]:
     return [replace(row, best=number in best) for number, row in enumerate(rows)]
 
 
-def to_csv(rows: Sequence[Row], *, head: bool = True) -> bytes:
+def to_csv(rows: Sequence[SweepRow], *, head: bool = True) -> bytes:
     """UTF-8 CSV, with a head line unless it is to be added to; empty cells where there is no figure."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(text, [field.name for field in fields(SweepRow)], lineterminator="\n")
     if head:
         writer.writeheader()
     for row in rows:
@@ -121,11 +121,11 @@ def to_csv(rows: Sequence[Row], *, head: bool = True) -> bytes:
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 
-def to_json(rows: Sequence[Row]) -> bytes:
+def to_json(rows: Sequence[SweepRow]) -> bytes:
     return write_json({"schema": SCHEMA, "points": [asdict(row) for row in rows]})
 
 
-def sweep_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:
+def sweep_tables(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
     """A table for each program, one row a point, the best marked; narrower screens show fewer figures."""
     programs = list(dict.fromkeys(row.program for row in rows))
     if len(programs) == 1:
@@ -136,7 +136,7 @@ def sweep_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:
     ]
 
 
-def rows_table(rows: Sequence[Row], width: int) -> RenderableType:
+def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
     """One row a point; columns that are the same in all, the seed and the limit, are left out."""
     wide = width >= WIDE
     seeds = len({row.seed for row in rows}) > 1
@@ -171,7 +171,7 @@ def rows_table(rows: Sequence[Row], width: int) -> RenderableType:
     return drawn
 
 
-def best_line(row: Row) -> str:
+def best_line(row: SweepRow) -> str:
     """The best row of a program, on one line."""
     return (
         f"{row.program}: {row.mesh} {row.mesh_shape}, {_seconds(row.step_seconds)} a step, "
@@ -179,7 +179,7 @@ def best_line(row: Row) -> str:
     )
 
 
-def _outcome(row: Row, axes: Sequence[str]) -> Text:
+def _outcome(row: SweepRow, axes: Sequence[str]) -> Text:
     if row.status == FAILED:
         return Text(f"failed: {row.error}", style.BAD)
     if row.status == DOES_NOT_FIT:

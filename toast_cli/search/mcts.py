@@ -41,7 +41,7 @@ PLATEAU = 30  # rounds of simulation and variation without a better plan that en
 
 
 @dataclass(slots=True)
-class _Node:
+class _TreeNode:
     plan: Plan
     moves: list[Move]
     visits: int = 0
@@ -54,16 +54,16 @@ class _Tree:
         self.problem, self.incumbent, self.rng = incumbent.problem, incumbent, rng
         self.moves = Moves(self.problem)
         self.coarse = [Moves(self.problem, grain) for grain in grains(self.problem)]
-        self.nodes: dict[Plan, _Node] = {}
+        self.nodes: dict[Plan, _TreeNode] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.promise: Promise = {}
         self.tops: list[tuple[float, Plan]] = []  # the best plans that no edit makes better, and their rewards
         self.low = self.high = 0.0
 
-    def node(self, plan: Plan) -> _Node:
+    def node(self, plan: Plan) -> _TreeNode:
         found = self.nodes.get(plan)
         if found is None:
-            found = self.nodes[plan] = _Node(plan, self.moves.after(plan))
+            found = self.nodes[plan] = _TreeNode(plan, self.moves.after(plan))
         return found
 
     def reward(self, plan: Plan) -> float:
@@ -136,7 +136,7 @@ class _Tree:
                 free[place:place] = possible[int(self.rng.choice(len(possible), p=self.prior(possible)))]
         return self.problem.canonical((*fixed, *free))
 
-    def descend(self) -> list[_Node]:
+    def descend(self) -> list[_TreeNode]:
         """From the root to a node with an untried decision, which it takes."""
         path = [self.node(self.problem.fixed)]
         while path[-1].moves and len(path) < 32:
@@ -151,7 +151,7 @@ class _Tree:
                 break
         return path
 
-    def _select(self, node: _Node) -> int:
+    def _select(self, node: _TreeNode) -> int:
         span = max(self.high - self.low, 1e-9)
         prior = self.prior(node.moves)
         scores = EXPLORATION * prior * sqrt(node.visits + 1)

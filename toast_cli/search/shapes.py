@@ -22,7 +22,7 @@ from toast_cli.search.run import EVALUATIONS, run_search
 
 FINALISTS = 2
 
-_Entry = tuple[Rank, Evaluator, SearchResult]
+_Finalist = tuple[Rank, Evaluator, SearchResult]
 
 
 def search_shapes(
@@ -67,7 +67,7 @@ def search_shapes(
             evaluator = evaluator_of(meshes[0])
             return evaluator, run(evaluator, 1.0, 0.0, iterations)
         total = iterations if iterations is not None else (2 * EVALUATIONS if seconds is None else None)
-        finalists: list[_Entry] = []
+        finalists: list[_Finalist] = []
         ended = ""
         for number, mesh in enumerate(meshes):
             limit = None if total is None else total // 2 // len(meshes) + (number < total // 2 % len(meshes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 
 from toast_cli.errors import InputError, ToastError
-from toast_cli.hardware.yamltree import Entry, nearest, read_yaml
+from toast_cli.hardware.yamltree import YamlValue, nearest, read_yaml
 from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.plan.decisions import Decision, Replicate, Shard
 from toast_cli.tactics.model import Decide, DoesNotApply, Look, Tactic
@@ -40,7 +40,7 @@ def _from_yaml(text: str, path: str) -> dict[str, Tactic]:
     return {name: _read_tactic(name, entry, path) for name, entry in top["tactics"].mapping().items()}
 
 
-def _read_tactic(name: str, entry: Entry, path: str) -> Tactic:
+def _read_tactic(name: str, entry: YamlValue, path: str) -> Tactic:
     """`steps` alone, or a mapping with `about`, `place` and `steps`."""
     if entry.is_sequence:
         return Tactic(name, "", _decide(entry), source=path)
@@ -52,9 +52,9 @@ def _read_tactic(name: str, entry: Entry, path: str) -> Tactic:
     return Tactic(name, about, _decide(keys["steps"]), place, source=path)
 
 
-def _decide(steps: Entry) -> Decide:
+def _decide(steps: YamlValue) -> Decide:
     """What a list of steps decides. Words that mean nothing are found when the program is known: they may name its dimensions."""
-    read: list[tuple[str, list[str], Entry]] = []
+    read: list[tuple[str, list[str], YamlValue]] = []
     for step in steps.items():
         ((kind, words),) = _one(step).items()
         read.append((kind, [word.scalar("a name") for word in words.items()], step))
@@ -71,7 +71,7 @@ def _decide(steps: Entry) -> Decide:
     return decide
 
 
-def _one(step: Entry) -> dict[str, Entry]:
+def _one(step: YamlValue) -> dict[str, YamlValue]:
     found = step.section(*_STEPS)
     if len(found) != 1:
         raise step.error(f"a step has {len(found)} keys", "one of split, keep, use each")

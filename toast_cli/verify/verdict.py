@@ -23,7 +23,7 @@ from toast_cli.verify.promises import Promises
 from toast_cli.verify.traffic import Comparison, compare_traffic
 
 SCHEMA = "toast.verify/1"
-Outcome = Literal["agreed", "disagreed", "unchecked"]
+VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
 
 # More or less traffic than promised, by more than this part of it, is a disagreement …
 TRAFFIC_TOLERANCE = 0.05
@@ -36,7 +36,7 @@ class Part:
     """One thing checked. `text` says it in a sentence; `facts` holds the figures."""
 
     name: str
-    outcome: Outcome
+    outcome: VerdictOutcome
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Verdict:
     parts: list[Part]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> VerdictOutcome:
         """Disagreed if any part did, unchecked if none could be checked."""
         outcomes = {part.outcome for part in self.parts}
         return "disagreed" if "disagreed" in outcomes else "agreed" if "agreed" in outcomes else "unchecked"
@@ -123,7 +123,7 @@ def _all(results: int) -> str:
 def check_collectives(found: list[Collective] | Failure, axes: dict[str, int], promises: Promises | None) -> Part:
     """Collectives of the compiled module beside the promised ones."""
     if isinstance(found, Failure):
-        outcome: Outcome = "disagreed" if out_of_memory(found) else "unchecked"
+        outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
         return Part("collectives", outcome, f"did not compile: {found.reason}")
     compared = compare_traffic(promises.collectives if promises else [], found, axes)
     facts = {"collectives": [asdict(row) for row in compared.rows]}
@@ -134,7 +134,7 @@ def check_collectives(found: list[Collective] | Failure, axes: dict[str, int], p
     return Part("collectives", *judged_traffic(compared), facts)
 
 
-def judged_traffic(compared: Comparison) -> tuple[Outcome, str]:
+def judged_traffic(compared: Comparison) -> tuple[VerdictOutcome, str]:
     """The verdict on a comparison, and why."""
     whole = max(compared.promised_bytes, compared.compiled_bytes)
     if not whole:
