@@ -464,7 +464,7 @@ def _kinds_of_arguments(
     members: dict[object, list[int]] = defaultdict(list)
     for number, argument in enumerate(program.arguments):
         groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])
-        form, strands = id(dimensions.forms[number]), dimensions.strands.get(number, ())
+        form, strands = dimensions.forms[number], dimensions.strands.get(number, ())
         members[argument_role[number], form, groups, strands, pins.get(argument.value)].append(number)
     names: list[str] = []
     found = list(argument_role)
