@@ -11,6 +11,7 @@ from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.verify.compile import Form
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, result_types
@@ -24,9 +25,9 @@ def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> 
     return wrong_in(source, emit_spmd(source, lowered), devices)
 
 
-def wrong_in(source: Source, written: bytes, devices: int) -> list[int]:
+def wrong_in(source: Source, written: bytes, devices: int, form: Form = "stablehlo") -> list[int]:
     """The same for a program that has been written."""
-    request = {"form": "stablehlo", "devices": devices, "shardy": True, "seed": 0, "seconds": 600.0}
+    request = {"form": form, "devices": devices, "shardy": form == "stablehlo", "seed": 0, "seconds": 600.0}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / ORIGINAL).write_bytes(xla.write_bytecode(source.module))

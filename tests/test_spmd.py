@@ -9,12 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jax import lax
 from programs import Case, arg, case_of, evaluator_of, sample
-from spmd_cases import wrong_results
+from random_programs import cases
+from random_programs import plans as plans_of
+from spmd_cases import differing, wrong_in, wrong_results
 
 from toast_cli.emit.spmd import emit_spmd
+from toast_cli.emit.spmd.hlo import emit_spmd_hlo
+from toast_cli.errors import UsageError
 from toast_cli.plan.lower import lower
 from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
@@ -102,6 +109,25 @@ def test_numbers_of_training_steps(name: str, strategy: str) -> None:
     assert wrong_results(source, lower(problem, strategies(problem)[strategy]), 8) == []
 
 
+@pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])
+def test_numbers_as_hlo_text(name: str) -> None:
+    """XLA takes it with Shardy switched off."""
+    source, _ = sample(name)
+    problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
+    text = emit_spmd_hlo(source, lower(problem, strategies(problem)["fsdp x megatron"]))
+    assert wrong_in(source, text, 8, "hlo") == []
+    assert b"num_partitions=8" in text and b"sdy" not in text
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_numbers_of_random_programs(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    plans = [data.draw(plans_of(case.problem)) for _ in range(2)]
+    programs = {plan: emit_spmd(case.source, case.lowered(plan)) for plan in plans}
+    assert differing(case.source, programs, 8) == {}
+
+
 def test_the_partitioner_adds_nothing() -> None:
     """What is compiled has the collectives that are written, one for one."""
     source, _ = sample("mlp_tiny")
@@ -125,3 +151,13 @@ def test_donated_arguments_stay_donated() -> None:
     case = case_of(lambda x: x + 1, X, donate=(0,))
     text = emit_spmd(case.source, case.lowered((case.shard("x.0", "data"),))).decode()
     assert re.search(r'%arg0: tensor<16x8xf32> \{[^)]*sdy.sharding = [^)]*"data"[^)]*tf.aliasing_output = 0', text)
+
+
+def test_regions_of_the_program_are_refused() -> None:
+    def on_host(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct((16, 8), np.float32), x) + 1
+
+    case = case_of(on_host, X)
+    for write in (emit_spmd, emit_spmd_hlo):
+        with pytest.raises(UsageError, match=r"host callback\) cannot be written"):
+            write(case.source, case.lowered(()))

@@ -24,6 +24,7 @@ class Format(StrEnum):
     bytecode = "bytecode"
     hlo = "hlo"
     spmd = "spmd"
+    spmd_hlo = "spmd-hlo"
     specs = "specs"
     python = "python"
     jax_export = "jax_export"

@@ -17,6 +17,7 @@ from toast_cli.emit.misread import misread_note
 from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
+from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.emit.weigh import Price
 from toast_cli.errors import UsageError
@@ -30,6 +31,7 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "bytecode": partial(emit_shardy, binary=True),
     "hlo": emit_hlo,
     "spmd": emit_spmd,
+    "spmd-hlo": emit_spmd_hlo,
     "specs": emit_specs,
     "python": emit_python,
 }

@@ -14,8 +14,9 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
-from toast_cli.emit.shardy import ShardyNotation, check_manual_regions, quoted
+from toast_cli.emit.shardy import ShardyNotation, quoted
 from toast_cli.emit.spmd.writer import Writer
+from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
@@ -23,7 +24,10 @@ from toast_cli.xla import ir, main_function, write_bytecode
 
 
 def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
-    """The program of each device as StableHLO text, or as MLIR bytecode."""
+    """The program of each device as StableHLO text, or as MLIR bytecode.
+
+    Raises `UsageError` for programs with manual regions of their own, and with host callbacks.
+    """
     module = spmd_module(source, lowered)
     if binary:
         return write_bytecode(module)
@@ -33,7 +37,7 @@ def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = Fal
 
 def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
     """The same as an operation `builtin.module` in the context of `source`."""
-    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
+    refuse_bound(source)
     undo: Undo = []  # of a copy nothing has to be undone
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
@@ -52,6 +56,19 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
         module.attributes[REPLICAS] = ir.IntegerAttr.get(number, 1)
         module.verify()
     return module
+
+
+def refuse_bound(source: Source) -> None:
+    """Regions cannot stand within the region, nor can what runs on one device. Raises `UsageError` for the first of them."""
+    for number, op in enumerate(source.program.ops):
+        region = op.name == "sdy.manual_computation"
+        if region or (op.name == "stablehlo.custom_call" and "sdy.sharding" in source.operations[number].attributes):
+            what = "manual regions of its own (shard_map)" if region else "what runs on one device (a host callback)"
+            raise UsageError(
+                f"a program with {what} cannot be written as the program of one device",
+                where=source.location(number),
+                hint="write it with --format stablehlo",
+            )
 
 
 def manual_region(
