@@ -31,7 +31,7 @@ _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
 # Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes (see
-# `kernels.Side`).
+# `kernel.Side`).
 Side = tuple[float, float, float, float]
 NOTHING: Side = (0.0, 0.0, 0.0, 0.0)
 
