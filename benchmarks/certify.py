@@ -1,8 +1,8 @@
 """How often MCTS finds the proven optimum: `--search exact` as the ground truth, then MCTS with its default budget for
 many seeds.
 
-One row for each program and two-axis mesh: the gap that branch and bound leaves (0: it finished), and where it finished
-how many seeds reached the optimum and how far off the worst was. Exits with 1 when fewer than 95 % of the seeds reach
+One row for each program and two-axis mesh: the gap to the bound on every sharding, and where the plan is proven how
+many seeds reached it and how far off the worst was. Exits with 1 when fewer than 95 % of the seeds reach
 one, or one seed is more than 2 % off.
 """
 
