@@ -232,3 +232,14 @@ def test_the_example_trains_as_on_one_device() -> None:
     assert len(losses) == 5
     assert losses[-1][1] < losses[0][1]
     assert all(abs(one - eight) < 1e-3 * one for one, eight in losses)
+
+
+def test_names_that_the_user_wrote_are_taken_over() -> None:
+    """As `nn.get_partition_spec` gives them, or as lines; they stand in the summary and in logical axis rules."""
+    tree = {"params": {"up": P("embed", "mlp"), "down": P("mlp", "embed")}}
+    for names in (tree["params"], ("params/up=embed,mlp",)):
+        found = plan_of(STEP.lower(*ARGUMENTS), names=names)
+        groups = {group.name for group in found.report.analysis.group_list}
+        assert {"embed", "mlp"} <= groups
+    with pytest.raises(toast.ToastError, match="no argument matches 'nothing'"):
+        plan_of(STEP.lower(*ARGUMENTS), names=("nothing=embed",))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ import pytest
 from programs import arg, program_of, sample, source_of
 
 from toast_cli.api import logical_names
+from toast_cli.cli import main
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
@@ -27,6 +30,7 @@ from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
 
+ROOT = Path(__file__).resolve().parents[1]
 B, S, D, F, H, K, V, E = 16, 24, 32, 96, 4, 8, 48, 6
 
 
@@ -391,3 +395,13 @@ def test_axes_that_a_program_states_name_what_nothing_else_names() -> None:
     names = names_of(load("<text>", content=text.encode()).program)
     assert names["w", 0] == names["x", 1] == "rows"
     assert names["w", 1] == "ff"
+
+
+def test_the_command_takes_names(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    program = str(ROOT / "sample_models" / "mlp_tiny.mlir")
+    words = ["partition", program, "--mesh", "v4-32", "--strategy", "fsdp:data", "--quiet", "--json", str(report)]
+    assert main([*words, "--names", "params*['w']=pixels,hidden"]) == 0
+    groups = {group["name"] for group in json.loads(report.read_text())["analysis"]["group_list"]}
+    assert {"pixels", "hidden"} & groups
+    assert main([*words, "--names", "nothing=a"]) == 2

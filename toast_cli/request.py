@@ -123,8 +123,15 @@ class Request:
         "Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
         "PATTERN=AXES",
     )
-    # `PATTERN=embed,mlp`: what the user calls arguments' dimensions.
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = _option(
+        (),
+        "--names",
+        OptionKind.TEXTS,
+        "What you call arguments' dimensions, e.g. '*kernel=embed,mlp'; reports and tactics use it; repeatable.",
+        "PATTERN=NAMES",
+        in_projects=False,
+        in_python=False,
+    )
     frames: str = _option(
         FrameChoice.user.value,
         "--frames",

@@ -61,6 +61,7 @@ def explain(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     jobs: options.Jobs = 1,
+    names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,

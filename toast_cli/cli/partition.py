@@ -93,6 +93,7 @@ def partition(
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
     jobs: options.Jobs = 1,
+    names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
