@@ -133,6 +133,7 @@ def chain_of_calls(depth: int, width: int) -> bytes:
     return program(f"%r = func.call @f1(%a) : ({T}) -> {T}", before="\n".join(functions))
 
 
+QUIET = ("sweep", "m.mlir", *MESH, *("--iterations", "3"), "--quiet", "--strategy", "nonsense")
 SPEC = b"chip: v4\ntopology: {torus: [2, 2, 4]}\n"
 LONG = "9" * 5000
 
@@ -173,6 +174,7 @@ func.func @main(%a: tensor<16x4xf32>) -> tensor<16x4xf32> {
 
 # Empty, deep and long, and what the fuzzer and other projects' test suites found.
 SHAPES = [
+    known("a sweep that fails quietly", program(), 2, "m.mlir on v4-32: --strategy: unknown tactic", QUIET),
     known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
     known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),
     known("a manual region behind a constraint", PINNED.encode(), 0, "", (*PARTITION, "--mesh-shape", "data=16", "--keep-shardings")),

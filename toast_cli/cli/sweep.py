@@ -258,7 +258,10 @@ def _live(rows: list[SweepRow], total: int, *, wanted: bool) -> Iterator[Callabl
 
 
 def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
-    """The table, or with --quiet a line for the best of each program; to_stderr: stdout holds the CSV or JSON."""
+    """The table, or with --quiet a line for the best of each program, and for the first failure of each.
+
+    to_stderr: stdout holds the CSV or JSON.
+    """
     from toast_cli.report.style import make_console, plain_text, render
     from toast_cli.report.sweep_table import best_line, sweep_tables
 
@@ -267,9 +270,13 @@ def _show(rows: Sequence[SweepRow], *, to_stderr: bool, quiet: bool) -> None:
         console = make_console(stream)
         stream.write(render(sweep_tables(rows, console.width), console))
     elif not to_stderr:
+        failed: set[str] = set()
         for row in rows:
             if row.best:
                 print(plain_text(best_line(row), stream.encoding), file=stream)
+            elif row.status == "failed" and row.program not in failed:
+                failed.add(row.program)
+                say("error", f"{row.program} on {row.mesh}: {row.error}")
 
 
 def _exit_code(rows: Sequence[SweepRow]) -> int:
