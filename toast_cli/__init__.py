@@ -6,8 +6,8 @@
     fast = toast.jit(step, mesh="v4-32")
     step = toast.load("sharded.mlir")
 
-The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api`, `toast_cli.compiled` and `toast_cli.runnable` are the calls above,
-`toast_cli.cli` the command line. Nothing is imported before it is used.
+The pipeline, top to bottom, is `toast_cli.pipeline`; `toast_cli.api`, `toast_cli.compiled` and `toast_cli.runnable` are
+the calls above, `toast_cli.cli` the command line. Nothing is imported before it is used.
 """
 
 from __future__ import annotations

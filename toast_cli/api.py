@@ -72,7 +72,9 @@ class Plan:
         return self._outcome.report
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by pattern."""
+        """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by
+        pattern.
+        """
         predicted = self.report.predicted
         figures = {
             "step": format_seconds(predicted.step_seconds),
@@ -108,7 +110,8 @@ class Plan:
 
         Args:
             names: what MaxText calls each of the plan's dimensions, one name or several (`{"batch":
-                ["activation_batch", "activation_embed_and_logits_batch"]}`); a dimension without an entry keeps its own.
+                ["activation_batch", "activation_embed_and_logits_batch"]}`); a dimension without an entry keeps its
+                own.
         """
         lines = ["logical_axis_rules:"]
         for name, axes in self.logical_axis_rules():

@@ -2,8 +2,8 @@
 
 `params['layers'][0]['wq']` … `params['layers'][17]['wq']`, all of one type and sharding, become
 `params['layers'][*]['wq']`, 18 of them. A pattern is exact: `*` stands for every number found in that place, anything
-narrower is written out (`[1..17]`, `[3,12..165]`), and no array outside the row matches the row's pattern. Only a list of
-numbers too long to read is shortened (`[0,3,…,19]`).
+narrower is written out (`[1..17]`, `[3,12..165]`), and no array outside the row matches the row's pattern. Only a list
+of numbers too long to read is shortened (`[0,3,…,19]`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _fold_trees(rows: Sequence[Folded]) -> list[Folded]:
 
 
 def _endings(path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What is left of a path without its first component, without its first two, …; longest first; never only numbers."""
+    """What is left of a path without its first component, without its first two, …; longest first; never only
+    numbers.
+    """
     endings = [path[first:] for first in range(1, len(path))]
     return [ending for ending in endings if any(letter.isalpha() for part in ending for letter in part)]
 

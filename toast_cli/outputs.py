@@ -87,7 +87,10 @@ def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
 
 
 def write_target(target: Target, content: bytes) -> None:
-    """Write `content`, compressed as the extension says. The file appears complete or not at all; links are followed."""
+    """Write `content`, compressed as the extension says.
+
+    The file appears complete or not at all; links are followed.
+    """
     if target.is_stdout:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -141,8 +144,9 @@ def _same_file(path: Path, name: str) -> bool:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write beside `path`, then rename. Killed at any moment, this leaves the old file or the new one, and at most a hidden
-    temporary file that the next write to `path` removes."""
+    """Write beside `path`, then rename. Killed at any moment, this leaves the old file or the new one, and at most a
+    hidden temporary file that the next write to `path` removes.
+    """
     _remove_leftovers(path)
     temporary, descriptor = _open_beside(path)
     try:

@@ -1,4 +1,7 @@
-"""Quantities as people read them: numbers go in, short text with a unit comes out. Three significant digits throughout."""
+"""Quantities as people read them: numbers go in, short text with a unit comes out.
+
+Three significant digits throughout.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,9 @@ def format_plural(count: int, noun: str) -> str:
 
 
 def format_sharding(sharding: list[list[str]]) -> str:
-    """`(data, None, data+model)`: per dimension the mesh axes that split it, major to minor; `replicated` when none does."""
+    """`(data, None, data+model)`: per dimension the mesh axes that split it, major to minor; `replicated` when none
+    does.
+    """
     if not any(sharding):
         return "replicated"
     return f"({', '.join('+'.join(axes) or 'None' for axes in sharding)})"

@@ -1,7 +1,7 @@
 """`Request`: what a user asks of a run. Every option is declared here, and only here.
 
-The command line, the Python interface, sweeps and project files derive from these declarations: names, help texts, defaults, and how a value
-is read. Nothing heavy is imported, so that `toast --help` is instant.
+The command line, the Python interface, sweeps and project files derive from these declarations: names, help texts,
+defaults, and how a value is read. Nothing heavy is imported, so that `toast --help` is instant.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Option:
 
     Attributes:
         flag: on the command line; without its dashes the key in a project file. help, metavar: for `--help`.
-        also: another spelling of the flag. least: the smallest whole number. in_projects: whether a project file may set it. in_python: whether `toast.partition` takes it.
+        also: another spelling of the flag. least: the smallest whole number. in_projects: whether a project file may
+            set it. in_python: whether `toast.partition` takes it.
     """
 
     flag: str

@@ -1,10 +1,11 @@
 """Conflicts: values (and ops) that have one group twice, and which choice of side settles which of them together.
 
-Attention scores `[batch, heads, seq, seq]` cannot give both sequence dimensions the same axis. Every occurrence of a group in
-such a value is a *strand end*; ops carry strands from value to value, so that choosing one side for one value chooses it for
-the whole *component*. An op whose links would tie a strand to its own other side (a symmetric matrix plus its transpose) is
-left out, lightest first to go: the reshard sits there. Components that look alike form one *resolution group*. Light ops between
-the ops of a component, such as the sums of a softmax, belong to it though they have the group once: what leaves a conflict alone leaves all of it.
+Attention scores `[batch, heads, seq, seq]` cannot give both sequence dimensions the same axis. Every occurrence of a
+group in such a value is a *strand end*; ops carry strands from value to value, so that choosing one side for one value
+chooses it for the whole *component*. An op whose links would tie a strand to its own other side (a symmetric matrix
+plus its transpose) is left out, lightest first to go: the reshard sits there. Components that look alike form one
+*resolution group*. Light ops between the ops of a component, such as the sums of a softmax, belong to it though they
+have the group once: what leaves a conflict alone leaves all of it.
 
 Enters: program, classes and the group of each class. Leaves: `Conflicts`.
 """
@@ -22,8 +23,8 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 
 _MOST_NEAR = 8  # components whose neighbourhoods an op can be in; with more it is in none
 
-# One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the op). Places
-# count from the dimension a slot lies in, since not every op has slots for all dimensions of a value.
+# One occurrence of a group: (value number, or -1 - op number for an op of its own; place in the value, or slot of the
+# op). Places count from the dimension a slot lies in, since not every op has slots for all dimensions of a value.
 End = tuple[int, int]
 PLACES_PER_DIMENSION = 64
 
@@ -91,7 +92,9 @@ def _ends(
 
 
 class _Strands:
-    """Sets of strand ends that are tied together. values: of each set, by its representative, those that have an end in it."""
+    """Sets of strand ends that are tied together. values: of each set, by its representative, those that have an end
+    in it.
+    """
 
     def __init__(self) -> None:
         self._sets: DisjointSets[End] = DisjointSets()
@@ -127,8 +130,9 @@ def _tie(
     ends: dict[int, dict[int, list[End]]],
     slot_ends: dict[tuple[int, int], list[End]],
 ) -> _Strands:
-    """Ties donated arguments to the results that take over their buffers, then the ends each op carries through, heaviest ops
-    first; an op that would twist a component is left untied."""
+    """Ties donated arguments to the results that take over their buffers, then the ends each op carries through,
+    heaviest ops first; an op that would twist a component is left untied.
+    """
     find = _Strands()
     for by_group in ends.values():
         for group_ends in by_group.values():
@@ -258,8 +262,9 @@ def _is_light(op: Op) -> bool:
 def _gather_alike(
     order: list[End], group_of: dict[End, int], side_count: dict[End, int], looks: dict[End, set[object]]
 ) -> tuple[dict[End, int], list[tuple[int, int]]]:
-    """Component -> resolution group, and (class group, sides) of each. A component whose working ops are a part of another's
-    looks like it: attention in a forward pass does what the backward pass does and less."""
+    """Component -> resolution group, and (class group, sides) of each. A component whose working ops are a part of
+    another's looks like it: attention in a forward pass does what the backward pass does and less.
+    """
     models: list[tuple[int, int, set[object]]] = []
     number_of: dict[End, int] = {}
     for component in sorted(order, key=lambda c: -len(looks[c])):

@@ -1,7 +1,8 @@
 """What each class group is to the program, told from the ops it meets: batch, sequence, heads, experts, vocabulary, …
 
-Three looks over the heavy ops, each building on what the one before has found: which groups products with weights make and
-read (features), what attention does with them, and who is left that nothing ever mixes (the batch). Argument names play no part.
+Three looks over the heavy ops, each building on what the one before has found: which groups products with weights make
+and read (features), what attention does with them, and who is left that nothing ever mixes (the batch). Argument names
+play no part.
 
 Enters: program, classes, the group of each class. Leaves: per group a role, "" where nothing is known.
 """
@@ -58,9 +59,10 @@ class _Product:
 @dataclass(slots=True)
 class _Evidence:
     """weights_of: class -> weights whose products have it. square: groups that one product with a weight
-    both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over; routed: those of
-    them that other products have apart. mixed: groups along which elements meet. work: group -> arithmetic along it. tokens: groups
-    of what is looked up in tables, or scanned."""
+    both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over;
+    routed: those of them that other products have apart. mixed: groups along which elements meet. work: group ->
+    arithmetic along it. tokens: groups of what is looked up in tables, or scanned.
+    """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     features: set[int] = field(default_factory=set)
@@ -109,9 +111,11 @@ def _looks(program: Program, classes: Classes, class_group: list[int]) -> Iterab
 
 
 def _made_of_weights(program: Program) -> dict[int, int]:
-    """Value -> a weight (argument number) that it is a plain view of, or is computed from with nothing but weights and constants going in.
+    """Value -> a weight (argument number) that it is a plain view of, or is computed from with nothing but weights and
+    constants going in.
 
-    Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products that read them.
+    Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products
+    that read them.
     """
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
@@ -203,7 +207,8 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
         case ops.GATHER if look.weights[0] < 0:
             table, indices = look.slots(form.operands[:2])
             rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
-            # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of edges.
+            # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of
+            # edges.
             evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
             evidence.mixed |= look.named(rows)
             evidence.tokens |= look.named(table & indices)
@@ -233,8 +238,9 @@ def _product(look: _Look) -> _Product:
 
 
 def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> None:
-    """Scores are summed over features of queries and keys, and keys have something of their own that is no feature: a sequence. What
-    is then summed over is one too, and the features of what the scores weigh are a head's."""
+    """Scores are summed over features of queries and keys, and keys have something of their own that is no feature: a
+    sequence. What is then summed over is one too, and the features of what the scores weigh are a head's.
+    """
     experts = evidence.routed
     products = [_product(look) for look in looks if not any(w >= 0 for w in look.weights)]
     products = [p for p in products if p.batching and not (p.result | p.summed) & experts]
@@ -299,8 +305,9 @@ def _features(
 
 
 def _batch(evidence: _Evidence, weights: set[int], data: set[int], crowded: set[int], found: dict[int, str]) -> None:
-    """The batch: what inputs have and weights do not, along which elements never meet and most of the work can be split. Where
-    tokens have more dimensions than that, the others are sequences."""
+    """The batch: what inputs have and weights do not, along which elements never meet and most of the work can be
+    split. Where tokens have more dimensions than that, the others are sequences.
+    """
     apart = weights | crowded | evidence.mixed | set(found)
     most = max(evidence.work.values(), default=0.0)
     free = [g for g in sorted(data - apart) if evidence.work.get(g, 0.0) >= _LEAST_WORK * most > 0.0]

@@ -1,9 +1,9 @@
 """Mirrored groups: classes with the same structural fingerprint are decided together.
 
-A class's fingerprint counts the roles it plays: which slot of which heavy op (contractions, convolutions, gathers, scatters,
-arguments; all ops where it meets no heavy one). Classes of one fingerprint that meet in one op (the widths of consecutive
-layers of an MLP) are separated by colouring, so that no op sees one group twice for that reason. Classes that a stencil or a
-slice links join one group whatever their sizes.
+A class's fingerprint counts the roles it plays: which slot of which heavy op (contractions, convolutions, gathers,
+scatters, arguments; all ops where it meets no heavy one). Classes of one fingerprint that meet in one op (the widths of
+consecutive layers of an MLP) are separated by colouring, so that no op sees one group twice for that reason. Classes
+that a stencil or a slice links join one group whatever their sizes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
 
 
 def families(program: Program, classes: Classes, groups: list[list[int]]) -> list[int]:
-    """[groups] number of the family of each: groups that play the same roles in heavy ops, whatever their sizes and how often.
+    """[groups] number of the family of each: groups that play the same roles in heavy ops, whatever their sizes and how
+    often.
 
     The widths of a convolutional network are one family though no two of them are mirror images.
     """

@@ -17,7 +17,8 @@ class SlotKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are looked up once for each op, so each keeps its hash.
+    """An op's rule with its factors cut into *slots*, one per dimension class. Forms are looked up once for each op, so
+    each keeps its hash.
 
     Attributes:
         sizes: [slots] elements along each.
@@ -58,8 +59,9 @@ class Group:
     """Classes that are decided together: mirror images of each other (every layer's d_ff), or one stencil apart.
 
     `name` is what they seem to be ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
-    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` the number it shares with groups
-    that play the same roles at other sizes; `role` what it is to the program ("batch", "heads", "experts"; see `evidence`), or "".
+    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` the number it shares
+    with groups that play the same roles at other sizes; `role` what it is to the program ("batch", "heads", "experts";
+    see `evidence`), or "".
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Disjoint sets of dimension names, in which a name may be an ordered product of others.
 
-Every dimension starts as one name. `unify` makes two names one; `unify_product` says that a name is, major to minor, the
-product of others. Splitting a name splits its whole class, and two different splits of one class meet in their common
-refinement. Where the cut points do not form a divisibility chain, equality stops there.
+Every dimension starts as one name. `unify` makes two names one; `unify_product` says that a name is, major to minor,
+the product of others. Splitting a name splits its whole class, and two different splits of one class meet in their
+common refinement. Where the cut points do not form a divisibility chain, equality stops there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from toast_cli.program.disjoint_set import DisjointSets
 
 
 class Names:
-    """Mutable while the analysis runs. A name is an int; `sizes[name]` its number of elements. `find` gives the one that stands for all its equals."""
+    """Mutable while the analysis runs.
+
+    A name is an int; `sizes[name]` its number of elements. `find` gives the one that stands for all its equals.
+    """
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -24,7 +27,9 @@ class Names:
         return len(self.sizes) - 1
 
     def leaves(self, name: int) -> list[int]:
-        """The unsplit names (roots) whose ordered product this name is, major to minor; itself where it is not split."""
+        """The unsplit names (roots) whose ordered product this name is, major to minor; itself where it is not
+        split.
+        """
         root = self.find(name)
         parts = self._parts.get(root)
         if parts is None:

@@ -1,6 +1,7 @@
 """Hardware: a specification's name or file in; chips, physical dimensions and logical meshes (`model.Mesh`) out.
 
-`load_spec` reads a `Spec`; `Spec.mesh` lays logical axes on its physical links. Figures come from the presets in `chips`.
+`load_spec` reads a `Spec`; `Spec.mesh` lays logical axes on its physical links. Figures come from the presets in
+`chips`.
 """
 
 from toast_cli.hardware.catalogue import available_specs, load_spec

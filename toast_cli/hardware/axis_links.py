@@ -1,7 +1,7 @@
 """Logical axes on physical dimensions: axis sizes and dimensions in, the links each axis runs over out.
 
-A dimension may be cut into pieces for several axes: the later (faster) axis gets the inner, contiguous piece, which is a
-line; the outer piece is strided, so its hops cross as many links as the stride and share them with as many groups.
+A dimension may be cut into pieces for several axes: the later (faster) axis gets the inner, contiguous piece, which is
+a line; the outer piece is strided, so its hops cross as many links as the stride and share them with as many groups.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def lay_out(
 ) -> list[tuple[Link, ...]] | None:
     """[axes] links of each axis, innermost first; None when no assignment exists.
 
-    `sizes` [axes], first axis slowest; `dimensions` innermost first; `allowed` [axes] the dimension names an axis may use,
-    None for any. Of all assignments the best is, in this order: the one that keeps the network on the earliest axes, cuts
-    the fewest dimensions, and needs the least time to gather one byte along every axis in turn.
+    `sizes` [axes], first axis slowest; `dimensions` innermost first; `allowed` [axes] the dimension names an axis may
+    use, None for any. Of all assignments the best is, in this order: the one that keeps the network on the earliest
+    axes, cuts the fewest dimensions, and needs the least time to gather one byte along every axis in turn.
     """
     best: list[tuple[Link, ...]] | None = None
     best_rank: tuple[object, ...] = ()

@@ -73,8 +73,8 @@ class Spec:
         """The logical mesh of that shape (axis name -> size, slowest first) laid on the physical dimensions.
 
         Without `shape`: the specification's axes, or, when it has none, the most balanced shape of two axes.
-        `memory_limit` in bytes per device replaces the specification's. Raises SpecError when the sizes do not multiply to
-        the number of devices (at `where`, if it is `shape`'s), UsageError for a memory limit below one byte.
+        `memory_limit` in bytes per device replaces the specification's. Raises SpecError when the sizes do not multiply
+        to the number of devices (at `where`, if it is `shape`'s), UsageError for a memory limit below one byte.
         """
         if memory_limit is not None and memory_limit < 1:
             raise UsageError(f"a memory limit of {memory_limit} bytes", hint="give one byte or more, e.g. 28GiB")

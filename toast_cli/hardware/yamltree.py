@@ -119,7 +119,10 @@ class YamlValue:
 
 
 def read_yaml(text: str, source: str) -> YamlValue:
-    """The document's top value. Raises SpecError with the line where the YAML is malformed, or when there is nothing."""
+    """The document's top value.
+
+    Raises SpecError with the line where the YAML is malformed, or when there is nothing.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:

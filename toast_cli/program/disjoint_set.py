@@ -9,7 +9,10 @@ Member = TypeVar("Member", bound=Hashable)
 
 
 class DisjointSets(Generic[Member]):
-    """Sets of items, each known by one of its members, the representative. An item not heard of before is a set of its own."""
+    """Sets of items, each known by one of its members, the representative.
+
+    An item not heard of before is a set of its own.
+    """
 
     def __init__(self) -> None:
         self._parent: dict[Member, Member] = {}
@@ -24,7 +27,10 @@ class DisjointSets(Generic[Member]):
         return item
 
     def union(self, first: Member, second: Member) -> bool:
-        """Joins the sets of two items; the representative of the first one's stays. False where they were one set already."""
+        """Joins the sets of two items; the representative of the first one's stays.
+
+        False where they were one set already.
+        """
         first, second = self.find(first), self.find(second)
         self._parent[second] = first
         return first != second

@@ -1,13 +1,13 @@
 """`Program`: one flat list of ops over numbered values, with every op's sharding rule.
 
-Calls and composites are already inlined. Regions (`while`, `case`, `if`) are flattened in program order; what flows into and
-out of them is written with three kinds of op of our own, each an identity as far as dimensions go, so that nothing
-downstream needs a special case:
+Calls and composites are already inlined. Regions (`while`, `case`, `if`) are flattened in program order; what flows
+into and out of them is written with three kinds of op of our own, each an identity as far as dimensions go, so that
+nothing downstream needs a special case:
 
 * `toast.argument` (no operands, one result): an argument of the entry function.
-* `toast.carry` (operands: the value a loop starts with, the value each iteration yields; one result): the value a `while`
-  carries. Condition argument, body argument and loop result are all this one value. A value that a loop only passes through
-  unchanged is no carry at all: inside and after the loop it *is* the value outside.
+* `toast.carry` (operands: the value a loop starts with, the value each iteration yields; one result): the value a
+  `while` carries. Condition argument, body argument and loop result are all this one value. A value that a loop only
+  passes through unchanged is no carry at all: inside and after the loop it *is* the value outside.
 * `toast.join` (operands: what each branch yields; one result): a result of `case` or `if`.
 * `toast.result` (one operand, no results): a result of the entry function.
 """
@@ -39,8 +39,8 @@ DTYPE_BITS = {
 class Rule:
     """How one op's dimensions correspond, as Shardy states it: e.g. `([i, k], [k, j])->([i, j]) reduction={k}`.
 
-    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the three sets
-    pass through. Rules are looked up once for each op, so each keeps its hash.
+    Factors are numbered; `sizes[f]` is the number of elements along factor f. Factors not named in one of the three
+    sets pass through. Rules are looked up once for each op, so each keeps its hash.
     """
 
     sizes: tuple[int, ...]
@@ -83,10 +83,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a dimension of an op's result comes from one of its first operand: each of `outputs` elements from a window of that, `stride` apart.
+    """How a dimension of an op's result comes from one of its first operand: each of `outputs` elements from a window
+    of that, `stride` apart.
 
-    Before that, `dilation` - 1 holes are put between the operand's elements (`inputs` of them), and `low` elements in front (a negative number
-    are cut off). A window has `size` elements, `spread` apart. kernel_dim: the dimension of the second operand that they are multiplied with, or -1.
+    Before that, `dilation` - 1 holes are put between the operand's elements (`inputs` of them), and `low` elements in
+    front (a negative number are cut off). A window has `size` elements, `spread` apart. kernel_dim: the dimension of
+    the second operand that they are multiplied with, or -1.
     """
 
     operand_dim: int
@@ -108,8 +110,8 @@ class Op:
     Attributes:
         name: dialect name (`stablehlo.dot_general`) or one of the four of our own.
         rule: its factors; a rule without factors means the op is computed whole on every device.
-        trips: how often it runs in one run of the program (the product of the trip counts of the loops around it; a branch
-            out of n counts 1/n).
+        trips: how often it runs in one run of the program (the product of the trip counts of the loops around it; a
+            branch out of n counts 1/n).
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
@@ -138,7 +140,8 @@ class Op:
 class Loop:
     """A `while`: ops [first, last) of the program are its carries, condition and body.
 
-    `trips` is its own trip count; `trips_known` is False where data decides it: then it is the most it can be, or 1 where there is no limit.
+    `trips` is its own trip count; `trips_known` is False where data decides it: then it is the most it can be, or 1
+    where there is no limit.
     """
 
     parent: int
@@ -154,8 +157,10 @@ class Argument:
 
     Attributes:
         aliased_result: number of the result whose buffer this argument's buffer becomes; -1 when none.
-        dimension_names: [dimensions] what the user calls each ("embed"), "" where nothing was said; empty when nothing was.
-        stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty likewise.
+        dimension_names: [dimensions] what the user calls each ("embed"), "" where nothing was said; empty when nothing
+            was.
+        stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty
+            likewise.
     """
 
     value: int

@@ -1,10 +1,12 @@
 """What kind of op each op is: one row per op, and the only table of this sort.
 
-Enters: a dialect name. Leaves: its `OpKind`, which `Op.kind` holds. Everything that asks for a group of ops (elementwise ops, views, ops of the
-matrix unit) asks for a property of this. Where a step treats one single op in its own way it names that op.
+Enters: a dialect name. Leaves: its `OpKind`, which `Op.kind` holds. Everything that asks for a group of ops
+(elementwise ops, views, ops of the matrix unit) asks for a property of this. Where a step treats one single op in its
+own way it names that op.
 
-How it is drawn: StableHLO's specification says what is elementwise and what only moves elements; XLA's `HloCostAnalysis` says what counts no
-arithmetic and what is transcendental; Shardy's pass `sdy-constant-or-scalar-splitter` says what it computes again for each use (a test asks it).
+How it is drawn: StableHLO's specification says what is elementwise and what only moves elements; XLA's
+`HloCostAnalysis` says what counts no arithmetic and what is transcendental; Shardy's pass
+`sdy-constant-or-scalar-splitter` says what it computes again for each use (a test asks it).
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class OpKind:
         division: an elementwise op that takes several steps of the vector unit.
         polynomial: an elementwise function that no chip has in hardware; XLA evaluates a polynomial of dozens of steps.
         positive: positive operands make a positive result.
-        rearranges: the elements of the result are elements of the operands, at other places or repeated; XLA computes it where it is read.
+        rearranges: the elements of the result are elements of the operands, at other places or repeated; XLA computes
+            it where it is read.
         view: it rearranges one array in a way that is known before the program runs, and pads nothing.
         identity: its result is its operand.
         contraction, convolution: it multiplies and adds up, in a chip's matrix unit.
@@ -56,11 +59,13 @@ class OpKind:
         takes_part: it reads only as much of its first operand as it makes.
         in_place: XLA lets its result take over the buffer of its first operand.
         updates: it writes a part of its first operand, as much as its update has.
-        computes_operands: its kernel computes what it reads, besides the ops for which that follows (see `fuses_operands`).
-        no_arithmetic: it counts no arithmetic operations, besides the ops for which that follows (see `computes_nothing`).
+        computes_operands: its kernel computes what it reads, besides the ops for which that follows (see
+            `fuses_operands`).
+        no_arithmetic: it counts no arithmetic operations, besides the ops for which that follows (see
+            `computes_nothing`).
         per_device: devices exchange something in it or are told apart by it.
-        whole: XLA computes it whole on every device, and what it reads is needed whole (a Fourier transform too, whatever Shardy's rule for it
-            says: fft_handler.cc).
+        whole: XLA computes it whole on every device, and what it reads is needed whole (a Fourier transform too,
+            whatever Shardy's rule for it says: fft_handler.cc).
     """
 
     name: str
@@ -311,7 +316,8 @@ _BROADCASTING = "chlo.broadcast_"
 
 
 def kind_of(name: str) -> OpKind:
-    """The kind of the op of a dialect name. Nothing is known of an op without a row but that Shardy's ops count no arithmetic.
+    """The kind of the op of a dialect name. Nothing is known of an op without a row but that Shardy's ops count no
+    arithmetic.
 
     `chlo.broadcast_add` and the like are what they are without the prefix.
     """

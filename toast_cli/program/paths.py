@@ -8,7 +8,8 @@ _KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")
 
 
 def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
-    """Whether a pattern means this argument or result, by its number, its path, or its path in the style of Flax and Orbax.
+    """Whether a pattern means this argument or result, by its number, its path, or its path in the style of Flax and
+    Orbax.
 
     `*` (or `.*`) is anything; brackets and quotes, of which paths are full, are themselves.
     """

@@ -1,7 +1,7 @@
 """Values made from constants alone, which Shardy makes anew for each of their uses.
 
-Enters: a program. Leaves: which of its values are such. They have no sharding of their own: each use gets a copy in its sharding, so a
-reshard of one costs nothing and a sharding on one would only bind its uses together. Shardy's pass
+Enters: a program. Leaves: which of its values are such. They have no sharding of their own: each use gets a copy in its
+sharding, so a reshard of one costs nothing and a sharding on one would only bind its uses together. Shardy's pass
 `sdy-constant-or-scalar-splitter` draws the line, and `OpKind.rematerialised` follows it.
 """
 

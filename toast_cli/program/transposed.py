@@ -13,7 +13,9 @@ from toast_cli.program.ops import TRANSPOSE
 
 @dataclass(frozen=True)
 class Transposed:
-    """What a transpose makes. op, value: its number, and its result's. order: [dimensions] of the result, which one of the operand each is."""
+    """What a transpose makes. op, value: its number, and its result's. order: [dimensions] of the result, which one
+    of the operand each is.
+    """
 
     op: int
     value: int

@@ -2,8 +2,8 @@
 
     search(problem, evaluate, budget, rng, progress) -> SearchResult
 
-Enters: a `Problem` and a function from plans to costs. Leaves: the best plan found. Every search is anytime: a deadline or
-Ctrl-C ends it with the best plan so far.
+Enters: a `Problem` and a function from plans to costs. Leaves: the best plan found. Every search is anytime: a deadline
+or Ctrl-C ends it with the best plan so far.
 """
 
 from toast_cli.request import SearchName

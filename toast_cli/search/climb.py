@@ -1,8 +1,8 @@
 """Hill climbing: edits a plan until no edit makes it better.
 
-Edits are tried in the order of what they promise, which is what they gained when they were last tried, on whatever plan that was: the
-gain of an edit changes little while other parts of the plan change, so most of what helps is found in the first sweep. The
-same idea makes greedy algorithms lazy (Minoux 1978).
+Edits are tried in the order of what they promise, which is what they gained when they were last tried, on whatever plan
+that was: the gain of an edit changes little while other parts of the plan change, so most of what helps is found in the
+first sweep. The same idea makes greedy algorithms lazy (Minoux 1978).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
     """The best plan reached from `plan`.
 
     Args:
-        moves: which edits there are. reward: of a plan in canonical order; larger is better. It may raise to end everything.
+        moves: which edits there are. reward: of a plan in canonical order; larger is better. It may raise to end
+            everything.
         promise: what each edit gained when last tried; brought up to date.
         patience: how many edits in a row may fail before a sweep ends.
     """
@@ -40,7 +41,10 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
 def _sweep(
     problem: Problem, reward: Reward, plan: Plan, now: float, edits: list[Edit], promise: Promise, patience: float
 ) -> tuple[Plan, float, bool]:
-    """Tries each edit at its best place and keeps what helps. Returns the plan, its reward and whether anything helped."""
+    """Tries each edit at its best place and keeps what helps.
+
+    Returns the plan, its reward and whether anything helped.
+    """
     failed, improved = 0, False
     for edit in sorted(edits, key=lambda e: -promise.get(e, promise.get(Edit((), e.into), 0.0))):
         tried = [(reward(result), result) for result in results(problem, plan, edit)]

@@ -1,7 +1,9 @@
-"""A plan with a proof: tree search, then a lower bound on every sharding of the program's arrays, whether a plan says it or not.
+"""A plan with a proof: tree search, then a lower bound on every sharding of the program's arrays, whether a plan says
+it or not.
 
-The bound (see `selection`) knows nothing of decisions, so what is proven does not depend on which of them are offered. It is the bound of a relaxed
-problem, and mostly tight: where the search has found a plan within the price of its own decisions of it, no plan is better.
+The bound (see `selection`) knows nothing of decisions, so what is proven does not depend on which of them are offered.
+It is the bound of a relaxed problem, and mostly tight: where the search has found a plan within the price of its own
+decisions of it, no plan is better.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ def exact(
 
 
 def is_proven(problem: Problem, result: SearchResult, least: float) -> bool:
-    """Whether no plan can be better than the result's, except by less than what its own decisions are charged. least: seconds; 0 where no bound is known."""
+    """Whether no plan can be better than the result's, except by less than what its own decisions are charged.
+    least: seconds; 0 where no bound is known.
+    """
     allowed = least * (1.0 + PRICE * max(1, len(result.plan)))
     return result.fits and problem.goal.minimise == FASTEST.minimise and 0.0 < result.cost.step_seconds <= allowed

@@ -1,13 +1,13 @@
 """Monte Carlo Tree Search over plans.
 
-A state is a plan in canonical order, so plans reached in different orders of equivalent decisions are one node (the tree is
-a graph). Every state is itself a complete plan: stopping there is always possible, and its value is at least its own reward.
-Selection is PUCT; the prior of a decision is what it was worth at the root and in all plans that held it (as in AMAF
-statistics). A roll-out appends decisions, each time the best of a few drawn from the prior, and then climbs: since appended
-decisions always come last in priority, edits inside the plan are what a roll-out alone cannot do (see `climb`). Its value is the
-best plan on the way. Every other simulation starts from one of the best plans so far instead, shaken by a few random edits, as
-in iterated local search; on meshes of many axes the edits are at times those of a coarse grain (see `moves`). Plans given to start from,
-such as experts', are looked at before all else.
+A state is a plan in canonical order, so plans reached in different orders of equivalent decisions are one node (the
+tree is a graph). Every state is itself a complete plan: stopping there is always possible, and its value is at least
+its own reward. Selection is PUCT; the prior of a decision is what it was worth at the root and in all plans that held
+it (as in AMAF statistics). A roll-out appends decisions, each time the best of a few drawn from the prior, and then
+climbs: since appended decisions always come last in priority, edits inside the plan are what a roll-out alone cannot do
+(see `climb`). Its value is the best plan on the way. Every other simulation starts from one of the best plans so far
+instead, shaken by a few random edits, as in iterated local search; on meshes of many axes the edits are at times those
+of a coarse grain (see `moves`). Plans given to start from, such as experts', are looked at before all else.
 
 Sources: Kocsis & Szepesvari 2006 (UCT); Rosin 2011 (PUCT); Gelly & Silver 2011 (AMAF); automap (arXiv:2112.02958) and
 TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stutzle 2003 (iterated local search).
@@ -200,7 +200,9 @@ def mcts(
 
 
 def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = inf) -> None:
-    """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget ends before."""
+    """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget
+    ends before.
+    """
     root = incumbent.problem.fixed
     tree = _Tree(incumbent, rng)
     starts = tree.best_of(incumbent.starts)

@@ -23,8 +23,9 @@ SearchProgress = Callable[[float, int, float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked: whether the
-    user wants it to end."""
+    """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
+    whether the user wants it to end.
+    """
 
     evaluations: int | None = None
     seconds: float | None = None
@@ -36,9 +37,9 @@ class SearchResult:
     """plan: the best found; fits: whether it stays within memory and keeps the goal's bounds (if not, the plan
     that exceeds them least).
 
-    evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be better.
-    stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none was sought.
-    trail: the evaluation that found each best plan so far, and its cost.
+    evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be
+    better. stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none
+    was sought. trail: the evaluation that found each best plan so far, and its cost.
     """
 
     plan: Plan

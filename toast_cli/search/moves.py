@@ -28,8 +28,9 @@ class Moves:
     """The moves of one problem.
 
     Attributes:
-        units: what is decided at once: a group or role over all axes of one part of the grain. macros: units that often pay only
-            together: one group everywhere; a family of groups, or every group of the weights, over one part (the largest first).
+        units: what is decided at once: a group or role over all axes of one part of the grain. macros: units that often
+            pay only together: one group everywhere; a family of groups, or every group of the weights, over one part
+            (the largest first).
     """
 
     def __init__(self, problem: Problem, grain: Grain | None = None) -> None:
@@ -62,8 +63,10 @@ class Moves:
         ]
 
     def exchanges(self, plan: Plan) -> list[Edit]:
-        """Everything that lets two axes change places, moves all that is decided about one axis, changes one side or the scope of a decision,
-        or puts one unit in place of another of its kind: on the same axes, or of the same group or role."""
+        """Everything that lets two axes change places, moves all that is decided about one axis, changes one side or
+        the scope of a decision, or puts one unit in place of another of its kind: on the same axes, or of the same
+        group or role.
+        """
         present = set(plan)
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
         return [
@@ -75,7 +78,9 @@ class Moves:
         ]
 
     def variations(self, plan: Plan) -> list[Edit]:
-        """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a part in all of them."""
+        """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a
+        part in all of them.
+        """
         return [
             Edit(unit, tuple(to._replace(axis=d.axis) for d in unit))
             for unit in self.held(plan)
@@ -93,8 +98,9 @@ class Moves:
         ]
 
     def at_work_only(self, plan: Plan) -> list[Edit]:
-        """Everything that splits what is computed and keeps all arguments whole that would rest split by it: a unit more, or another
-        scope of one held."""
+        """Everything that splits what is computed and keeps all arguments whole that would rest split by it: a unit
+        more, or another scope of one held.
+        """
         held = set(plan)
         edits = [*(Edit((), unit) for unit in self.after(plan)), *self.variations(plan)]
         found = []
@@ -110,7 +116,9 @@ class Moves:
         return found
 
     def _about_axes(self, decisions: Plan) -> list[Edit]:
-        """Edits of all decisions about an axis together, and of all about two, or of those of what is split over both."""
+        """Edits of all decisions about an axis together, and of all about two, or of those of what is split over
+        both.
+        """
         axes = sorted({d.axis for d in decisions})
         if len(axes) < 2:
             return []
@@ -131,7 +139,9 @@ class Moves:
         return self._together(plan[len(self.problem.fixed) :])
 
     def _together(self, decisions: Iterable[Decision]) -> list[Move]:
-        """Decisions that differ in the axis only, within one part of the grain, together; in the order of the first of each."""
+        """Decisions that differ in the axis only, within one part of the grain, together; in the order of the first
+        of each.
+        """
         found: dict[tuple[object, ...], list[Decision]] = defaultdict(list)
         for decision in decisions:
             found[(*decision._replace(axis=self._part_of[decision.axis]), type(decision))].append(decision)

@@ -16,14 +16,15 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, STEP_TIME, Bound, Figure
 from toast_cli.plan.problem import Problem
 
-# What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a fraction
-# of a percent is the better one to read, to write down and to keep.
+# What one more decision must gain, as a fraction: a plan of three decisions that is as fast as one of thirteen within a
+# fraction of a percent is the better one to read, to write down and to keep.
 PRICE = 0.0005
 # Plans closer than this fraction in one figure are equal in it, and the next figure decides.
 SAME = 0.005
 # How much less the next figure weighs in a reward.
 _WEIGHT = 0.01
-# Seconds, as a fraction of the reference's step, below which times are much alike: a plan may have no communication at all.
+# Seconds, as a fraction of the reference's step, below which times are much alike: a plan may have no communication at
+# all.
 _NEGLIGIBLE = 1e-4
 _ATTRIBUTES = {  # of a `Cost`, by figure
     "step_time": "step_seconds",
@@ -37,8 +38,9 @@ _ATTRIBUTES = {  # of a `Cost`, by figure
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """Orders plans by how they are written down: an order that has nothing to do with merit, for ties alone. Few comparisons get so
-    far, so a plan is written down only then."""
+    """Orders plans by how they are written down: an order that has nothing to do with merit, for ties alone. Few
+    comparisons get so far, so a plan is written down only then.
+    """
 
     plan: Plan
 
@@ -51,8 +53,9 @@ Rank = tuple[float | int | InWords, ...]
 
 
 class Objective:
-    """Device memory and the goal's bounds come first, then what is to be minimised; step time settles what is left. `fastest`: whether a plan that
-    keeps the bounds is the better the faster it is, and nothing else counts."""
+    """Device memory and the goal's bounds come first, then what is to be minimised; step time settles what is left.
+    `fastest`: whether a plan that keeps the bounds is the better the faster it is, and nothing else counts.
+    """
 
     def __init__(self, problem: Problem, reference: Cost) -> None:
         goal, names = problem.goal, problem.mesh.names
@@ -91,7 +94,9 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class _Minimised:
-    """A figure to be minimised. least: what is added before the logarithm is taken; reference: that of the plan that decides nothing."""
+    """A figure to be minimised. least: what is added before the logarithm is taken; reference: that of the plan that
+    decides nothing.
+    """
 
     read: Read
     least: float
@@ -105,7 +110,10 @@ class _Minimised:
 
 
 def reader(figure: Figure, names: tuple[str, ...]) -> Read:
-    """What reads one figure, seconds or bytes; `names` [axes] of the mesh. Communication over an axis the mesh lacks is none."""
+    """What reads one figure, seconds or bytes; `names` [axes] of the mesh.
+
+    Communication over an axis the mesh lacks is none.
+    """
     if figure.axis:
         place = names.index(figure.axis) if figure.axis in names else None
         return lambda cost: 0.0 if place is None else cost.axis_seconds[place]

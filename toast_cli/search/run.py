@@ -1,7 +1,7 @@
 """Runs one named search on one problem: default budgets, seeds, and independent roots side by side.
 
-MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; the best plan of all wins. The trees are the
-same however many processes they run in, so the plan does not depend on `jobs`.
+MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; the best plan of all wins. The trees are
+the same however many processes they run in, so the plan does not depend on `jobs`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 
 ROOTS = 2
-# Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is to choose from, but
-# no more than the most; of a small program three times as many as the least, as they take no more time.
+# Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
+# to choose from, but no more than the most; of a small program three times as many as the least, as they take no more
+# time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3000, 1500, 30, 6000
 SMALL_OPS = 2000
-# Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the fewest all the same.
+# Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
+# fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
 EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
@@ -103,8 +105,8 @@ def default_evaluations(problem: Problem) -> int:
 class Confirmed:
     """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
 
-    Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment at which it does
-    is looked at from then on.
+    Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment
+    at which it does is looked at from then on.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:

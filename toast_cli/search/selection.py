@@ -1,12 +1,14 @@
-"""A lower bound on the step time of any sharding at all: an integer program over the evaluator's own prices, which HiGHS solves.
+"""A lower bound on the step time of any sharding at all: an integer program over the evaluator's own prices, which
+HiGHS solves.
 
-No decisions and no groups: ops of each pattern take any way in which the mesh axes can split them, and any way in which their partial results
-are scattered. One variable for each way, and one for each pair of shardings between which an array is moved where it is read (as in Alpa,
-arXiv:2201.12023, and XLA's former auto-sharder). Every plan is such an assignment, so no plan is faster than the cheapest of them. What the bound
-does not know: device memory, and ops of one pattern that are split otherwise than each other (those of mirrored layers).
+No decisions and no groups: ops of each pattern take any way in which the mesh axes can split them, and any way in which
+their partial results are scattered. One variable for each way, and one for each pair of shardings between which an
+array is moved where it is read (as in Alpa, arXiv:2201.12023, and XLA's former auto-sharder). Every plan is such an
+assignment, so no plan is faster than the cheapest of them. What the bound does not know: device memory, and ops of one
+pattern that are split otherwise than each other (those of mirrored layers).
 
-Two things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one reduction, and a copy for readers
-in several loops as that of the dearest. Enters: a `Problem`. Leaves: seconds.
+Two things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
+reduction, and a copy for readers in several loops as that of the dearest. Enters: a `Problem`. Leaves: seconds.
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ def least_seconds(problem: Problem, seconds: float, ended: Callable[[], bool] = 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to split ops of one pattern. cut: where they add up, the sharding in which all who read the total take a piece of it; None where they do
-    not agree."""
+    """A way to split ops of one pattern. cut: where they add up, the sharding in which all who read the total take a
+    piece of it; None where they do not agree.
+    """
 
     iteration: Iteration
     cut: Sharding | None
@@ -77,7 +80,9 @@ class _Free(Problem):
 
 
 class _Program:
-    """The integer program. cost: [variables]; the first are those of the ways, pattern after pattern, and must be whole numbers."""
+    """The integer program. cost: [variables]; the first are those of the ways, pattern after pattern, and must be
+    whole numbers.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
@@ -201,8 +206,9 @@ class _Program:
         return list(best.values())
 
     def _reductions(self, number: int, iteration: Iteration) -> Iterable[tuple[Sharding | None, float]]:
-        """Seconds of completing what a pattern's ops add up: as it is, and for each sharding in which all who read the total could cut it. Of a sum of
-        several terms each pays its part."""
+        """Seconds of completing what a pattern's ops add up: as it is, and for each sharding in which all who read the
+        total could cut it. Of a sum of several terms each pays its part.
+        """
         whole = saved = 0.0
         cuts: dict[Sharding, float] = {}
         for added in self._sums[number]:
@@ -281,7 +287,9 @@ def _every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iterati
 
 
 def _every_split(form: Form, sizes: tuple[int, ...]) -> list[SlotAxes]:
-    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are fully split."""
+    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are
+    fully split.
+    """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     found: dict[SlotAxes, None] = {}
     for order in permutations(axes):

@@ -1,7 +1,8 @@
 """The shape of the mesh as part of the search, where the user leaves it open.
 
-Half of the budget is spread evenly over all shapes, the other half goes to the best few of them: one round of successive halving
-(Jamieson, Talwalkar 2016). Enters: how to make an evaluator for a mesh. Leaves: the best plan, and the evaluator it belongs to.
+Half of the budget is spread evenly over all shapes, the other half goes to the best few of them: one round of
+successive halving (Jamieson, Talwalkar 2016). Enters: how to make an evaluator for a mesh. Leaves: the best plan, and
+the evaluator it belongs to.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def search_shapes(
     spent, best_seconds = 0, inf
 
     def run(evaluator: Evaluator, share: float, begins: float, limit: int | None) -> SearchResult:
-        """One search with `share` of the whole budget, or `limit` evaluations; `begins`: the fraction of all that is done."""
+        """One search with `share` of the whole budget, or `limit` evaluations; `begins`: the fraction of all that is
+        done.
+        """
         nonlocal spent, best_seconds
         before, leader = spent, best_seconds
 

@@ -1,8 +1,8 @@
 """A move of the search that leaves the mirrored problem: one layer decided otherwise than the others, where that pays.
 
-Enters: the best plan in which every layer is decided alike. All groups are taken apart at once (see `plan.mirrors`), and edits of what
-the first, the last and the other layers do are tried on that plan. Groups whose parts end up alike are put together again. Leaves: the better
-plan with the problem it belongs to, or what came in.
+Enters: the best plan in which every layer is decided alike. All groups are taken apart at once (see `plan.mirrors`),
+and edits of what the first, the last and the other layers do are tried on that plan. Groups whose parts end up alike
+are put together again. Leaves: the better plan with the problem it belongs to, or what came in.
 """
 
 from __future__ import annotations

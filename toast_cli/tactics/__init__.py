@@ -1,7 +1,7 @@
 """Named tactics that fix part of a plan, and the expert strategies made of them; told from the analysis alone.
 
-Enters: a `Problem`, and tactics as users name them. Leaves: decisions every plan starts with, or whole plans. The latter serve as
-baselines in the report and as yardsticks for the search.
+Enters: a `Problem`, and tactics as users name them. Leaves: decisions every plan starts with, or whole plans. The
+latter serve as baselines in the report and as yardsticks for the search.
 """
 
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic

@@ -53,7 +53,10 @@ def _read_tactic(name: str, entry: YamlValue, path: str) -> Tactic:
 
 
 def _decide(steps: YamlValue) -> Decide:
-    """What a list of steps decides. Words that mean nothing are found when the program is known: they may name its dimensions."""
+    """What a list of steps decides.
+
+    Words that mean nothing are found when the program is known: they may name its dimensions.
+    """
     read: list[tuple[str, list[str], YamlValue]] = []
     for step in steps.items():
         ((kind, words),) = _one(step).items()

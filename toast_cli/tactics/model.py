@@ -1,7 +1,7 @@
 """A tactic: a named value that turns a look at a program into decisions over some mesh axes.
 
-Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic speaks of the roles dimensions and
-arguments play ("batch", "heads", "weights"), never of what anything is called in the program.
+Enters: a `Problem` and mesh axes. Leaves: decisions, or `DoesNotApply` with the reason. A tactic speaks of the roles
+dimensions and arguments play ("batch", "heads", "weights"), never of what anything is called in the program.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Look:
     find: Callable[[str], Tactic] = _find_none
 
     def groups(self, name: str) -> list[int]:
-        """Class groups with a role, or that a word stands for, or of that name (as the report calls them); the heaviest first."""
+        """Class groups with a role, or that a word stands for, or of that name (as the report calls them); the
+        heaviest first.
+        """
         problem = self.problem
         if name == "weights":
             return weight_groups(problem)
@@ -83,15 +85,18 @@ class Look:
 
     @property
     def stream(self) -> int:
-        """The group that flows from block to block: the one called so, else the one most weights have; -1 without weights."""
+        """The group that flows from block to block: the one called so, else the one most weights have; -1 without
+        weights.
+        """
         weights = weight_groups(self.problem)
         return next(
             (g for g in weights if self.problem.dimensions.groups[g].role == "embed"), weights[0] if weights else -1
         )
 
     def split(self, *names: str) -> list[Decision]:
-        """Each of these dimensions over the axes, in this order. Raises DoesNotApply where the program has none of one, or none
-        that divides."""
+        """Each of these dimensions over the axes, in this order. Raises DoesNotApply where the program has none of one,
+        or none that divides.
+        """
         found: list[Decision] = []
         for name in names:
             groups = self.groups(name)
@@ -108,7 +113,10 @@ class Look:
         return found
 
     def keep(self, *roles: str) -> list[Decision]:
-        """These arguments ("weights", "state") whole at rest over the axes. Raises DoesNotApply where the program has none."""
+        """These arguments ("weights", "state") whole at rest over the axes.
+
+        Raises DoesNotApply where the program has none.
+        """
         found: list[Decision] = []
         for role in roles:
             if role not in ROLES[:2]:
@@ -120,8 +128,9 @@ class Look:
         return found
 
     def experts(self) -> list[Decision]:
-        """Experts over the axes; where the batch has an axis too, ahead of it, but not in ops whose tokens are still in sequence: there
-        tokens travel to their experts in an all-to-all."""
+        """Experts over the axes; where the batch has an axis too, ahead of it, but not in ops whose tokens are still in
+        sequence: there tokens travel to their experts in an all-to-all.
+        """
         decisions = self.split("experts")
         apart = self.problem.met_elsewhere
         found: list[Decision] = []

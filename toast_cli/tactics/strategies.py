@@ -1,6 +1,7 @@
 """Expert strategies: tactics put together over all mesh axes, as people write them by hand.
 
-Enters: a `Problem`. Leaves: plans by name; any name is what `--strategy` takes. Of several axes the last is the tensor axis.
+Enters: a `Problem`. Leaves: plans by name; any name is what `--strategy` takes. Of several axes the last is the tensor
+axis.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
     """The plan of one strategy. Raises UsageError where it does not apply, or the mesh has too few axes.
 
     Args:
-        first: of a strategy that has axes for two tactics, how many (of those with several devices) are the first one's; None: all but one.
+        first: of a strategy that has axes for two tactics, how many (of those with several devices) are the first
+            one's; None: all but one.
     """
     if problem.mirrored is not None:  # what a strategy is does not depend on what the search has taken apart
         alike, parts = problem.mirrored
@@ -73,7 +75,9 @@ def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
-    """What a search may start from: every strategy that applies, with every number of axes for the first of its two tactics."""
+    """What a search may start from: every strategy that applies, with every number of axes for the first of its two
+    tactics.
+    """
     found: list[Plan] = []
     for name in STRATEGIES if problem.choices else ():
         for first in range(1, max(2, len(problem.mesh.sizes))):

@@ -13,8 +13,9 @@ from toast_cli.tactics.named import find_tactic
 
 @dataclass(frozen=True)
 class Applies:
-    """axes: names of those it can be used over. decides: what it splits or keeps there, in words. reason: why not, where axes
-    is empty."""
+    """axes: names of those it can be used over. decides: what it splits or keeps there, in words. reason: why not,
+    where axes is empty.
+    """
 
     name: str
     about: str

@@ -1,7 +1,8 @@
-"""Tactics as users ask for them: `--tactic fsdp:data`, `--strategy 'fsdp x megatron'`; text in, decisions that a search starts from out.
+"""Tactics as users ask for them: `--tactic fsdp:data`, `--strategy 'fsdp x megatron'`; text in, decisions that a search
+starts from out.
 
-What tactics decide is fixed: it comes first in every plan and no search takes it back. The search completes the plan on all axes;
-with `search:AXIS` it may only touch the axes named so; after a strategy there is nothing left to search.
+What tactics decide is fixed: it comes first in every plan and no search takes it back. The search completes the plan on
+all axes; with `search:AXIS` it may only touch the axes named so; after a strategy there is nothing left to search.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Wishes:
         return all(axis in names for wish in self.wishes for axis in wish.axes or ())
 
     def state(self, problem: Problem) -> Problem:
-        """The problem with what the tactics decide fixed. Raises UsageError for a tactic that does not apply, and says why."""
+        """The problem with what the tactics decide fixed.
+
+        Raises UsageError for a tactic that does not apply, and says why.
+        """
         if not self.wishes:
             return problem
         fixed = compose(problem, place(self.wishes, problem.mesh.names))
@@ -119,8 +123,9 @@ def _wish(text: str, option: str) -> Wish:
 
 
 def place(wishes: Sequence[Wish], names: Sequence[str]) -> list[tuple[Wish, tuple[int, ...]]]:
-    """Each wish and its axes (numbers). Where none are named: a companion takes those of the wish before it, one tactic alone all,
-    and of several each of the later ones one of the last axes."""
+    """Each wish and its axes (numbers). Where none are named: a companion takes those of the wish before it, one tactic
+    alone all, and of several each of the later ones one of the last axes.
+    """
     axes: list[tuple[int, ...] | None] = [
         None if wish.axes is None else tuple(names.index(a) for a in wish.axes) for wish in wishes
     ]
