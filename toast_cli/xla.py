@@ -1,7 +1,9 @@
-"""The one seam to jaxlib: contexts, parsing, passes and conversions. Every private jaxlib name the project uses lives here.
+"""The one seam to jaxlib: contexts, parsing, passes and conversions. Every private jaxlib name the project uses lives
+here.
 
-Importing this module loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads
-at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no other module needs to import jaxlib.
+Importing this module loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line
+loads at start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no other module needs to import
+jaxlib.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ __all__ = ["ir", "sdy"]
 
 
 def make_context() -> Any:
-    """A fresh `ir.Context` with every dialect a JAX program may hold: func, stablehlo, chlo, sdy, mhlo and upstream ones."""
+    """A fresh `ir.Context` with every dialect a JAX program may hold: func, stablehlo, chlo, sdy, mhlo and upstream
+    ones.
+    """
     context = ir.Context()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
@@ -42,7 +46,10 @@ def make_context() -> Any:
 
 
 def parse_module(context: Any, program: bytes | str) -> Any:
-    """An `ir.Module` from MLIR text or bytecode. Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse."""
+    """An `ir.Module` from MLIR text or bytecode.
+
+    Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse.
+    """
     return ir.Module.parse(program, context)
 
 
@@ -57,13 +64,17 @@ def stablehlo_version() -> str:
 
 
 def write_portable_artifact(bytecode: bytes) -> bytes:
-    """A StableHLO portable artifact, of this jaxlib's version, of MLIR text or bytecode; Shardy's shardings stay in it."""
+    """A StableHLO portable artifact, of this jaxlib's version, of MLIR text or bytecode; Shardy's shardings stay in
+    it.
+    """
     module = parse_module(make_context(), bytecode)
     return bytes(_jax.mlir.serialize_portable_artifact(module, stablehlo_version(), True))
 
 
 def kept_arguments(lowered: Any) -> tuple[int, ...]:
-    """Of a `jax.stages.Lowered`: which leaves of the function's arguments are arguments of the program (it drops unused ones)."""
+    """Of a `jax.stages.Lowered`: which leaves of the function's arguments are arguments of the program (it drops
+    unused ones).
+    """
     return tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
 
 
@@ -75,12 +86,18 @@ def write_bytecode(module: Any) -> bytes:
 
 
 def hlo_text_to_proto(text: str) -> bytes:
-    """A serialized HloModuleProto. Raises RuntimeError (`was parsing 3:19: error: …`); hostile text may abort the process."""
+    """A serialized HloModuleProto.
+
+    Raises RuntimeError (`was parsing 3:19: error: …`); hostile text may abort the process.
+    """
     return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
-    """StableHLO (with some mhlo ops) as bytecode. Raises RuntimeError, `ir.MLIRError`; hostile bytes may abort the process."""
+    """StableHLO (with some mhlo ops) as bytecode.
+
+    Raises RuntimeError, `ir.MLIRError`; hostile bytes may abort the process.
+    """
     return bytes(_jax.mlir.hlo_to_stablehlo(proto))
 
 
@@ -104,7 +121,10 @@ def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
 
 
 def refine_shapes(bytecode: bytes) -> bytes:
-    """Works out the dynamic shapes inside a program whose arguments are static. Raises RuntimeError or `ir.MLIRError`."""
+    """Works out the dynamic shapes inside a program whose arguments are static.
+
+    Raises RuntimeError or `ir.MLIRError`.
+    """
     return bytes(
         _jax.mlir.refine_polymorphic_shapes(bytecode, enable_shape_assertions=False, validate_static_shapes=True)
     )
@@ -114,7 +134,8 @@ def run_passes(module: Any, pipeline: str) -> None:
     """Runs a pass pipeline, e.g. `func.func(sdy-populate-op-sharding-rules)`, on the module, in place.
 
     The module is verified once, before, and not again after each pass, which takes a third of the time.
-    Raises `ir.MLIRError` when the module is malformed or a pass fails. A failed internal check aborts the process: see `docs` of the pass before use.
+    Raises `ir.MLIRError` when the module is malformed or a pass fails. A failed internal check aborts the process: see
+    `docs` of the pass before use.
     """
     manager = PassManager.parse(f"builtin.module({pipeline})", module.context)
     manager.enable_verifier(False)
@@ -148,7 +169,9 @@ def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: A
 
 
 def sharding_rule(attribute: Any) -> tuple[Any, ...]:
-    """A populated `sdy.sharding_rule` as plain data: sizes, operand and result factors, reduction, need-replication, permutation."""
+    """A populated `sdy.sharding_rule` as plain data: sizes, operand and result factors, reduction, need-replication,
+    permutation.
+    """
     rule = _sdy.OpShardingRuleAttr(attribute)
 
     def mappings(tensors: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -168,7 +191,9 @@ def sharding_rule(attribute: Any) -> tuple[Any, ...]:
 
 
 def is_custom_rule(attribute: Any) -> bool:
-    """Whether a sharding rule was written by whoever made the program, for a custom call, rather than populated by Shardy."""
+    """Whether a sharding rule was written by whoever made the program, for a custom call, rather than populated by
+    Shardy.
+    """
     return bool(_sdy.OpShardingRuleAttr(attribute).is_custom)
 
 
@@ -213,7 +238,9 @@ def module_name(module: Any) -> str:
 
 
 def remove_sharding_rules(module: Any) -> None:
-    """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's) stays."""
+    """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's)
+    stays.
+    """
 
     def visit(operation: Any) -> Any:
         attributes = operation.attributes
@@ -235,7 +262,9 @@ def cpu_devices(count: int) -> list[Any]:
 
 @cache
 def register_lapack() -> None:
-    """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular values."""
+    """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular
+    values.
+    """
     from jaxlib import lapack, xla_client
 
     lapack._lapack.initialize()
@@ -267,7 +296,10 @@ def compile_program(
 
 
 def tpu_devices(topology: str, megacore: bool) -> list[Any]:
-    """Devices of a TPU slice that need not be there, e.g. `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu."""
+    """Devices of a TPU slice that need not be there, e.g.
+
+    `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu.
+    """
     from jax.experimental import topologies
 
     options = {"chip_config_name": "megacore"} if megacore else {}
@@ -275,7 +307,8 @@ def tpu_devices(topology: str, megacore: bool) -> list[Any]:
 
 
 def gpu_devices(topology: str, config: str) -> list[Any]:
-    """GPUs that need not be there, e.g. `1x2x8` (slices x hosts x GPUs), of the kind `config` (a `GpuTargetConfigProto` as text) describes.
+    """GPUs that need not be there, e.g. `1x2x8` (slices x hosts x GPUs), of the kind `config` (a `GpuTargetConfigProto`
+    as text) describes.
 
     Imports jax; needs a CUDA plugin.
     """
@@ -315,7 +348,8 @@ def run_program(
 ) -> list[Any]:
     """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are split as the program says.
 
-    `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises RuntimeError.
+    `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises
+    RuntimeError.
     """
     chosen = cpu_devices(devices)
     return execute(compile_program(program, chosen, shardy=shardy), chosen, inputs, shapes)
@@ -358,7 +392,9 @@ def sharding_devices(text: str) -> int:
 
 
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:
-    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, whether the last dimension is copies."""
+    """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, whether the last
+    dimension is copies.
+    """
     sharding = _hlo.HloSharding.from_string(text)
     dimensions = list(sharding.tile_assignment_dimensions())
     return dimensions, list(sharding.tile_assignment_devices()), bool(sharding.replicate_on_last_tile_dim())
