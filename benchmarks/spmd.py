@@ -2,8 +2,8 @@
 
     python -m benchmarks.spmd mlp_tiny scan_tiny
 
-One row for each sample and expert strategy, on 8 virtual devices (data 4, model 2). `promised` and `written` are bytes that
-each device sends; `share` is the part of the larger that is the same in kind and axes.
+One row for each sample and expert strategy, on 8 virtual devices (data 4, model 2). `promised` and `written` are bytes
+that each device sends; `share` is the part of the larger that is the same in kind and axes.
 """
 
 from __future__ import annotations
