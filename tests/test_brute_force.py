@@ -9,7 +9,7 @@ from small_programs import PROGRAMS, random_program
 
 from toast_cli.plan.decisions import ASIDE, SUMMED, Replicate, Shard
 from toast_cli.search.run import run_search
-from toast_cli.tactics import starting_plans
+from toast_cli.tactics import starting_plans, strategy
 
 BEHIND = 1.01
 MESHES = {"one axis": {"data": 4}, "two axes": {"data": 4, "model": 2}}
@@ -75,3 +75,9 @@ def test_a_conflict_left_alone_is_left_to_other_decisions(first: int) -> None:
     shardings = case.lowered(plan).shardings
     scores = [case.text(shardings[case.program.ops[op].results[0]]) for op in case.ops("exponential")]
     assert scores == ["-|data|-|-", "-|-|-|data"]  # rows by rows, then columns by columns
+
+
+def test_a_search_starts_from_products_of_strategies() -> None:
+    small = PROGRAMS["block"]
+    case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4, model=2))
+    assert strategy(case.problem, "context x megatron") in starting_plans(case.problem)

@@ -25,6 +25,8 @@ STRATEGIES = (
     "data-parallel+expert", "fsdp+expert", "data-parallel x megatron", "zero2 x megatron", "fsdp x megatron",
     "fsdp x megatron+sequence", "fsdp x context", "fsdp+expert x megatron", "edge x megatron",
 )  # fmt: skip
+# Further products that an expert would write, which a search starts from as well.
+PRODUCTS = ("context x megatron", "data-parallel x context", "data-parallel x spatial", "fsdp x spatial")
 
 
 def strategies(problem: Problem) -> dict[str, Plan]:
@@ -75,11 +77,11 @@ def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
 
 
 def starting_plans(problem: Problem) -> list[Plan]:
-    """What a search may start from: every strategy that applies, with every number of axes for the first of its two
-    tactics.
+    """What a search may start from: every strategy and product of two that applies, with every number of axes for the
+    first of its two tactics.
     """
     found: list[Plan] = []
-    for name in STRATEGIES if problem.choices else ():
+    for name in (*STRATEGIES, *PRODUCTS) if problem.choices else ():
         for first in range(1, max(2, len(problem.mesh.sizes))):
             with suppress(UsageError):
                 found.append(strategy(problem, name, first))
