@@ -12,7 +12,7 @@ from random_programs import cases, plans
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.iteration_memo import IterationMemo
 from toast_cli.plan.axis_assignment import replicates_first
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
 
@@ -23,7 +23,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     """
     form, sizes = pattern.form, problem.mesh.sizes
     shards = [d for d in plan if isinstance(d, Shard) and d.unless not in pattern.groups]
-    closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role == pattern.role}
+    closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role in (pattern.role, pattern.kind)}
     axes: list[list[int]] = [[] for _ in pattern.groups]
 
     def count(of: list[int]) -> int:
@@ -33,14 +33,22 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
         return total
 
     def slots_of(decision: Shard) -> list[int]:
-        def rank(slot: int) -> tuple[bool, int]:
+        def chosen(slot: int) -> int:
             strand = pattern.strands[slot] if pattern.strands else None
             at = problem.resolution_place.get(strand.resolution, NOWHERE) if strand else NOWHERE
-            chosen = decision.sides[at] if 0 <= at < len(decision.sides) else 0
-            side = strand.side if strand else chosen
-            return side < chosen, side
+            return decision.sides[at] if 0 <= at < len(decision.sides) else 0
 
-        return sorted((s for s, group in enumerate(pattern.groups) if group == decision.group), key=rank)
+        def rank(slot: int) -> tuple[bool, int]:
+            strand = pattern.strands[slot] if pattern.strands else None
+            side = strand.side if strand else chosen(slot)
+            return side < chosen(slot), side
+
+        slots = [s for s, group in enumerate(pattern.groups) if group == decision.group]
+        if decision.unless == SUMMED and any(form.kinds[s] is SlotKind.REDUCTION for s in slots):
+            return []
+        if pattern.strands and any(chosen(s) == ASIDE for s in slots):
+            return []
+        return sorted(slots, key=rank)
 
     for decision in shards:
         if decision.axis not in closed:

@@ -256,7 +256,7 @@ BAD_COMMANDS = [
     ("check model.mlir --mesh v4-32 --against model.mlir", "model.mlir:1:1: is not JSON", "--json FILE"),
     ("sweep - --mesh v4-32", "not from stdin", "save it"),
     ("sweep model.mlir --mesh v4-32 --shapes data=x", '"data=x" is not an axis', "data=8,model=2"),
-    ("sweep model.mlir --mesh v4-32 --shapes=", '--shapes: "" is not an axis', "data=8,model=2"),
+    ("sweep model.mlir --mesh v4-32 --shapes=", '--mesh-shape: "" is not an axis', "data=8,model=2"),
     ("mesh validate .", ".: is a directory", "the YAML file"),
     ("mesh validate no.yaml", "no.yaml: no such file", "toast mesh show"),
     ("mesh show v4-33", 'no mesh specification "v4-33"', "v4-32"),
