@@ -79,7 +79,6 @@ def test_iterations_are_all_plans_that_are_evaluated(name: str, iterations: int)
 def test_a_search_is_never_worse_than_a_plan_it_was_given_to_start_from(iterations: int) -> None:
     evaluator = evaluator_of(round_mesh(data=4, model=2))
     known = run_search(evaluator, "exact")
-    assert known.proven
     short = run_search(evaluator, "mcts", 0, 4)
     assert short.plan != known.plan
     result = run_search(evaluator, "mcts", 0, iterations, starts=[(), known.plan])

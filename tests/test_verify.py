@@ -69,7 +69,7 @@ def test_a_false_report_does_not_agree(
     program, report = written
     change, said = FALSE[name]
     assert run(["verify", str(program), "--report", str(altered(report, tmp_path, change))]) == 1
-    output = capsys.readouterr().out
+    output = " ".join(capsys.readouterr().out.split())
     assert said in output
     assert "collectives that differ" in output and "mlp.py:" in output
 
