@@ -127,8 +127,10 @@ def put_region(source: Source, lowered: PartitionedProgram, number: int, notatio
     with build.at(ir.InsertionPoint(block), operation.location):
         handles = []
         for value, piece, target in zip(op.results, made, ways_out, strict=True):
-            move = mover.complete if piece.partial else mover.to
-            handles.append(move(piece, target, program.values[value].shape).handle)
+            shape = program.values[value].shape
+            partial = bool(piece.partial)
+            there = mover.complete(piece, lowered.path(value), shape) if partial else mover.to(piece, target, shape)
+            handles.append(there.handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
     for old, new in zip(operation.results, region.results, strict=True):
         old.replace_all_uses_with(new)

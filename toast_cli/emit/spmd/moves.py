@@ -5,7 +5,7 @@ The way is the one that `plan.reshard` lists, so that what is written is what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,20 +81,25 @@ class Mover:
             at = to
         return Piece(handle, at)
 
-    def complete(self, piece: Piece, target: Sharding, shape: tuple[int, ...]) -> Piece:
-        """The same for a partial piece: what `target` splits further by axes it is partial over is reduce-scattered, the rest all-reduced."""
+    def complete(self, piece: Piece, path: Sequence[Sharding], shape: tuple[int, ...]) -> Piece:
+        """The same for a partial piece, on `path` (see `PartitionedProgram.path`), which ends where it is to lie.
+
+        What a step of the path splits further by axes that the piece is partial over is reduce-scattered; the rest is
+        all-reduced.
+        """
         handle, at, left = piece.handle, piece.sharding, list(piece.partial)
-        for dim, axes in enumerate(target):
-            have = at[dim]
-            more = axes[len(have) :]
-            over = tuple(axis for axis in more if axis in left)
-            if axes[: len(have)] == have and over and more == over:
-                handle = self.build.reduce_scatter(handle, piece.reducer, dim, groups(over, self._sizes))
-                at = (*at[:dim], axes, *at[dim + 1 :])
-                left = [axis for axis in left if axis not in over]
+        for target in path:
+            for dim, axes in enumerate(target):
+                have = at[dim]
+                more = axes[len(have) :]
+                over = tuple(axis for axis in more if axis in left)
+                if axes[: len(have)] == have and over and more == over:
+                    handle = self.build.reduce_scatter(handle, piece.reducer, dim, groups(over, self._sizes))
+                    at = (*at[:dim], axes, *at[dim + 1 :])
+                    left = [axis for axis in left if axis not in over]
         if left:
             handle = self.build.all_reduce(handle, piece.reducer, groups(tuple(sorted(left)), self._sizes))
-        return self.to(Piece(handle, at), target, shape)
+        return self.to(Piece(handle, at), path[-1], shape)
 
     def _slice(self, handle: Any, source: Sharding, target: Sharding) -> Any:
         """This device's part of what it has."""

@@ -284,7 +284,7 @@ class Writer:
         if piece.partial:
             if value in self._lowered.computed or not self._may_stay_partial(value):
                 with self._behind(piece.handle, operation):
-                    piece = self._mover.complete(piece, target, shape)
+                    piece = self._mover.complete(piece, self._lowered.path(value), shape)
         elif piece.sharding != target:
             with self._behind(piece.handle, operation):
                 piece = self._mover.to(piece, target, shape)
@@ -323,7 +323,7 @@ class Writer:
         """A value that waited in vain for another to be added to it."""
         piece = self._pieces[value]
         with self._behind(piece.handle, piece.handle.owner):
-            piece = self._mover.complete(piece, self._lowered.shardings[value], self._program.values[value].shape)
+            piece = self._mover.complete(piece, self._lowered.path(value), self._program.values[value].shape)
         self._pieces[value] = piece
         return piece
 
