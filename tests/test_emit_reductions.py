@@ -107,5 +107,3 @@ def test_the_gradient_of_a_tied_table(split: bool) -> None:
     found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(tuple(plan))), "stablehlo", sizes)
     assert not isinstance(found, Failure)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]] * expected[3]
-
-

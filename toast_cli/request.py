@@ -169,7 +169,8 @@ class Request:
         (),
         "--tactic",
         OptionKind.TEXTS,
-        "Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); the search "
+        "Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); "
+        "the search "
         "completes the plan, with search:AXIS on that axis only; repeatable.",
         "NAME:AXIS",
         in_python=False,

@@ -53,7 +53,8 @@ def work(count: int, seed: int, worker: int, workers: int, tree: Path, found: Qu
 
 
 def complaint(tried: Tried) -> str:
-    """What findings have in common that have one cause: what is wrong, and the innermost line of toast that is named."""
+    """What findings have in common that have one cause: what is wrong, and the innermost line of toast that is
+    named."""
     places = re.findall(r'(?:at |File ".*?/)(\w+\.py)(?::|", line )(\d+)', tried.outcome.said)
     reason = re.search(r"internal error: (\w+)", tried.outcome.said)
     return " ".join([*tried.wrong, reason[1] if reason else "", *(":".join(place) for place in places[-1:])])
@@ -112,7 +113,8 @@ def main() -> int:
 
 
 def keep(tried: Tried, folder: Path) -> None:
-    """The files of a case, its command line and what it said, for whoever looks into it; `case.pickle` runs it again."""
+    """The files of a case, its command line and what it said, for whoever looks into it; `case.pickle` runs it
+    again."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in tried.case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

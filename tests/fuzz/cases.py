@@ -37,15 +37,36 @@ def a_program(rng: Random) -> bytes:
 def program_case(rng: Random) -> Case:
     """A damaged program under a command that reads one."""
     mesh = rng.choice(MESHES)
-    command = rng.choice((
-        ("inspect", "m.mlir"), ("inspect", "m.mlir", "--json", "-"), ("inspect", "m.mlir", "--verbose"),
-        ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", f"o.{rng.choice(ENDINGS)}"),
-        ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", "o.mlir", "--annotate", rng.choice(("full", "minimal", "arguments"))),
-        ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--keep-shardings", "-o", "-"),
-        ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--json", "r.json", "--verbose"),
-        ("explain", "m.mlir", "--mesh", mesh, *QUICK),
-        ("partition", "m.mlir", "--mesh", mesh, "--strategy", rng.choice(("fsdp", "megatron", "fsdp+megatron", "data"))),
-    ))  # fmt: skip
+    command = rng.choice(
+        (
+            ("inspect", "m.mlir"),
+            ("inspect", "m.mlir", "--json", "-"),
+            ("inspect", "m.mlir", "--verbose"),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", f"o.{rng.choice(ENDINGS)}"),
+            (
+                "partition",
+                "m.mlir",
+                "--mesh",
+                mesh,
+                *QUICK,
+                "-o",
+                "o.mlir",
+                "--annotate",
+                rng.choice(("full", "minimal", "arguments")),
+            ),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--keep-shardings", "-o", "-"),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--json", "r.json", "--verbose"),
+            ("explain", "m.mlir", "--mesh", mesh, *QUICK),
+            (
+                "partition",
+                "m.mlir",
+                "--mesh",
+                mesh,
+                "--strategy",
+                rng.choice(("fsdp", "megatron", "fsdp+megatron", "data")),
+            ),
+        )
+    )
     return Case(command, {"m.mlir": a_program(rng)})
 
 
@@ -143,9 +164,44 @@ def command_case(rng: Random) -> Case:
         "t.yaml": seeds.TACTICS,
         **{k: v for k, v in seeds.written().items() if k != "o.mlir"},
     }
-    values = ["m.mlir", "s.yaml", "v4-32", "r.json", "p.json", "o.mlir", "-", "", "x", "0", "-1", "3", "1e9", "9" * 50, "data=4,model=4", "data=16", "auto",
-              "all", "5%", "28GiB", "20ms", "*=data,None", "fsdp:data", "t.yaml:mine:data", "mcts", "greedy", "json", "peak_memory", "step_time<=1s",
-              "communication[data]", ".", "/nowhere/x", "é", "\udcff", "--", "a" * 3000]  # fmt: skip
+    values = [
+        "m.mlir",
+        "s.yaml",
+        "v4-32",
+        "r.json",
+        "p.json",
+        "o.mlir",
+        "-",
+        "",
+        "x",
+        "0",
+        "-1",
+        "3",
+        "1e9",
+        "9" * 50,
+        "data=4,model=4",
+        "data=16",
+        "auto",
+        "all",
+        "5%",
+        "28GiB",
+        "20ms",
+        "*=data,None",
+        "fsdp:data",
+        "t.yaml:mine:data",
+        "mcts",
+        "greedy",
+        "json",
+        "peak_memory",
+        "step_time<=1s",
+        "communication[data]",
+        ".",
+        "/nowhere/x",
+        "é",
+        "\udcff",
+        "--",
+        "a" * 3000,
+    ]
     arguments = [*name, *(rng.choice(("m.mlir", "m.mlir", "m.mlir", rng.choice(values))) for _ in range(positional))]
     if any(option.endswith("--mesh") for option in options) and rng.random() < 0.9:
         arguments += ["--mesh", rng.choice(("v4-32", "h100-8", "s.yaml"))]
@@ -165,8 +221,14 @@ def command_case(rng: Random) -> Case:
 
 # How often each kind of case is drawn, of 1000.
 KINDS: list[tuple[int, Callable[[Random], Case]]] = [
-    (560, program_case), (90, spec_case), (60, tactics_case), (90, project_case), (90, report_case), (105, command_case), (5, verify_case),
-]  # fmt: skip
+    (560, program_case),
+    (90, spec_case),
+    (60, tactics_case),
+    (90, project_case),
+    (90, report_case),
+    (105, command_case),
+    (5, verify_case),
+]
 
 
 def case(rng: Random) -> Case:

@@ -1,4 +1,5 @@
-"""Every hostile input that once did harm, as a case with what is expected of it now. Grouped by what they have in common."""
+"""Every hostile input that once did harm, as a case with what is expected of it now. Grouped by what they have in
+common."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ T = "tensor<8x8xf32>"
 
 @dataclass(frozen=True)
 class Known:
-    """A case, the exit code that is right, and words that must stand in what is said (or, from `output`, in what is shown)."""
+    """A case, the exit code that is right, and words that must stand in what is said (or, from `output`, in what
+    is shown)."""
 
     case: Case
     code: int
@@ -82,7 +84,12 @@ NATIVE = [
 ATTRIBUTES = [
     known("frontend attributes are a text", call('mhlo.frontend_attributes = ""'), 2, "not a dictionary"),
     known("frontend attribute is a number", call("mhlo.frontend_attributes = {xla.sdy.sharding = 5}"), 2, "not a text"),
-    known("module's frontend attributes are a text", program(module='mhlo.frontend_attributes = ""'), 2, "not a dictionary"),
+    known(
+        "module's frontend attributes are a text",
+        program(module='mhlo.frontend_attributes = ""'),
+        2,
+        "not a dictionary",
+    ),
     known("sharding is a number", program(argument="mhlo.sharding = 5"), 2, "m.mlir: argument 0: mhlo.sharding is 5"),
     known("result's sharding is a number", program(result="mhlo.sharding = 5 : i32"), 2, "result 0: mhlo.sharding"),
     known("sdy.sharding is a text", program(argument='sdy.sharding = "x"'), 2, "sharding attribute"),
@@ -93,17 +100,37 @@ ATTRIBUTES = [
     known("result info is no UTF-8", program(result='jax.result_info = "\\FF\\FE"'), 0),
     known("replicas are a text", program(module='mhlo.num_replicas = "x"'), 2, "mhlo.num_replicas is"),
     known("replicas below zero", program(module="mhlo.num_replicas = -4 : i32"), 2, "mhlo.num_replicas is"),
-    known("10^12 devices", program(argument='mhlo.sharding = "{devices=[1000000,1000000]<=[1000000000000]}"'), 0, "",
-          (*PARTITION, "--keep-shardings")),
-    known("device numbers of 5,000 digits", program(argument=f'mhlo.sharding = "{{devices=[{"9" * 5000},1]<=[8]}}"'), 0, "",
-          (*PARTITION, "--keep-shardings")),
-    known("several shardings for one argument",
-          program(argument='sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>, <@mesh, [{}, {}]>]>',
-                  before='sdy.mesh @mesh = <["x"=2]>'), 2, "sharding"),
+    known(
+        "10^12 devices",
+        program(argument='mhlo.sharding = "{devices=[1000000,1000000]<=[1000000000000]}"'),
+        0,
+        "",
+        (*PARTITION, "--keep-shardings"),
+    ),
+    known(
+        "device numbers of 5,000 digits",
+        program(argument=f'mhlo.sharding = "{{devices=[{"9" * 5000},1]<=[8]}}"'),
+        0,
+        "",
+        (*PARTITION, "--keep-shardings"),
+    ),
+    known(
+        "several shardings for one argument",
+        program(
+            argument="sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>, <@mesh, [{}, {}]>]>",
+            before='sdy.mesh @mesh = <["x"=2]>',
+        ),
+        2,
+        "sharding",
+    ),
     known("backend config is a number", call("backend_config = 5 : i32"), 2, "backend_config"),
-    known("target is no UTF-8", program(f'%r = "stablehlo.custom_call"(%a) {{call_target_name = "\\FF"}} : ({T}) -> {T}'), 0),
+    known(
+        "target is no UTF-8",
+        program(f'%r = "stablehlo.custom_call"(%a) {{call_target_name = "\\FF"}} : ({T}) -> {T}'),
+        0,
+    ),
     known("name is no UTF-8", program().replace(b"@main", b'@"ma\\FFin"'), 2, "not text"),
-]  # fmt: skip
+]
 
 
 def nested_loops(depth: int) -> bytes:
@@ -177,46 +204,119 @@ SHAPES = [
     known("a sweep that fails quietly", program(), 2, "m.mlir on v4-32: --strategy: unknown tactic", QUIET),
     known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
     known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),
-    known("a manual region behind a constraint", PINNED.encode(), 0, "", (*PARTITION, "--mesh-shape", "data=16", "--keep-shardings")),
+    known(
+        "a manual region behind a constraint",
+        PINNED.encode(),
+        0,
+        "",
+        (*PARTITION, "--mesh-shape", "data=16", "--keep-shardings"),
+    ),
     known("nothing", b"func.func @main() { return }", 2, "computes nothing"),
     known("nothing to inspect", b"func.func @main() { return }", 2, "computes nothing", INSPECT),
     known("an unused argument", f"func.func @main(%a: {T}) {{ return }}".encode(), 0),
     known("an argument returned", f"func.func @main(%a: {T}) -> {T} {{ return %a : {T} }}".encode(), 0),
     known("10,000 calls deep", chain_of_calls(10_000, 1), 0),
-    known("a function that calls itself",
-          program(f"%r = func.call @f(%a) : ({T}) -> {T}",
-                  before=f"func.func private @f(%a: {T}) -> {T} {{ %0 = func.call @f(%a) : ({T}) -> {T}\n return %0 : {T} }}"),
-          2, "calls itself"),
+    known(
+        "a function that calls itself",
+        program(
+            f"%r = func.call @f(%a) : ({T}) -> {T}",
+            before=f"func.func private @f(%a: {T}) -> {T} {{ %0 = func.call @f(%a) : ({T}) -> {T}\n return %0 : {T} }}",
+        ),
+        2,
+        "calls itself",
+    ),
     known("2^40 calls", chain_of_calls(40, 2), 2, "larger than 1,000,000 operations"),
     known("990 nested loops", nested_loops(990), 2, "nested"),
     known("20 nested loops", nested_loops(20), 0),
-    known("brackets in a specification", program(), 2, "nested too deeply", ("partition", "m.mlir", "--mesh", "s.yaml"),
-          s__yaml=b"[" * 20_000),
-    known("brackets in a tactics file", program(), 2, "nested too deeply", (*PARTITION, "--tactic", "t.yaml:x:data"),
-          t__yaml=b"[" * 20_000),
+    known(
+        "brackets in a specification",
+        program(),
+        2,
+        "nested too deeply",
+        ("partition", "m.mlir", "--mesh", "s.yaml"),
+        s__yaml=b"[" * 20_000,
+    ),
+    known(
+        "brackets in a tactics file",
+        program(),
+        2,
+        "nested too deeply",
+        (*PARTITION, "--tactic", "t.yaml:x:data"),
+        t__yaml=b"[" * 20_000,
+    ),
     known("brackets in toast.yaml", program(), 2, "nested too deeply", ("check",), toast__yaml=b"[" * 20_000),
-    known("brackets in pyproject.toml", program(), 2, "nested too deeply", ("check",),
-          pyproject__toml=b"[tool.toast]\nx = " + b"[" * 20_000),
-    known("brackets in a report", program(), 2, "nested too deeply", ("diff", "r.json", "r.json"), r__json=b"[" * 20_000),
-    known("brackets in a plan", program(), 2, "nested too deeply", (*PARTITION, "--plan", "r.json"), r__json=b"[" * 20_000),
-    known("brackets in promises", program(), 2, "nested too deeply", ("verify", "m.mlir", "--report", "r.json"),
-          r__json=b"[" * 20_000),
-    known("long number in a specification", program(), 2, "not a whole number", ("partition", "m.mlir", "--mesh", "s.yaml"),
-          s__yaml=f"chip: v4\ntopology: {{torus: [{LONG}, 2, 4]}}".encode()),
-    known("long number in toast.yaml", program(), 2, "toast.yaml", ("check",),
-          toast__yaml=f"checks: [{{program: m.mlir, mesh: v4-32, iterations: {LONG}}}]".encode()),
-    known("long number in pyproject.toml", program(), 2, "not valid TOML", ("check",),
-          pyproject__toml=f"[tool.toast]\nx = {LONG}".encode()),
-    known("long number in a report", program(), 2, "r.json", ("diff", "r.json", "r.json"), r__json=f'{{"a": {LONG}}}'.encode()),
+    known(
+        "brackets in pyproject.toml",
+        program(),
+        2,
+        "nested too deeply",
+        ("check",),
+        pyproject__toml=b"[tool.toast]\nx = " + b"[" * 20_000,
+    ),
+    known(
+        "brackets in a report", program(), 2, "nested too deeply", ("diff", "r.json", "r.json"), r__json=b"[" * 20_000
+    ),
+    known(
+        "brackets in a plan", program(), 2, "nested too deeply", (*PARTITION, "--plan", "r.json"), r__json=b"[" * 20_000
+    ),
+    known(
+        "brackets in promises",
+        program(),
+        2,
+        "nested too deeply",
+        ("verify", "m.mlir", "--report", "r.json"),
+        r__json=b"[" * 20_000,
+    ),
+    known(
+        "long number in a specification",
+        program(),
+        2,
+        "not a whole number",
+        ("partition", "m.mlir", "--mesh", "s.yaml"),
+        s__yaml=f"chip: v4\ntopology: {{torus: [{LONG}, 2, 4]}}".encode(),
+    ),
+    known(
+        "long number in toast.yaml",
+        program(),
+        2,
+        "toast.yaml",
+        ("check",),
+        toast__yaml=f"checks: [{{program: m.mlir, mesh: v4-32, iterations: {LONG}}}]".encode(),
+    ),
+    known(
+        "long number in pyproject.toml",
+        program(),
+        2,
+        "not valid TOML",
+        ("check",),
+        pyproject__toml=f"[tool.toast]\nx = {LONG}".encode(),
+    ),
+    known(
+        "long number in a report",
+        program(),
+        2,
+        "r.json",
+        ("diff", "r.json", "r.json"),
+        r__json=f'{{"a": {LONG}}}'.encode(),
+    ),
     known("long number in a shape", program(), 2, "is not an axis", (*PARTITION, "--mesh-shape", f"data={LONG}")),
     known("long number of iterations", program(), 2, "whole number", (*PARTITION, "--seed", LONG)),
     known("long seeds", program(), 2, "neither a seed", ("sweep", "m.mlir", *MESH, "--seeds", f"0-{LONG}")),
     known("NaN in a report", program(), 2, "r.json", ("diff", "r.json", "r.json"), r__json=b'{"schema": NaN}'),
-    known("half a surrogate pair", program(), 2, "r.json", ("diff", "r.json", "r.json"), r__json=b'{"schema": "\\ud800"}'),
-    known("aliases that double", program(), 2, "toast.yaml", ("check",),
-          toast__yaml=b"a: &a [x, x]\n" + b"".join(
-              f"{chr(98 + k)}: &{chr(98 + k)} [*{chr(97 + k)}, *{chr(97 + k)}]\n".encode() for k in range(24)) + b"checks: *y\n"),
-]  # fmt: skip
+    known(
+        "half a surrogate pair", program(), 2, "r.json", ("diff", "r.json", "r.json"), r__json=b'{"schema": "\\ud800"}'
+    ),
+    known(
+        "aliases that double",
+        program(),
+        2,
+        "toast.yaml",
+        ("check",),
+        toast__yaml=b"a: &a [x, x]\n"
+        + b"".join(f"{chr(98 + k)}: &{chr(98 + k)} [*{chr(97 + k)}, *{chr(97 + k)}]\n".encode() for k in range(24))
+        + b"checks: *y\n",
+    ),
+]
 
 
 def bomb(mebibytes: int) -> bytes:
@@ -238,11 +338,28 @@ SIZES = [
     known("white space before HLO", b" \n" * 20_000_000 + b"HloModule", 2, "m.mlir", INSPECT),
     known("comments before HLO", b"// x\n" * 4_000_000 + b"HloModule", 2, "m.mlir", INSPECT),
     known("brackets in 40 MB of strings", b'"(' * 20_000_000, 2, "m.mlir", INSPECT),
-    known("200,000 keys", program(), 2, "more than 256 KiB", ("partition", "m.mlir", "--mesh", "s.yaml"), s__yaml=b"a: 1\n" * 200_000),
-    known("40,000 equal keys", program(), 2, "given twice", ("partition", "m.mlir", "--mesh", "s.yaml"), s__yaml=b"a: 1\n" * 40_000),
-]  # fmt: skip
-SIZES[7] = Known(Case(SIZES[7].case.arguments, SIZES[7].case.files, environment={"TOAST_MAX_INPUT": "100"}, name=SIZES[7].case.name),
-                 2, "more than 100 bytes")  # fmt: skip
+    known(
+        "200,000 keys",
+        program(),
+        2,
+        "more than 256 KiB",
+        ("partition", "m.mlir", "--mesh", "s.yaml"),
+        s__yaml=b"a: 1\n" * 200_000,
+    ),
+    known(
+        "40,000 equal keys",
+        program(),
+        2,
+        "given twice",
+        ("partition", "m.mlir", "--mesh", "s.yaml"),
+        s__yaml=b"a: 1\n" * 40_000,
+    ),
+]
+SIZES[7] = Known(
+    Case(SIZES[7].case.arguments, SIZES[7].case.files, environment={"TOAST_MAX_INPUT": "100"}, name=SIZES[7].case.name),
+    2,
+    "more than 100 bytes",
+)
 
 EVIL = 'x")\nimport os; os.system("touch pwned")\n#'
 CODE = b"open('pwned', 'w').close()\nfrom toast_cli.tactics import Tactic\nmine = Tactic('mine', 'x', lambda look: look.split('batch'))\n"
@@ -254,26 +371,86 @@ def project(**keys: object) -> bytes:
 
 # Code that nobody asked to run, and files that nobody asked to write.
 UNASKED = [
-    known("a result's name ends its comment", program(result=f"jax.result_info = {json.dumps(EVIL)}"), 0, "",
-          (*PARTITION[:-1], "shardings.py")),
-    known("an argument's name ends its comment", program().replace(f"%a: {T} {{}}".encode(),
-          f"%a: {T} loc({json.dumps(EVIL)})".encode()), 0, "", (*PARTITION[:-1], "shardings.py")),
-    known("a project's tactic is code", program(), 2, "--allow-project-code", ("check",), toast__yaml=project(tactic="t.py:mine"), t__py=CODE),
-    known("a project's strategy is code", program(), 2, "--allow-project-code", ("check",),
-          toast__yaml=project(strategy="fsdp:data+./t.py:mine"), t__py=CODE),
-    known("an update outside the project", program(), 2, "outside", ("check", "--update"), toast__yaml=project(against="../r.json")),
-    known("an update far outside", program(), 2, "outside", ("check", "--update"), toast__yaml=project(against="/tmp/toast-r.json")),
+    known(
+        "a result's name ends its comment",
+        program(result=f"jax.result_info = {json.dumps(EVIL)}"),
+        0,
+        "",
+        (*PARTITION[:-1], "shardings.py"),
+    ),
+    known(
+        "an argument's name ends its comment",
+        program().replace(f"%a: {T} {{}}".encode(), f"%a: {T} loc({json.dumps(EVIL)})".encode()),
+        0,
+        "",
+        (*PARTITION[:-1], "shardings.py"),
+    ),
+    known(
+        "a project's tactic is code",
+        program(),
+        2,
+        "--allow-project-code",
+        ("check",),
+        toast__yaml=project(tactic="t.py:mine"),
+        t__py=CODE,
+    ),
+    known(
+        "a project's strategy is code",
+        program(),
+        2,
+        "--allow-project-code",
+        ("check",),
+        toast__yaml=project(strategy="fsdp:data+./t.py:mine"),
+        t__py=CODE,
+    ),
+    known(
+        "an update outside the project",
+        program(),
+        2,
+        "outside",
+        ("check", "--update"),
+        toast__yaml=project(against="../r.json"),
+    ),
+    known(
+        "an update far outside",
+        program(),
+        2,
+        "outside",
+        ("check", "--update"),
+        toast__yaml=project(against="/tmp/toast-r.json"),
+    ),
     known("an update inside", program(), 0, "", ("check", "--update"), toast__yaml=project(against="a/../r.json")),
     known("escapes in a name", program().replace(b"@m ", b'@"\\1B[31mred\\07" '), 0),
     known("escapes in a result", program(result='jax.result_info = "\\1B]0;title\\07"'), 0),
     known("escapes in a target", program(f'%r = stablehlo.custom_call @"\\1B[2J"(%a) : ({T}) -> {T}'), 0, "", INSPECT),
-    known("escapes in a location", program(f'%r = stablehlo.custom_call @x(%a) : ({T}) -> {T} loc("\\1B[2J\\0A::error::x")'), 0, "", INSPECT),
+    known(
+        "escapes in a location",
+        program(f'%r = stablehlo.custom_call @x(%a) : ({T}) -> {T} loc("\\1B[2J\\0A::error::x")'),
+        0,
+        "",
+        INSPECT,
+    ),
     known("escapes in an error", b"func.func @main() -> \x1b[31m", 2, "m.mlir"),
-    known("escapes in a report", program(), 2, "r.json", ("diff", "r.json", "r.json"), r__json=b'{"schema": "\\u001b[31m"}'),
-    known("escapes in a specification", program(), 2, "s.yaml", ("mesh", "show", "s.yaml"), s__yaml=b'chip: "\\e[31m"\n'),
-    known("a description with escapes", program(), 0, "", ("mesh", "show", "s.yaml"),
-          s__yaml=SPEC + b'description: "\\e[31m \\u202E \\u009b31m"\n'),
-]  # fmt: skip
+    known(
+        "escapes in a report",
+        program(),
+        2,
+        "r.json",
+        ("diff", "r.json", "r.json"),
+        r__json=b'{"schema": "\\u001b[31m"}',
+    ),
+    known(
+        "escapes in a specification", program(), 2, "s.yaml", ("mesh", "show", "s.yaml"), s__yaml=b'chip: "\\e[31m"\n'
+    ),
+    known(
+        "a description with escapes",
+        program(),
+        0,
+        "",
+        ("mesh", "show", "s.yaml"),
+        s__yaml=SPEC + b'description: "\\e[31m \\u202E \\u009b31m"\n',
+    ),
+]
 
 
 def paths() -> list[Known]:
@@ -285,8 +462,15 @@ def paths() -> list[Known]:
         known("a long report", program(), 2, "name too long", ("diff", long, long)),
         known("a long log", program(), 2, "name too long", ("sweep", "m.mlir", *MESH, "--jsonl", long)),
         known("a long project file", program(), 2, "name too long", ("check", "--config", long)),
-        known("a program in NUL", program(), 2, "control characters", ("check",), toast__yaml=b'checks: [{program: "a\\0b", mesh: v4-32}]'),
-    ]  # fmt: skip
+        known(
+            "a program in NUL",
+            program(),
+            2,
+            "control characters",
+            ("check",),
+            toast__yaml=b'checks: [{program: "a\\0b", mesh: v4-32}]',
+        ),
+    ]
 
 
 CLASSES = {

@@ -49,21 +49,74 @@ COMMANDS = {
     command.name: command
     for command in (
         Command(
-            "partition", ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--jobs", "2", "-o", "o.mlir", "--json", "r.json", "--save-plan", "p.json"),
+            "partition",
+            (
+                "partition",
+                "m.mlir",
+                "--mesh",
+                "v4-32",
+                *QUICK,
+                "--jobs",
+                "2",
+                "-o",
+                "o.mlir",
+                "--json",
+                "r.json",
+                "--save-plan",
+                "p.json",
+            ),
             ("o.mlir", "r.json", "p.json"),
         ),
-        Command("check", ("check", "--update", "--jobs", "2", "--output-format", "json=c.json"), ("c.json", "m.v4-32.json", "m.h100-8.json")),
         Command(
-            "sweep", ("sweep", "m.mlir", "--mesh", "v4-32", *QUICK, "--seeds", "0-3", "--jobs", "2", "--jsonl", "l.jsonl", "--csv", "t.csv", "--json", "t.json"),
+            "check",
+            ("check", "--update", "--jobs", "2", "--output-format", "json=c.json"),
+            ("c.json", "m.v4-32.json", "m.h100-8.json"),
+        ),
+        Command(
+            "sweep",
+            (
+                "sweep",
+                "m.mlir",
+                "--mesh",
+                "v4-32",
+                *QUICK,
+                "--seeds",
+                "0-3",
+                "--jobs",
+                "2",
+                "--jsonl",
+                "l.jsonl",
+                "--csv",
+                "t.csv",
+                "--json",
+                "t.json",
+            ),
             ("l.jsonl", "t.csv", "t.json"),
         ),
         Command(
-            "cluster", ("sweep", "m.mlir", "--mesh", "v4-32", *QUICK, "--seeds", "0-2", "--jsonl", "l.jsonl", "--json", "t.json", "--cluster", "{dask}"),
+            "cluster",
+            (
+                "sweep",
+                "m.mlir",
+                "--mesh",
+                "v4-32",
+                *QUICK,
+                "--seeds",
+                "0-2",
+                "--jsonl",
+                "l.jsonl",
+                "--json",
+                "t.json",
+                "--cluster",
+                "{dask}",
+            ),
             ("l.jsonl", "t.json"),
         ),
-        Command("verify", ("verify", "o.mlir", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"), ("v.json",)),
+        Command(
+            "verify", ("verify", "o.mlir", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"), ("v.json",)
+        ),
     )
-}  # fmt: skip
+}
 
 
 class Faults:
@@ -87,7 +140,8 @@ class Faults:
         self._whole = self._contents()
 
     def kill(self, rng: random.Random) -> str:
-        """Starts the command, kills its first process at some moment, and looks. Returns what is wrong; empty for nothing."""
+        """Starts the command, kills its first process at some moment, and looks. Returns what is wrong; empty for
+        nothing."""
         for name in self._command.writes:
             if rng.random() < 0.5:
                 (self._folder / name).unlink(missing_ok=True)

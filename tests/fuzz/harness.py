@@ -1,7 +1,8 @@
-"""Commands in forked workers that see signals, hangs and memory: a `Case` goes in, an `Outcome` and what is wrong with it come out.
+"""Commands in forked workers that see signals, hangs and memory: a `Case` goes in, an `Outcome` and what is wrong
+with it come out.
 
-A server process loads toast once and forks itself for each case, which then costs some ten milliseconds. The server is a process of its own because
-the tests' process runs threads, which a fork does not survive.
+A server process loads toast once and forks itself for each case, which then costs some ten milliseconds. The server
+is a process of its own because the tests' process runs threads, which a fork does not survive.
 """
 
 from __future__ import annotations
@@ -32,11 +33,27 @@ _PATIENCE_SECONDS = 400.0
 _ADDRESS_SPACE = 12 << 30
 _OUTPUT = 1 << 18
 PRELOADED = (
-    "numpy", "yaml", "zstandard", "rich.console", "rich.table", "toast_cli.cli.app", "toast_cli.pipeline", "toast_cli.xla",
-    "toast_cli.frontend.normalise", "toast_cli.frontend.formats", "toast_cli.report.terminal", "toast_cli.emit",
-    "toast_cli.report.inspection", "toast_cli.tactics.files", "toast_cli.child", "toast_cli.frontend.in_child",
-    "toast_cli.verify.verdict", "toast_cli.report.json_file", "toast_cli.report.sweep_table", "toast_cli.explain",
-)  # fmt: skip
+    "numpy",
+    "yaml",
+    "zstandard",
+    "rich.console",
+    "rich.table",
+    "toast_cli.cli.app",
+    "toast_cli.pipeline",
+    "toast_cli.xla",
+    "toast_cli.frontend.normalise",
+    "toast_cli.frontend.formats",
+    "toast_cli.report.terminal",
+    "toast_cli.emit",
+    "toast_cli.report.inspection",
+    "toast_cli.tactics.files",
+    "toast_cli.child",
+    "toast_cli.frontend.in_child",
+    "toast_cli.verify.verdict",
+    "toast_cli.report.json_file",
+    "toast_cli.report.sweep_table",
+    "toast_cli.explain",
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +174,8 @@ def serve() -> None:
 
 
 def _warm_up() -> None:
-    """Loads what only a command line loads, with commands that read no program: the compiler's contexts have threads, which no fork survives."""
+    """Loads what only a command line loads, with commands that read no program: the compiler's contexts have
+    threads, which no fork survives."""
     from io import StringIO
 
     from toast_cli.cli import main

@@ -61,7 +61,10 @@ module @ops {
     return %12, %6 : tensor<4x8xf32>, tensor<32x8xf32>
   }
 }
-""".replace("    %2 = \"stablehlo.case\"(%ids_0)", "    %i = stablehlo.constant dense<1> : tensor<i32>\n    %2 = \"stablehlo.case\"(%i)")  # fmt: skip
+""".replace(
+    '    %2 = "stablehlo.case"(%ids_0)',
+    '    %i = stablehlo.constant dense<1> : tensor<i32>\n    %2 = "stablehlo.case"(%i)',
+)
 
 SPEC = b"""name: mine
 description: a machine

@@ -1,4 +1,5 @@
-"""Hypothesis strategies: programs, specifications and options made from grammars, so that they get past the parser more often than not."""
+"""Hypothesis strategies: programs, specifications and options made from grammars, so that they get past the parser
+more often than not."""
 
 from __future__ import annotations
 
@@ -125,10 +126,14 @@ def projects(draw: st.DrawFn) -> bytes:
 
 def cases() -> st.SearchStrategy[Case]:
     """Cases of all grammars."""
-    commands = st.sampled_from([
-        ("inspect", "m.mlir"), ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "-o", "o.mlir"), ("partition", "m.mlir", "--mesh", "h100-8", *QUICK, "-o", "o.hlo"),
-        ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--keep-shardings", "-o", "o.py"),
-    ])  # fmt: skip
+    commands = st.sampled_from(
+        [
+            ("inspect", "m.mlir"),
+            ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "-o", "o.mlir"),
+            ("partition", "m.mlir", "--mesh", "h100-8", *QUICK, "-o", "o.hlo"),
+            ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--keep-shardings", "-o", "o.py"),
+        ]
+    )
     with_spec = st.sampled_from([("mesh", "show", "s.yaml"), ("partition", "m.mlir", "--mesh", "s.yaml", *QUICK)])
     with_project = st.sampled_from([("check",), ("check", "--update"), ("check", "--output-format", "github")])
     sample = {"m.mlir": seeds.program()}

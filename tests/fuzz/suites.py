@@ -1,8 +1,10 @@
-"""Runs every program in other projects' test suites through reading: `python -m fuzz.suites FOLDER` from the folder `tests`.
+"""Runs every program in other projects' test suites through reading: `python -m fuzz.suites FOLDER` from the
+folder `tests`.
 
-FOLDER holds checkouts, e.g. of openxla/stablehlo, openxla/shardy and openxla/xla. Programs are whole `.mlir`, `.hlo` and `.hlo_text` files, split where
-such files are split for testing (`// -----`), and HLO texts in raw strings of C++ tests. Most of them are made to be refused by somebody. What counts is
-that each is read, or refused with exit code 2. Exit code: 0 if so, else 1.
+FOLDER holds checkouts, e.g. of openxla/stablehlo, openxla/shardy and openxla/xla. Programs are whole `.mlir`, `.hlo`
+and `.hlo_text` files, split where such files are split for testing (`// -----`), and HLO texts in raw strings of C++
+tests. Most of them are made to be refused by somebody. What counts is that each is read, or refused with exit code 2.
+Exit code: 0 if so, else 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Options that several commands share, as `toast_cli.request` declares them, and what they make together: a `Request`."""
+"""Options that several commands share, as `toast_cli.request` declares them, and what they make together: a
+`Request`."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
 
 
 def declared(name: str, default: str = "") -> Any:
-    """The option of that field of `Request`, for a parameter of a command. default: what the help text says it is, where nothing does."""
+    """The option of that field of `Request`, for a parameter of a command. default: what the help text says it is,
+    where nothing does."""
     one = OPTIONS[name]
     text = f"{one.help.removesuffix('.')} (default: {default})." if default else one.help
     if one.kind in _WORDS:
@@ -90,8 +92,9 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
     """The request that options ask for.
 
     Args:
-        given: values by the names of options, `memory_limit` or `memory-limit`, as they were written; None where one was not given. Names
-            that belong to no option of a run are passed over, so a command can hand over all of its parameters.
+        given: values by the names of options, `memory_limit` or `memory-limit`, as they were written; None where one
+            was not given. Names that belong to no option of a run are passed over, so a command can hand over all of
+            its parameters.
 
     Raises UsageError for values that cannot be read, and for options that do not go together.
     """

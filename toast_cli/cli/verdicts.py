@@ -52,8 +52,13 @@ def verify_outcome(
     promises = promises_of(outcome.report.to_json())
     original = xla.write_bytecode(outcome.source.module)
     verdict = verify(
-        content, "hlo" if form in (Format.hlo, Format.spmd_hlo) else "stablehlo", promises.axes, original, promises, target
-    )  # fmt: skip
+        content,
+        "hlo" if form in (Format.hlo, Format.spmd_hlo) else "stablehlo",
+        promises.axes,
+        original,
+        promises,
+        target,
+    )
     stream = sys.stderr if to_stderr else sys.stdout
     print_verdict(verdict, stream, quiet=quiet)
     return EXITS[verdict.outcome]

@@ -32,7 +32,8 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
-    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls, and for plans that need some.
+    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls,
+    and for plans that need some.
     """
     refuse_shardy_operations(source)
     if note := misread_note(source, lowered):
@@ -114,7 +115,8 @@ def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
     missing = [sharding for sharding in notation.written if sharding not in text]
     if parameters != len(marks.arguments) or constraints != notation.constraints or missing:
         raise ToastError(
-            f"shardings were lost on the way to HLO: {parameters} of {len(marks.arguments)} parameters and {constraints} of "
+            f"shardings were lost on the way to HLO: {parameters} of {len(marks.arguments)} parameters and "
+            f"{constraints} of "
             f"{notation.constraints} constraints have one" + (f", {missing[0]} is nowhere" if missing else ""),
             hint="write the program with --format stablehlo, and report this as a bug",
         )

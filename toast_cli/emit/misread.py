@@ -1,15 +1,16 @@
 """Splits that XLA's partitioner gets wrong, written as manual regions.
 
-Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib 0.10.2:
+Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib
+0.10.2:
 
-* A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that adds up over a split
-  dimension: the gradient of its kernel under data parallelism is wrong.
+* A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that
+  adds up over a split dimension: the gradient of its kernel under data parallelism is wrong.
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
-* A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a body that devices cannot
-  reduce with (xor), XLA stops.
+* A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
+  body that devices cannot reduce with (xor), XLA stops.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in regions of their own; after it the
-module is what it was before.
+Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
+regions of their own; after it the module is what it was before.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ def check_note(source: Source, lowered: PartitionedProgram, marks: Marks, conten
     """What the reader of the report should know about the file; empty when everything in it lies as planned."""
     ops = len(source.program.ops)
     if ops > MOST_OPS:
-        return f"the written program was not propagated again: {format_count(ops)} ops, and {format_count(MOST_OPS)} is the limit"
+        return (
+            f"the written program was not propagated again: {format_count(ops)} ops, and "
+            f"{format_count(MOST_OPS)} is the limit"
+        )
     try:
         found = strays(source, lowered, marks, content)
     except ir.MLIRError:

@@ -32,9 +32,11 @@ class Family:
     """Constraints of one kind at one place of the source.
 
     Attributes:
-        location: with `*` for the numbers in which the names of its places differ. place, type, line: as in `Constraint`.
+        location: with `*` for the numbers in which the names of its places differ. place, type, line: as in
+            `Constraint`.
         count: constraints. values: arrays that lie elsewhere without them.
-        saved_seconds, saved_bytes: what a step takes more, and the peak has more, without them alone; negative for less.
+        saved_seconds, saved_bytes: what a step takes more, and the peak has more, without them alone; negative for
+            less.
     """
 
     location: str

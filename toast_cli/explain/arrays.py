@@ -1,4 +1,5 @@
-"""Why arguments are split as they are, and what other shardings of them would cost. Enters: a study, a pattern. Leaves: an explanation."""
+"""Why arguments are split as they are, and what other shardings of them would cost. Enters: a study, a pattern.
+Leaves: an explanation."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _TRIED = 8  # other shardings
 
 
 def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> Explanation:
-    """Which decisions split the arguments that match, which do not and why, and what it would cost to split them otherwise.
+    """Which decisions split the arguments that match, which do not and why, and what it would cost to split them
+    otherwise.
 
     Args:
         pattern: as for `--pin`: a path in which * is anything, or argN. pins: those the plan was made with.
@@ -39,7 +41,8 @@ def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> 
     if len(rows) > 1:
         sentences.insert(
             0,
-            f"{format_count(len(found))} arguments match, split in {len(rows)} ways; this is about the largest, {largest[0]}.",
+            f"{format_count(len(found))} arguments match, split in {len(rows)} ways; this is about the "
+            f"largest, {largest[0]}.",
         )
     return study.explanation(
         f"argument {pattern}", sentences, listed="arguments that match", items=items[:_LISTED],

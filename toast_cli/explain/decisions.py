@@ -20,10 +20,12 @@ _LISTED = 6
 
 
 def explain_plan(study: Study) -> Explanation:
-    """Every decision and what the plan would cost without it; decisions that matter most are those that cost most to miss."""
+    """Every decision and what the plan would cost without it; decisions that matter most are those that cost most
+    to miss."""
     unsharded = study.evaluator.exact_cost(())
     sentences = [
-        f"The step takes {format_seconds(study.cost.step_seconds)} and {format_bytes(study.cost.peak_bytes)} on each device; unsharded it "
+        f"The step takes {format_seconds(study.cost.step_seconds)} and {format_bytes(study.cost.peak_bytes)} "
+        "on each device; unsharded it "
         f"would take {format_seconds(unsharded.step_seconds)} and {format_bytes(unsharded.peak_bytes)}."
     ]
     if not study.plan:
@@ -58,7 +60,8 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     if isinstance(decision, Replicate):
         role = problem.roles[decision.role]
         return [
-            f"It keeps {role} whole on every device along {axis} between steps, whatever other decisions say: no gathers, more memory."
+            f"It keeps {role} whole on every device along {axis} between steps, whatever other decisions say: "
+            "no gathers, more memory."
         ]
     group = problem.dimensions.groups[decision.group]
     meaning = f": {DIMENSIONS[group.role]}" if group.role in DIMENSIONS else ""

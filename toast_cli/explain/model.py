@@ -10,7 +10,8 @@ SCHEMA = "toast.explain/1"
 
 @dataclass(frozen=True)
 class Change:
-    """What the plan would cost if one thing were different. Seconds a step and bytes per device, of the whole plan then.
+    """What the plan would cost if one thing were different. Seconds a step and bytes per device, of the whole plan
+    then.
 
     what: the difference, in words. note: what else it does.
     """
@@ -26,7 +27,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Item:
-    """Something the explanation lists: an op, a collective, an array. seconds and bytes are 0 where they say nothing."""
+    """Something the explanation lists: an op, a collective, an array. seconds and bytes are 0 where they say
+    nothing."""
 
     text: str
     detail: str
@@ -37,8 +39,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Explanation:
-    """subject: what is explained ("plan", "decision 3"). sentences: why, in words. items: what it speaks of, called `listed`. changes: what
-    else there would be, called `alternatives`; the figures of the plan itself are those at the top."""
+    """subject: what is explained ("plan", "decision 3"). sentences: why, in words. items: what it speaks of,
+    called `listed`. changes: what else there would be, called `alternatives`; the figures of the plan itself are
+    those at the top."""
 
     program: str
     mesh: str

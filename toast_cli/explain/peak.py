@@ -40,13 +40,15 @@ def explain_peak(study: Study) -> Explanation:
     shares = {role: sum(a.bytes for a in alive if a.role == role) for role in dict.fromkeys(a.role for a in alive)}
     largest = sorted(shares.items(), key=lambda share: -share[1])
     sentences = [
-        f"Memory peaks at {format_bytes(cost.peak_bytes)}, {format_percent(cost.peak_bytes / limit)} of {format_bytes(limit)}, at "
+        f"Memory peaks at {format_bytes(cost.peak_bytes)}, {format_percent(cost.peak_bytes / limit)} of "
+        f"{format_bytes(limit)}, at "
         f"{study.place(op)}.",
         "Alive there: " + ", ".join(f"{_words(role)} {format_bytes(size)}" for role, size in largest) + ".",
     ]
     if shares.get("temporary", 0.0) > cost.peak_bytes / 2:
         sentences.append(
-            "More than half are temporaries: to compute some of them again instead (jax.checkpoint) is for the program to say."
+            "More than half are temporaries: to compute some of them again instead (jax.checkpoint) is for the "
+            "program to say."
         )
     changes = _lower(study)
     if not changes:
@@ -78,8 +80,8 @@ def _words(role: str) -> str:
 
 
 def _lower(study: Study) -> list[Change]:
-    """The changes that lower the peak most: something more decided, something less, something at another place or in place of
-    something else."""
+    """The changes that lower the peak most: something more decided, something less, something at another place or
+    in place of something else."""
     problem, evaluator = study.problem, study.evaluator
     tried: dict[Plan, str] = {}
     moves = Moves(problem)

@@ -60,9 +60,15 @@ class Study:
         return self.problem.canonical((*self.plan[: number - 1], *self.plan[number:]))
 
     def explanation(
-        self, subject: str, sentences: Iterable[str], *, listed: str = "", items: Iterable[Item] = (), alternatives: str = "",
+        self,
+        subject: str,
+        sentences: Iterable[str],
+        *,
+        listed: str = "",
+        items: Iterable[Item] = (),
+        alternatives: str = "",
         changes: Iterable[Change] = (),
-    ) -> Explanation:  # fmt: skip
+    ) -> Explanation:
         """An explanation of something about this plan; see `Explanation`."""
         mesh = self.problem.mesh
         return Explanation(

@@ -36,8 +36,10 @@ def explain_line(study: Study, place: str) -> Explanation:
     here = sorted((k for k in shares if shares[k] > 0), key=lambda k: -study.collectives[k].seconds * shares[k])
     seconds = sum(study.collectives[k].seconds * shares[k] for k in here)
     sentences = [
-        f"{format_plural(len(ops), 'op')} {'comes' if len(ops) == 1 else 'come'} from this line, with {format_percent(work / max(program.flops, 1.0))} of the program's "
-        f"arithmetic, and {format_seconds(seconds)} of communication ({format_percent(seconds / max(study.cost.communication_seconds, 1e-12))} of all)."
+        f"{format_plural(len(ops), 'op')} {'comes' if len(ops) == 1 else 'come'} from this line, with "
+        f"{format_percent(work / max(program.flops, 1.0))} of the program's "
+        f"arithmetic, and {format_seconds(seconds)} of communication "
+        f"({format_percent(seconds / max(study.cost.communication_seconds, 1e-12))} of all)."
     ]
     sentences += [f"{text}, in {format_plural(count, 'op')}." for text, count in acting.most_common(_LISTED)]
     items = [*_computations(study, ops), *(study.collective_item(k, shares[k]) for k in here[:_LISTED])]
@@ -99,14 +101,19 @@ def explain_collective(study: Study, number: int) -> Explanation:
     if not 1 <= number <= len(study.collectives):
         total = len(study.collectives)
         raise UsageError(
-            f"there is no collective {number}", where="--collective",
-            hint=f"the plan has {total}, the most expensive first" if total else "in this plan the devices never talk to each other",
-        )  # fmt: skip
+            f"there is no collective {number}",
+            where="--collective",
+            hint=f"the plan has {total}, the most expensive first"
+            if total
+            else "in this plan the devices never talk to each other",
+        )
     use = study.collectives[number - 1]
     names = "+".join(study.problem.mesh.names[a] for a in use.axes)
     sentences = [
-        f"{use.kind} over {names}, {format_count(round(use.count))} times a step, {format_bytes(use.bytes)} on each device each time: "
-        f"{format_seconds(use.seconds)}, {format_percent(use.seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
+        f"{use.kind} over {names}, {format_count(round(use.count))} times a step, {format_bytes(use.bytes)} on "
+        "each device each time: "
+        f"{format_seconds(use.seconds)}, "
+        f"{format_percent(use.seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
         *_because(study, use),
     ]
     changes = []
@@ -145,7 +152,8 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
                 else "every device needs the total"
             )
             sentences.append(
-                f"The op that makes it sums over {name}, which {by} splits over {names[axis]}: each device has a part of the sum, and {where}."
+                f"The op that makes it sums over {name}, which {by} splits over {names[axis]}: each device has "
+                f"a part of the sum, and {where}."
             )
         elif axis in study.lowered.partial.get(use.value, ()):
             sentences.append(f"It is summed up over {names[axis]}, and each device keeps a piece of the total.")
@@ -155,7 +163,8 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
             holder, taken = study.holder(problem.op_pattern[use.op], axis)
             if taken and taken != name:
                 sentences.append(
-                    f"Its reader at {study.place(use.op)} gives {names[axis]} to {taken} (decision {holder}), so it needs other pieces."
+                    f"Its reader at {study.place(use.op)} gives {names[axis]} to {taken} (decision {holder}), "
+                    "so it needs other pieces."
                 )
             elif not taken:
                 sentences.append(

@@ -36,7 +36,8 @@ def summary(problem: Problem, plan: Plan) -> str:
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
-    """Mesh axes (of more than one device) over which nothing is split: no decision is about them and no pin names them."""
+    """Mesh axes (of more than one device) over which nothing is split: no decision is about them and no pin names
+    them."""
     pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
     used = {d.axis for d in plan if isinstance(d, Shard)} | {
         axis for pin in pins for axes in pin for axis in axes or ()
@@ -56,7 +57,8 @@ def _whole(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
-    """Whether a weight dimension gets an axis that an activation dimension has already: it then only splits arrays at rest."""
+    """Whether a weight dimension gets an axis that an activation dimension has already: it then only splits arrays
+    at rest."""
     decision = plan[place]
     return (
         isinstance(decision, Shard)
@@ -104,7 +106,8 @@ def scope_name(problem: Problem, decision: Shard) -> str:
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:
-    """`, not where it meets itself` where a decision leaves ops of conflicts to others; which, where it does so in some only."""
+    """`, not where it meets itself` where a decision leaves ops of conflicts to others; which, where it does so in
+    some only."""
     resolutions = problem.dimensions.groups[decision.group].resolutions
     left = [r for r, side in zip(resolutions, decision.sides, strict=False) if side == ASIDE]
     which = f" (conflict {', '.join(map(str, left))})" if len(left) < len(resolutions) else ""
@@ -112,7 +115,8 @@ def aside_text(problem: Problem, decision: Shard) -> str:
 
 
 def name_list(names: Sequence[str]) -> list[str]:
-    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are counted, where the first of them stood."""
+    """`channels, channels_2, …, ff` -> `33 channels, ff`: many of one name are counted, where the first of them
+    stood."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
         alike[_NUMBERED.sub("", name)].append(name)

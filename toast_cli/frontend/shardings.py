@@ -35,11 +35,25 @@ from toast_cli.xla import ir, sdy
 
 MANUAL_REGION = "sdy.manual_computation"
 # Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
-MOVES = frozenset({
-    "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.all_gather",
-    "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute", "sdy.all_reduce", "sdy.reduce_scatter", "sdy.replicated_to_unreduced",
-    "sdy.sharded_to_unreduced", "Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier",
-})  # fmt: skip
+MOVES = frozenset(
+    {
+        "sdy.sharding_constraint",
+        "sdy.reshard",
+        "sdy.propagation_barrier",
+        "sdy.data_flow_edge",
+        "sdy.all_gather",
+        "sdy.all_slice",
+        "sdy.all_to_all",
+        "sdy.collective_permute",
+        "sdy.all_reduce",
+        "sdy.reduce_scatter",
+        "sdy.replicated_to_unreduced",
+        "sdy.sharded_to_unreduced",
+        "Sharding",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.PropagationBarrier",
+    }
+)
 # These say that values belong together, and have no result.
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")

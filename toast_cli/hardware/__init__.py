@@ -13,6 +13,19 @@ from toast_cli.hardware.spec import AxisRequest, Spec, parse_shape
 from toast_cli.units import parse_bytes
 
 __all__ = [
-    "Axis", "AxisRequest", "Chip", "Link", "Mesh", "Spec", "available_specs", "chip_names", "find_preset", "gpu_target_text",
-    "load_spec", "matrix_rate", "parse_bytes", "parse_shape", "parse_spec",
-]  # fmt: skip
+    "Axis",
+    "AxisRequest",
+    "Chip",
+    "Link",
+    "Mesh",
+    "Spec",
+    "available_specs",
+    "chip_names",
+    "find_preset",
+    "gpu_target_text",
+    "load_spec",
+    "matrix_rate",
+    "parse_bytes",
+    "parse_shape",
+    "parse_spec",
+]

@@ -18,8 +18,10 @@ from toast_cli.hardware.yamltree import YamlValue, read_yaml
 from toast_cli.units import parse_bandwidth, parse_bytes, parse_flops
 
 DEFAULT_MEMORY_FRACTION = 0.95
-"""Part of the usable memory a plan may fill when the specification does not say: leaves 5 % for what no plan sees, such as
-the program itself, collective scratch and fragmentation."""
+"""Part of the usable memory a plan may fill when the specification does not say.
+
+It leaves 5 % for what no plan sees, such as the program itself, collective scratch and fragmentation.
+"""
 
 # Far above any machine there is: catches a slip of the pen before every factoring of it is tried.
 MOST_DEVICES = 2**20

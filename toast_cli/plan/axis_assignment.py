@@ -224,7 +224,8 @@ def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) 
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
-    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the op alone."""
+    """Slots of the decision's group, the chosen side of a conflict first; none where the decision leaves the op
+    alone."""
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
     if decision.unless == SUMMED and any(pattern.form.kinds[slot] is SlotKind.REDUCTION for slot in slots):
         return ()

@@ -46,8 +46,8 @@ class OpPattern:
     operand_pins: tuple[PinnedSharding | None, ...] = ()
     result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
-    # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for the
-    # same few again and again.
+    # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for
+    # the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -86,9 +86,11 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
 def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:
     if len(pin) > len(shape):
         raise UsageError(
-            f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with {_count(len(shape), 'dimension')}",
-            where="--pin", hint="match fewer arrays, or give fewer entries: dimensions without one stay whole",
-        )  # fmt: skip
+            f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with "
+            f"{_count(len(shape), 'dimension')}",
+            where="--pin",
+            hint="match fewer arrays, or give fewer entries: dimensions without one stay whole",
+        )
     fitted = _numbered((*pin, *((),) * (len(shape) - len(pin))), mesh, "--pin")
     for dim, axes in enumerate(fitted):
         ways = prod(mesh.sizes[axis] for axis in axes or ())

@@ -51,9 +51,9 @@ class Problem:
 
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
-        roles: names of the argument groups (`weights`, `state`, `inputs`), and behind them of kinds of arguments with the
-            same dimensions. argument_role, argument_kind: [arguments] numbers in `roles`; where a role has one kind, both
-            are the role's.
+        roles: names of the argument groups (`weights`, `state`, `inputs`), and behind them of kinds of arguments with
+            the same dimensions. argument_role, argument_kind: [arguments] numbers in `roles`; where a role has one
+            kind, both are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
@@ -334,7 +334,8 @@ class Problem:
 
     @cached_property
     def rests(self) -> dict[Replicate, frozenset[int]]:
-        """Decisions to keep one kind of arguments whole that are in no `choices` -> groups those have that could be split over the axis."""
+        """Decisions to keep one kind of arguments whole that are in no `choices` -> groups those have that could
+        be split over the axis."""
         found: dict[Replicate, set[int]] = defaultdict(set)
         shards = {d[:2] for d in self.choices if isinstance(d, Shard)}
         for number, kind in enumerate(self.argument_kind):
@@ -354,8 +355,9 @@ class Problem:
 
     @cached_property
     def _parts_of_work(self) -> dict[int, list[int]]:
-        """Group -> what takes its products and convolutions apart: groups that some of them have and others do not, and `SUMMED` where some sum
-        over it and others do not. Of those that leave the same ones the first stands for all."""
+        """Group -> what takes its products and convolutions apart: groups that some of them have and others do
+        not, and `SUMMED` where some sum over it and others do not. Of those that leave the same ones the first
+        stands for all."""
         products: dict[int, list[int]] = defaultdict(list)
         for number in sorted(self._pattern_work):
             for group in set(self.patterns[number].groups):
@@ -447,9 +449,19 @@ def make_problem(
         op_pattern.append(at)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
-        program, dimensions, mesh, tuple(patterns), tuple(op_pattern), (*roles, *kinds), argument_role, tuple(remade_values(program)), places,
-        notices=(*stated.notices, *unused_pins(program, wishes)), workarounds=workarounds, argument_kind=argument_kind,
-    )  # fmt: skip
+        program,
+        dimensions,
+        mesh,
+        tuple(patterns),
+        tuple(op_pattern),
+        (*roles, *kinds),
+        argument_role,
+        tuple(remade_values(program)),
+        places,
+        notices=(*stated.notices, *unused_pins(program, wishes)),
+        workarounds=workarounds,
+        argument_kind=argument_kind,
+    )
 
 
 def _kinds_of_arguments(
@@ -459,8 +471,8 @@ def _kinds_of_arguments(
     argument_role: tuple[int, ...],
     pins: Mapping[int, PinnedSharding],
 ) -> tuple[list[str], tuple[int, ...]]:
-    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind, behind those of the roles). Arguments
-    of one kind have the same dimensions: that weight of every layer."""
+    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind,
+    behind those of the roles). Arguments of one kind have the same dimensions: that weight of every layer."""
     members: dict[object, list[int]] = defaultdict(list)
     for number, argument in enumerate(program.arguments):
         groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])

@@ -1,7 +1,7 @@
 """What plans keep away from because a partitioner gets it wrong.
 
-Enters: what an op has spent axes on. Leaves: the same without what would come out wrong. Which work-arounds a version needs is told by
-`compiler.partitioner`; here they are data.
+Enters: what an op has spent axes on. Leaves: the same without what would come out wrong. Which work-arounds a version
+needs is told by `compiler.partitioner`; here they are data.
 """
 
 from __future__ import annotations

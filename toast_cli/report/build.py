@@ -1,4 +1,5 @@
-"""Builds a `Report` from the values of one run. Enters: source, evaluator (with its problem), search result. Leaves: facts."""
+"""Builds a `Report` from the values of one run. Enters: source, evaluator (with its problem), search result.
+Leaves: facts."""
 
 from __future__ import annotations
 
@@ -107,11 +108,18 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
-        cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes), round(cost.argument_bytes),
-        problem.mesh.limit_bytes, cost.peak_bytes <= problem.mesh.limit_bytes, mfu(problem, cost.step_seconds), _lower(evaluator, result),
+        cost.step_seconds,
+        cost.compute_seconds,
+        cost.communication_seconds,
+        round(cost.peak_bytes),
+        round(cost.argument_bytes),
+        problem.mesh.limit_bytes,
+        cost.peak_bytes <= problem.mesh.limit_bytes,
+        mfu(problem, cost.step_seconds),
+        _lower(evaluator, result),
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
-    )  # fmt: skip
+    )
 
 
 def _lower(evaluator: Evaluator, result: SearchResult) -> float:
@@ -147,7 +155,8 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
 
 
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the others'."""
+    """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the
+    others'."""
     names = evaluator.problem.mesh.names
     owed: dict[tuple[object, ...], tuple[float, float]] = {}  # runs and seconds not yet listed
     facts = []
@@ -211,14 +220,18 @@ def _idle(problem: Problem, plan: Plan, axis: int) -> str:
 
 
 def _odd(problem: Problem, plan: Plan, axis: int) -> str:
-    """What is split over other axes and would be over this one too, if only its size divided; empty where nothing is."""
+    """What is split over other axes and would be over this one too, if only its size divided; empty where nothing
+    is."""
     sizes = problem.mesh.sizes
     for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
         found = problem.dimensions.groups[group]
         count = sizes[axis] * prod(sizes[d.axis] for d in plan if isinstance(d, Shard) and d.group == group)
         if found.size % count and found.size > count:
             padded = -(-found.size // count) * count
-            return f"; {found.name} ({format_count(found.size)}) does not divide by {count}, padded to {format_count(padded)} it would"
+            return (
+                f"; {found.name} ({format_count(found.size)}) does not divide by {count}, padded to "
+                f"{format_count(padded)} it would"
+            )
     return ""
 
 
@@ -228,7 +241,8 @@ def _tight(problem: Problem, cost: Cost) -> list[str]:
     if not limit * (1 - error) < cost.peak_bytes <= limit:
         return []
     return [
-        f"the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one prediction in ten is off by more than "
+        f"the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one prediction in "
+        "ten is off by more than "
         f"{format_percent(error)}: it may not fit; `toast verify --compiler {problem.mesh.chip.platform}` tells"
     ]
 

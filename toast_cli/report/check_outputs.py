@@ -24,7 +24,8 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_text(verdicts: Sequence[Verdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
-    """What to show: all demands of a single point; of several, a line each and the demands that failed. quiet: failures only."""
+    """What to show: all demands of a single point; of several, a line each and the demands that failed. quiet:
+    failures only."""
     shown = [verdict for verdict in verdicts if not quiet or verdict.status != PASSED]
     if len(verdicts) == 1 and not verdicts[0].error:
         return [part for verdict in shown for part in _single(verdict, quiet)]
@@ -51,7 +52,8 @@ def as_json(verdicts: Sequence[Verdict]) -> str:
 
 
 def as_junit(verdicts: Sequence[Verdict]) -> str:
-    """JUnit XML: a suite for each program on a mesh, a case for each demand; what could not be judged is one case with an error."""
+    """JUnit XML: a suite for each program on a mesh, a case for each demand; what could not be judged is one case
+    with an error."""
     root = ElementTree.Element("testsuites", name="toast check")
     for verdict in verdicts:
         failures, errors = len(verdict.failures), int(bool(verdict.error))

@@ -1,4 +1,5 @@
-"""What `toast check` demands of a plan: a `Report` and limits go in, one `Check` per demand and what drifted come out."""
+"""What `toast check` demands of a plan: a `Report` and limits go in, one `Check` per demand and what drifted come
+out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """What is demanded; None where nothing is. Tolerances are fractions by which a stored report's figure may be exceeded.
+    """What is demanded; None where nothing is. Tolerances are fractions by which a stored report's figure may be
+    exceeded.
 
     same_plan: decisions must be those of the stored report.
     """
@@ -36,7 +38,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Check:
-    """One demand: what was predicted (`found`), what is `allowed`, in words, and whether the one is within the other."""
+    """One demand: what was predicted (`found`), what is `allowed`, in words, and whether the one is within the
+    other."""
 
     name: str
     passed: bool
@@ -85,7 +88,8 @@ def verdict(
 
 
 def judge(report: Report, limits: Limits, stored: StoredReport | None = None) -> list[Check]:
-    """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored report."""
+    """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored
+    report."""
     predicted = report.predicted
     peak, step = format_bytes(predicted.peak_bytes), format_seconds(predicted.step_seconds)
     communication = format_seconds(predicted.communication_seconds)
@@ -107,7 +111,8 @@ def judge(report: Report, limits: Limits, stored: StoredReport | None = None) ->
 
 
 def plan_drift(report: Report, stored: StoredReport) -> list[str]:
-    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments that lie otherwise.
+    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments that lie
+    otherwise.
 
     Empty when it does not.
     """

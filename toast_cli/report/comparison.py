@@ -1,5 +1,5 @@
-"""`Comparison`: every expert strategy that applies beside what the search found. Enters: an evaluator and the search's plan. Leaves:
-facts. JSON schema "toast.compare/1"; field names are stable.
+"""`Comparison`: every expert strategy that applies beside what the search found. Enters: an evaluator and the
+search's plan. Leaves: facts. JSON schema "toast.compare/1"; field names are stable.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """contenders: the search's plan first, the others from the fastest that fits on. not_applicable: strategy -> why not."""
+    """contenders: the search's plan first, the others from the fastest that fits on. not_applicable: strategy ->
+    why not."""
 
     program: ProgramFacts
     mesh: MeshFacts
@@ -77,8 +78,10 @@ def compare(evaluator: Evaluator, report: Report, found: Plan, more: Iterable[st
         plans[name] = strategy(problem, name)
         reasons.pop(name, None)
     everything: dict[str, tuple[str, Plan]] = {
-        SEARCH: (SEARCH, found), UNSHARDED: (UNSHARDED, ()), **{name: ("strategy", plan) for name, plan in plans.items()}
-    }  # fmt: skip
+        SEARCH: (SEARCH, found),
+        UNSHARDED: (UNSHARDED, ()),
+        **{name: ("strategy", plan) for name, plan in plans.items()},
+    }
     costs = {name: evaluator.exact_cost(plan, learn=False) for name, (_, plan) in everything.items()}
     objective = Objective(problem, evaluator.cost(problem.fixed))
     own = {_short(evaluator, d) for d in found}

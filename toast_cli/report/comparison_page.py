@@ -61,12 +61,17 @@ def _plot(found: Comparison) -> str:
         ones = [one for one in rows if one.kind == kind]
         figure.add_trace(
             go.Scatter(
-                x=[one.peak_bytes / _GIB for one in ones], y=[1e3 * one.step_seconds for one in ones], mode="markers+text",
-                text=[one.name if one.name in named else "" for one in ones], textposition="bottom center", name=_NAMES[kind],
+                x=[one.peak_bytes / _GIB for one in ones],
+                y=[1e3 * one.step_seconds for one in ones],
+                mode="markers+text",
+                text=[one.name if one.name in named else "" for one in ones],
+                textposition="bottom center",
+                name=_NAMES[kind],
                 marker={"size": 11, "color": colour, "symbol": ["circle" if one.fits else "x" for one in ones]},
-                hovertext=[_hover(one) for one in ones], hoverinfo="text",
+                hovertext=[_hover(one) for one in ones],
+                hoverinfo="text",
             )
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="peak memory, GiB a device", **_log(memory))
     figure.update_yaxes(title="step time, ms", **_log(time))
     return pages.plot(figure, "plot", 480, first=True)
@@ -92,9 +97,12 @@ def _log(span: tuple[float, float]) -> dict[str, Any]:
 
 def _hover(one: Contender) -> str:
     lines = [
-        f"<b>{escape(one.name)}</b>", f"{format_seconds(one.step_seconds)}: compute {format_seconds(one.compute_seconds)}, "
-        f"communication {format_seconds(one.communication_seconds)}", format_bytes(one.peak_bytes), escape(one.summary)
-    ]  # fmt: skip
+        f"<b>{escape(one.name)}</b>",
+        f"{format_seconds(one.step_seconds)}: compute {format_seconds(one.compute_seconds)}, "
+        f"communication {format_seconds(one.communication_seconds)}",
+        format_bytes(one.peak_bytes),
+        escape(one.summary),
+    ]
     return "<br>".join(lines)
 
 
@@ -107,6 +115,7 @@ def _table(found: Comparison) -> str:
         cells = "".join(f"<td class='n'>{escape(format_seconds(figure))}</td>" for figure in figures)
         rows.append(
             f"<tr{' class=best' if one.best else ''}><td>{escape(one.name)}</td>{cells}"
-            f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td><td>{verdict}</td><td>{escape(one.summary)}</td></tr>"
+            f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td><td>{verdict}</td>"
+            f"<td>{escape(one.summary)}</td></tr>"
         )
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"

@@ -32,7 +32,10 @@ def one_line(found: Comparison) -> str:
     best, search = found.best, found.contenders[0]
     head = f"{found.program.name} on {found.mesh.name}: "
     if best is None:
-        return f"{head}NOTHING FITS, the search's plan needs {format_bytes(search.peak_bytes)} of {format_bytes(found.limit_bytes)}"
+        return (
+            f"{head}NOTHING FITS, the search's plan needs {format_bytes(search.peak_bytes)} of "
+            f"{format_bytes(found.limit_bytes)}"
+        )
     experts = [one for one in found.contenders if one.kind == "strategy" and one.met]
     beside = f"; best strategy {experts[0].name} {format_seconds(experts[0].step_seconds)}" if experts else ""
     return f"{head}{best.name} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"

@@ -1,4 +1,5 @@
-"""Two stored reports side by side. Enters: two `StoredReport`s. Leaves: what changed from the first to the second, and how that is shown."""
+"""Two stored reports side by side. Enters: two `StoredReport`s. Leaves: what changed from the first to the second,
+and how that is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a program is made of, before anybody decides anything. Enters: a `Source` and its `Dimensions`. Leaves: facts, and how they are shown."""
+"""What a program is made of, before anybody decides anything. Enters: a `Source` and its `Dimensions`. Leaves:
+facts, and how they are shown."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class LoopFacts:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """Dimensions that are split alike. size: elements along the largest. members: all argument dimensions known to have it."""
+    """Dimensions that are split alike. size: elements along the largest. members: all argument dimensions known to
+    have it."""
 
     name: str
     role: str
@@ -55,7 +57,8 @@ class ClassFacts:
 
 @dataclass(frozen=True)
 class ConflictFacts:
-    """A class that occurs twice in an array: `sides` ways to settle it, the same in all `components` that look alike."""
+    """A class that occurs twice in an array: `sides` ways to settle it, the same in all `components` that look
+    alike."""
 
     name: str
     components: int
@@ -184,14 +187,19 @@ def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
     donated = f", {format_bytes(found.donated_bytes)} of them donated" if found.donated_bytes else ""
     head.add_row(
         Text("program", style.LABEL),
-        f"{found.name} ({found.format}): {format_plural(found.ops, 'op')}, {format_plural(found.arguments, 'argument')} of "
+        f"{found.name} ({found.format}): {format_plural(found.ops, 'op')}, "
+        f"{format_plural(found.arguments, 'argument')} of "
         f"{format_bytes(found.argument_bytes)}{donated}, {format_flops(found.flops)} a run",
     )
     for notice in found.notices:
         head.add_row(Text("note", style.LABEL), notice)
     sections = [
-        _op_table(found, limit), _loop_table(found, limit), _class_table(found, limit), _conflict_table(found), _tensor_table(found, limit),
-    ]  # fmt: skip
+        _op_table(found, limit),
+        _loop_table(found, limit),
+        _class_table(found, limit),
+        _conflict_table(found),
+        _tensor_table(found, limit),
+    ]
     return [head, *(block for one in sections if one is not None for block in (Text(), one))]
 
 

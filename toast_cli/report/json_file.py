@@ -31,7 +31,8 @@ class StoredReport:
 
 
 def to_bytes(report: Report) -> bytes:
-    """UTF-8 JSON, indented, with a final newline. A figure that is no finite number is null, as JSON has no other way."""
+    """UTF-8 JSON, indented, with a final newline. A figure that is no finite number is null, as JSON has no other
+    way."""
     return write_json(report.to_json())
 
 
@@ -42,7 +43,8 @@ def write_json(facts: Any) -> bytes:
 
 
 def read_report(path: str) -> StoredReport:
-    """The stored report at `path`. Raises InputError for a file that is none, with the field that is missing or wrong."""
+    """The stored report at `path`. Raises InputError for a file that is none, with the field that is missing or
+    wrong."""
     facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:

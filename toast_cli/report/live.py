@@ -27,10 +27,16 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     folded.sort(key=lambda row: -row[1] * row[2].bytes)
     shown = folded if verbose else folded[:SHORT_LIVE]
     rows = [
-        (format_bytes(count * one.bytes), format_percent(count * one.bytes / peak), f"×{format_count(count)}" if count > 1 else "",
-         one.role, one.type, name)
+        (
+            format_bytes(count * one.bytes),
+            format_percent(count * one.bytes / peak),
+            f"×{format_count(count)}" if count > 1 else "",
+            one.role,
+            one.type,
+            name,
+        )
         for name, count, one in shown
-    ]  # fmt: skip
+    ]
     room = style.room(width, rows)
     drawn = style.table(
         [

@@ -91,7 +91,8 @@ class BaselineFacts:
 
 @dataclass(frozen=True)
 class CollectiveFacts:
-    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that differs."""
+    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that
+    differs."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]
@@ -271,7 +272,8 @@ class Report:
 
     @property
     def met(self) -> bool:
-        """Whether the plan fits in memory, by the compiler's word where it was asked, and keeps all bounds asked for."""
+        """Whether the plan fits in memory, by the compiler's word where it was asked, and keeps all bounds asked
+        for."""
         confirmed = self.confirmation is not None and self.confirmation.chosen is not None
         rejected = self.confirmation is not None and self.confirmation.rejected
         fits = confirmed or (self.predicted.fits and not rejected)

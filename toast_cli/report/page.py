@@ -1,4 +1,5 @@
-"""One run as an HTML page that needs no network: what was chosen, and pictures of memory, time, arithmetic, arrays and the search.
+"""One run as an HTML page that needs no network: what was chosen, and pictures of memory, time, arithmetic, arrays
+and the search.
 
 Enters: a `Report`, and the numbers of its `Pictures`. Leaves: bytes.
 """
@@ -45,18 +46,50 @@ def page(report: Report, drawn: Pictures) -> bytes:
     """UTF-8 HTML, scripts and styles inside."""
     mesh = report.mesh
     shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
-    about = f"{format_count(report.program.ops)} operations, {format_count(report.program.arguments)} arguments; {mesh.name}: {mesh.devices} {mesh.chip}, {shape}"
+    about = (
+        f"{format_count(report.program.ops)} operations, {format_count(report.program.arguments)} arguments; "
+        f"{mesh.name}: {mesh.devices} {mesh.chip}, {shape}"
+    )
     sections = [
         _figures(report),
-        _section("Mesh", "Which dimensions lie on which axis; where two want one axis in the same operation, the upper one has it.", _mesh(report)),
-        _section("Memory over the program", "Bytes alive on each device, from the first operation to the last.", _memory(report, drawn)),
-        _section("Alive at the peak", f"At {report.predicted.peak_location or 'the peak'}, the largest first.", _alive(report)),
-        _section("Time by place in the source", "One step on each device; communication may hide behind compute.", _places(drawn)),
-        _section("Arithmetic and memory traffic", "Each dot is one kind of kernel; the lines are what the chip can do.", _roofline(drawn)),
-        _section("Arguments at rest", "The filled piece is what the first device holds; cuts have the colour of their mesh axis.", _arrays(report)),
+        _section(
+            "Mesh",
+            "Which dimensions lie on which axis; where two want one axis in the same operation, the upper one has it.",
+            _mesh(report),
+        ),
+        _section(
+            "Memory over the program",
+            "Bytes alive on each device, from the first operation to the last.",
+            _memory(report, drawn),
+        ),
+        _section(
+            "Alive at the peak",
+            f"At {report.predicted.peak_location or 'the peak'}, the largest first.",
+            _alive(report),
+        ),
+        _section(
+            "Time by place in the source",
+            "One step on each device; communication may hide behind compute.",
+            _places(drawn),
+        ),
+        _section(
+            "Arithmetic and memory traffic",
+            "Each dot is one kind of kernel; the lines are what the chip can do.",
+            _roofline(drawn),
+        ),
+        _section(
+            "Arguments at rest",
+            "The filled piece is what the first device holds; cuts have the colour of their mesh axis.",
+            _arrays(report),
+        ),
         _section("Beside expert strategies", "Faster is lower, less memory is further left.", _strategies(report)),
-        _section("Search", f"{report.search.algorithm}: {format_count(report.search.evaluations)} plans in {format_seconds(report.search.seconds)}.", _search(drawn)),
-    ]  # fmt: skip
+        _section(
+            "Search",
+            f"{report.search.algorithm}: {format_count(report.search.evaluations)} plans in "
+            f"{format_seconds(report.search.seconds)}.",
+            _search(drawn),
+        ),
+    ]
     return pages.frame(f"{report.program.name} on {mesh.name}", about, "\n".join(sections))
 
 
@@ -73,12 +106,16 @@ def _figures(report: Report) -> str:
         else "<span class='bad'>does not fit</span>"
     )
     figures = [
-        ("step time", format_seconds(predicted.step_seconds), f"at least {format_seconds(predicted.step_seconds_lower)} if communication hides"),
+        (
+            "step time",
+            format_seconds(predicted.step_seconds),
+            f"at least {format_seconds(predicted.step_seconds_lower)} if communication hides",
+        ),
         ("compute", format_seconds(predicted.compute_seconds), ""),
         ("communication", format_seconds(predicted.communication_seconds), ""),
         ("peak memory", format_bytes(predicted.peak_bytes), fits),
         ("MFU", format_percent(predicted.mfu), "of the chips' peak arithmetic rate"),
-    ]  # fmt: skip
+    ]
     cells = "".join(
         f"<div>{name}<b>{value}</b><span class='faint'>{note}</span></div>" for name, value, note in figures
     )
@@ -88,7 +125,8 @@ def _figures(report: Report) -> str:
 def _mesh(report: Report) -> str:
     axes, colours = report.mesh.axes, axis_colours(report.mesh.axes)
     rows = "".join(
-        f"<tr><td class='n'>{number}</td><td>{_axis(one.axis, colours)}</td><td>{escape(one.target)}</td><td>{escape(one.text)}</td></tr>"
+        f"<tr><td class='n'>{number}</td><td>{_axis(one.axis, colours)}</td><td>{escape(one.target)}</td>"
+        f"<td>{escape(one.text)}</td></tr>"
         for number, one in enumerate(report.plan.decisions, 1)
     )
     idle = [name for name in axes if all(one.axis != name for one in report.plan.decisions)]
@@ -110,10 +148,15 @@ def _memory(report: Report, drawn: Pictures) -> str:
         if role in drawn.memory:
             figure.add_trace(
                 go.Scatter(
-                    x=drawn.moments, y=[size / _GIB for size in drawn.memory[role]], name=role, stackgroup="all", mode="lines",
-                    line={"width": 0.5, "color": colour, "shape": "hv"}, hovertemplate="%{y:.3g} GiB",
+                    x=drawn.moments,
+                    y=[size / _GIB for size in drawn.memory[role]],
+                    name=role,
+                    stackgroup="all",
+                    mode="lines",
+                    line={"width": 0.5, "color": colour, "shape": "hv"},
+                    hovertemplate="%{y:.3g} GiB",
                 )
-            )  # fmt: skip
+            )
     limit, peak = report.predicted.limit_bytes / _GIB, report.predicted.peak_bytes / _GIB
     if limit < 4 * peak:
         figure.add_hline(limit, line={"dash": "dash", "color": _LIMIT}, annotation_text="limit")
@@ -127,7 +170,8 @@ def _alive(report: Report) -> str:
         alike[one.role, one.type, *(_NUMBER.sub("*", text) for text in (one.name, one.location))].append(one)
     rows = "".join(
         f"<tr><td class='n'>{format_bytes(sum(one.bytes for one in ones))}</td><td>{role}</td>"
-        f"<td><code>{escape(type_)}</code>{f' × {len(ones)}' if len(ones) > 1 else ''}</td><td><code>{escape(ones[0].name if len(ones) == 1 else name)}</code></td>"
+        f"<td><code>{escape(type_)}</code>{f' × {len(ones)}' if len(ones) > 1 else ''}</td><td>"
+        f"<code>{escape(ones[0].name if len(ones) == 1 else name)}</code></td>"
         f"<td class='faint'>{escape(ones[0].location if len(ones) == 1 else location)}</td></tr>"
         for (role, type_, name, location), ones in sorted(
             alike.items(), key=lambda item: -sum(one.bytes for one in item[1])
@@ -175,11 +219,19 @@ def _roofline(drawn: Pictures) -> str:
     longest = max(one.seconds for one in kernels)
     figure.add_trace(
         go.Scatter(
-            x=intensity, y=[one.flops / one.seconds for one in kernels], mode="markers", name="kernels",
-            marker={"color": _COMPUTE, "opacity": 0.6, "size": [5 + 25 * (one.seconds / longest) ** 0.5 for one in kernels]},
-            hovertext=[_kernel(one) for one in kernels], hoverinfo="text",
+            x=intensity,
+            y=[one.flops / one.seconds for one in kernels],
+            mode="markers",
+            name="kernels",
+            marker={
+                "color": _COMPUTE,
+                "opacity": 0.6,
+                "size": [5 + 25 * (one.seconds / longest) ** 0.5 for one in kernels],
+            },
+            hovertext=[_kernel(one) for one in kernels],
+            hoverinfo="text",
         )
-    )  # fmt: skip
+    )
     figure.update_layout(xaxis_title="FLOPs per byte", yaxis_title="FLOP/s")
     figure.update_xaxes(type="log", range=[log10(low), log10(high)])
     figure.update_yaxes(type="log", exponentformat="SI")
@@ -231,13 +283,21 @@ def _strategies(report: Report) -> str:
     )
     figure: Any = go.Figure(
         go.Scatter(
-            x=[point[1] / _GIB for point in points], y=[1e3 * point[2] for point in points], mode="markers+text",
-            text=[point[0] for point in points], cliponaxis=False, showlegend=False,
+            x=[point[1] / _GIB for point in points],
+            y=[1e3 * point[2] for point in points],
+            mode="markers+text",
+            text=[point[0] for point in points],
+            cliponaxis=False,
+            showlegend=False,
             textposition=[("middle right", "middle left")[number % 2] for number in range(len(points))],
-            marker={"size": 11, "color": [point[4] for point in points], "symbol": ["circle" if point[3] else "x" for point in points]},
+            marker={
+                "size": 11,
+                "color": [point[4] for point in points],
+                "symbol": ["circle" if point[3] else "x" for point in points],
+            },
             hovertemplate="%{text}<br>%{x:.3g} GiB<br>%{y:.4g} ms<extra></extra>",
         )
-    )  # fmt: skip
+    )
     pages.memory_limit(figure, report.predicted.limit_bytes / _GIB, _LIMIT)
     figure.update_layout(xaxis_title="peak memory, GiB a device", yaxis_title="step time, ms")
     for axis, sizes in ((figure.update_xaxes, [p[1] for p in points]), (figure.update_yaxes, [p[2] for p in points])):

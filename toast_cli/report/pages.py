@@ -1,4 +1,5 @@
-"""What all HTML pages share: the frame with styles inside, and plots drawn by plotly (extra `html`), which is imported only here.
+"""What all HTML pages share: the frame with styles inside, and plots drawn by plotly (extra `html`), which is
+imported only here.
 
 Pages need no network: plotly's script stands in the page once.
 """
@@ -14,23 +15,29 @@ from toast_cli.errors import MissingExtraError
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #6b737c; --line: #d9dde3; --bad: #c2255c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --paper: #16191d; --faint: #9aa3ad; --line: #343a42; --bad: #f06595; } }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --paper: #16191d; --faint: #9aa3ad; --line: #343a42;
+  --bad: #f06595; } }
 * { box-sizing: border-box; }
-body { margin: 2rem auto 4rem; max-width: 76rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink);
+body { margin: 2rem auto 4rem; max-width: 76rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif;
+  color: var(--ink);
        background: var(--paper); }
 h1 { font-size: 1.35rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2.5rem 0 .2rem; }
 p { margin: .2rem 0 1rem; } .faint { color: var(--faint); } .bad { color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 500; color: var(--faint); } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th { font-weight: 500; color: var(--faint); } td.n { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
 td code { font-size: .85em; white-space: nowrap; } .best td { font-weight: 600; }
 .figures { display: flex; flex-wrap: wrap; gap: .5rem 2.5rem; margin: 1rem 0; }
 .figures div { min-width: 7rem; } .figures b { display: block; font-size: 1.5rem; font-weight: 600; }
-.axis { display: inline-block; padding: 0 .45em; border-radius: .3em; color: #fff; font-size: .9em; white-space: nowrap; }
+.axis { display: inline-block; padding: 0 .45em; border-radius: .3em; color: #fff; font-size: .9em;
+  white-space: nowrap; }
 .arrays { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem; }
 .arrays figure { margin: 0; display: flex; gap: .7rem; align-items: center; min-width: 0; }
-.arrays svg { flex: none; } .arrays figcaption { min-width: 0; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.35; }
-.mesh { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; } .mesh svg { max-width: 100%; height: auto; }
+.arrays svg { flex: none; } .arrays figcaption { min-width: 0; overflow-wrap: anywhere; font-size: .85rem;
+  line-height: 1.35; }
+.mesh { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; } .mesh svg { max-width: 100%;
+  height: auto; }
 .mesh table { width: auto; flex: 1 1 20rem; }
 """
 GRID = "rgba(128,128,128,.25)"
@@ -69,9 +76,13 @@ def plot(figure: Any, name: str, height: int, *, first: bool) -> str:
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     return str(
         plotly.io.to_html(
-            figure, full_html=False, include_plotlyjs=first, div_id=name, config={"displayModeBar": False, "responsive": True}
+            figure,
+            full_html=False,
+            include_plotlyjs=first,
+            div_id=name,
+            config={"displayModeBar": False, "responsive": True},
         )
-    )  # fmt: skip
+    )
 
 
 def memory_limit(figure: Any, limit: float, colour: str) -> None:

@@ -74,6 +74,10 @@ def promises_of(facts: dict[str, Any]) -> Promises:
     known = {field.name for field in fields(PromisedCollective)}
     collectives = [PromisedCollective(**{k: v for k, v in use.items() if k in known}) for use in facts["collectives"]]
     return Promises(
-        facts["mesh"]["axes"], collectives, predicted["peak_bytes"], predicted["argument_bytes"], predicted["limit_bytes"],
+        facts["mesh"]["axes"],
+        collectives,
+        predicted["peak_bytes"],
+        predicted["argument_bytes"],
+        predicted["limit_bytes"],
         predicted["fits"],
-    )  # fmt: skip
+    )

@@ -287,8 +287,8 @@ def groups(report: Report) -> RenderableType:
 
 
 def certificate(report: Report) -> str:
-    """How far from the best the plan can be: `proven within 1.3 % of the best: no sharding of the arrays takes less than 12.3 ms`, and what the
-    bound does not know."""
+    """How far from the best the plan can be: `proven within 1.3 % of the best: no sharding of the arrays takes
+    less than 12.3 ms`, and what the bound does not know."""
     found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
     if least <= 0.0:
         return "none: the program on this mesh is too large for a bound in the time there was"
@@ -338,11 +338,14 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     shown = ordered if verbose else ordered[:4]
     named = ", ".join(f"{name} ×{format_count(count)}" for name, count in shown)
     rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
-    yield f"{format_plural(sum(ops.values()), 'op')} that cannot be split, computed whole on every device: {named}{rest}"
+    yield (
+        f"{format_plural(sum(ops.values()), 'op')} that cannot be split, computed whole on every device: {named}{rest}"
+    )
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
-    """[decisions] the sides it chooses and the first time the arrays that have the dimension, as many as there is room for."""
+    """[decisions] the sides it chooses and the first time the arrays that have the dimension, as many as there is
+    room for."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
     found = []

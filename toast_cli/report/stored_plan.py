@@ -17,7 +17,8 @@ _REMAKE = "make one with `toast partition --json FILE`"
 
 
 def stored_shape(path: str) -> str:
-    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that is not a report."""
+    """The mesh shape a stored report was made for, as `--mesh-shape` takes it. Raises InputError for a file that
+    is not a report."""
     read_report(path)
     axes = read_json(path, _REMAKE)["mesh"].get("axes")
     if not isinstance(axes, dict) or not axes or not all(type(size) is int for size in axes.values()):
@@ -26,8 +27,8 @@ def stored_shape(path: str) -> str:
 
 
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
-    """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where the plan decides them
-    apart. Raises InputError where they do not belong to the program."""
+    """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where
+    the plan decides them apart. Raises InputError where they do not belong to the program."""
     read_report(path)
     decisions = read_json(path, _REMAKE)["plan"]["decisions"]
     problem = _taken_apart(problem, decisions)

@@ -82,7 +82,8 @@ def render(renderables: Iterable[RenderableType], console: Console) -> str:
 
 
 def plain_text(text: str, encoding: str | None) -> str:
-    """`text` on one line, harmless, and with what an encoding other than UTF cannot hold replaced, character for character."""
+    """`text` on one line, harmless, and with what an encoding other than UTF cannot hold replaced, character for
+    character."""
     return _encodable(printable(text), encoding)
 
 

@@ -36,8 +36,8 @@ STATUSES = (FITS, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
 class SweepRow:
     """One program on one mesh of one shape. Field names are the CSV's and JSON's; None where a point failed.
 
-    `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took, `key` what tells
-    whether a later sweep's point is the same.
+    `mesh_shape` is what was found or asked for (`data=8,model=2`), `seconds` the wall time the point took, `key` what
+    tells whether a later sweep's point is the same.
     """
 
     program: str
@@ -99,7 +99,8 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
 
 
 def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]:
-    """The rows with `best` set on the one that fits with the least of a figure, for each program; the first of equals."""
+    """The rows with `best` set on the one that fits with the least of a figure, for each program; the first of
+    equals."""
     figure = FIGURES[by]
     least: dict[str, tuple[float, int]] = {}
     for number, row in enumerate(rows):

@@ -36,7 +36,8 @@ def tile(shape: list[int], sharding: DimensionAxes, axes: dict[str, int]) -> str
     first = columns if columns is not None else rows
     fill = colours[sharding[first][0]] if first is not None else "var(--faint)"
     pieces.append(
-        f'<rect x="1" y="1" width="{(_WIDTH - 2) / wide:.2f}" height="{(_HEIGHT - 2) / high:.2f}" fill="{fill}" opacity=".45"/>'
+        f'<rect x="1" y="1" width="{(_WIDTH - 2) / wide:.2f}" height="{(_HEIGHT - 2) / high:.2f}" '
+        f'fill="{fill}" opacity=".45"/>'
     )
     if columns is not None:
         pieces += _cuts(sharding[columns], axes, colours, upright=True)
@@ -45,7 +46,8 @@ def tile(shape: list[int], sharding: DimensionAxes, axes: dict[str, int]) -> str
     frame = f'<rect x="1" y="1" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="none" stroke="var(--faint)"/>'
     label = " by ".join(map(str, shape)) or "scalar"
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}">'
         f"{''.join(pieces)}{frame}</svg>"
     )
 
@@ -72,7 +74,8 @@ def _cuts(names: list[str], axes: dict[str, int], colours: dict[str, str], *, up
 
 
 def mesh_grid(axes: dict[str, int]) -> str:
-    """The devices as a grid: the last axis to the right, the others downwards, device 0 filled; axes in their colours."""
+    """The devices as a grid: the last axis to the right, the others downwards, device 0 filled; axes in their
+    colours."""
     sizes = list(axes.items())
     (across, columns), downs = sizes[-1], sizes[:-1]
     rows = prod(size for _, size in downs)
@@ -87,4 +90,7 @@ def mesh_grid(axes: dict[str, int]) -> str:
         for c in range(shown_columns)
     )
     label = " by ".join(f"{name} {size}" for name, size in sizes)
-    return f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{escape(label)}">{cells}</svg>'
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(label)}">{cells}</svg>'
+    )

@@ -1,8 +1,8 @@
 """Where a step's time goes, as a Chrome trace: what Perfetto (ui.perfetto.dev) and chrome://tracing open and zoom.
 
-Enters: source, evaluator and search result. Leaves: the bytes of a JSON file. One thread has the compute of a step on each
-device, one its communication. Slices are nested by the call stack of the user's source and as wide as their time; they
-stand by size, as in a flame graph, not in the order in which they run.
+Enters: source, evaluator and search result. Leaves: the bytes of a JSON file. One thread has the compute of a step on
+each device, one its communication. Slices are nested by the call stack of the user's source and as wide as their
+time; they stand by size, as in a flame graph, not in the order in which they run.
 """
 
 from __future__ import annotations

@@ -43,9 +43,13 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
         )
         for row in rows[:_ROWS]:
             compared.add_row(
-                row["kind"], "+".join(row["axes"]), format_bytes(row["promised_bytes"]), f"×{row['promised_count']:.0f}",
-                format_bytes(row["compiled_bytes"]), f"×{row['compiled_count']:.0f}",
-            )  # fmt: skip
+                row["kind"],
+                "+".join(row["axes"]),
+                format_bytes(row["promised_bytes"]),
+                f"×{row['promised_count']:.0f}",
+                format_bytes(row["compiled_bytes"]),
+                f"×{row['compiled_count']:.0f}",
+            )
         blocks.append(section("collectives, bytes of results on each device", compared))
     differences = [d for part in verdict.parts for d in part.facts.get("differences", [])]
     if differences:

@@ -181,6 +181,14 @@ class Incumbent:
         with suppress(OutOfBudget, KeyboardInterrupt):
             self._simplify()
         return SearchResult(
-            self.best, self.best_cost, self.fits(self.best_cost), len(self.seen), self.best_found_at, self.seconds, stopped,
-            proven, lower_bound, tuple(self._trail),
-        )  # fmt: skip
+            self.best,
+            self.best_cost,
+            self.fits(self.best_cost),
+            len(self.seen),
+            self.best_found_at,
+            self.seconds,
+            stopped,
+            proven,
+            lower_bound,
+            tuple(self._trail),
+        )

@@ -107,7 +107,8 @@ class Look:
             if not decisions and self.axes:
                 sizes = {self.problem.dimensions.groups[g].size for g in groups}
                 raise DoesNotApply(
-                    f"{name} ({', '.join(f'{size:,}' for size in sorted(sizes))}) cannot be split {self._ways} ways over {self._names}"
+                    f"{name} ({', '.join(f'{size:,}' for size in sorted(sizes))}) cannot be split {self._ways} "
+                    f"ways over {self._names}"
                 )
             found += decisions
         return found

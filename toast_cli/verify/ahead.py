@@ -1,7 +1,7 @@
 """What XLA:TPU or XLA:GPU makes of a program, compiled ahead of time on a machine that has neither.
 
-Enters: the bytes of a StableHLO or HLO file and a `Target`. Leaves: `AheadFacts`, or the reason why there are none. Needs the compiler's own
-package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
+Enters: the bytes of a StableHLO or HLO file and a `Target`. Leaves: `AheadFacts`, or the reason why there are none.
+Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 class Target:
     """A machine that XLA can compile for.
 
-    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`: what it is like,
-    as XLA reads it.
+    `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`:
+    what it is like, as XLA reads it.
     """
 
     platform: Platform
@@ -51,10 +51,11 @@ class Target:
 class AheadFacts:
     """A program compiled for a real chip. Bytes per device.
 
-    `peak_bytes` is the most that is alive at once, arguments and results included, wherever it lies: XLA:TPU keeps what it can in on-chip
-    memory (VMEM, on v4 CMEM), of which `temp_bytes` holds nothing. Where memory is plentiful XLA:TPU leaves gaps between temporaries:
-    `allocated_bytes` can be twice what is alive in device memory, and shrinks when the program would not fit.
-    `cycles` are the compiler's own estimate of all computing, loops counted; 0 from XLA:GPU, which gives none.
+    `peak_bytes` is the most that is alive at once, arguments and results included, wherever it lies: XLA:TPU keeps
+    what it can in on-chip memory (VMEM, on v4 CMEM), of which `temp_bytes` holds nothing. Where memory is plentiful
+    XLA:TPU leaves gaps between temporaries: `allocated_bytes` can be twice what is alive in device memory, and
+    shrinks when the program would not fit. `cycles` are the compiler's own estimate of all computing, loops counted;
+    0 from XLA:GPU, which gives none.
     """
 
     hlo_text: str
@@ -73,12 +74,14 @@ class AheadFacts:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that is needed, as far as can be told: neither what lies on the chip nor gaps that need not be."""
+        """Device memory that is needed, as far as can be told: neither what lies on the chip nor gaps that need
+        not be."""
         return min(self.peak_bytes, self.allocated_bytes)
 
 
 def target_of(spec: Spec) -> Target:
-    """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot compile for it here."""
+    """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot
+    compile for it here."""
     platform: Platform = spec.chip.platform
     packages = _PACKAGES[platform]
     if not any(importlib.util.find_spec(package) for package in packages):

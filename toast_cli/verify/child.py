@@ -1,7 +1,7 @@
 """Work that may abort the process, done in a child of its own.
 
-`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.worker TASK FOLDER`, and reads the answer
-back. A child that reports an error, dies or does not end comes back as a `Failure`.
+`ask` writes the files of a request to a temporary folder, runs `python -m toast_cli.verify.worker TASK FOLDER`, and
+reads the answer back. A child that reports an error, dies or does not end comes back as a `Failure`.
 """
 
 from __future__ import annotations

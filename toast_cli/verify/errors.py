@@ -1,15 +1,18 @@
 """How far two sets of results are apart, looked at so that a small wrong part does not hide behind a large right one.
 
-Enters: the results of two programs in two runs that differ in what is not state, and what becomes of the first program's results when its
-inputs are shaken by one rounding error. Leaves: one `ResultError` for each result, the worst of three looks at it:
+Enters: the results of two programs in two runs that differ in what is not state, and what becomes of the first
+program's results when its inputs are shaken by one rounding error. Leaves: one `ResultError` for each result, the
+worst of three looks at it:
 
 * *value*: the result itself;
-* *change*: the result minus the argument that it is a new version of, so that in `p - lr * g` the step counts and not `p`;
-* *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only what depends on `g` counts.
+* *change*: the result minus the argument that it is a new version of, so that in `p - lr * g` the step counts and not
+  `p`;
+* *response*: the result of one run minus that of the other, so that in `b1 * m + (1 - b1) * g` only what depends on
+  `g` counts.
 
-What is allowed comes from the narrowest floating-point type that the program computes in and from the shaking, which tells how much
-rounding errors grow on the way. A look of which rounding may be half is not taken, unless the
-numbers are equal as they are.
+What is allowed comes from the narrowest floating-point type that the program computes in and from the shaking, which
+tells how much rounding errors grow on the way. A look of which rounding may be half is not taken, unless the numbers
+are equal as they are.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Error that rounding in another order may cause, relative to the largest number, by the narrowest floating-point type computed in.
+# Error that rounding in another order may cause, relative to the largest number, by the narrowest floating-point type
+# computed in.
 TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 NARROWER = 0.3  # eight bits and fewer
 _EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _NARROWER_EPSILON = 2.0**-3
-# Sums in another order round more than once where the shaken inputs are off once; measured on the sample models, twice as far at most.
+# Sums in another order round more than once where the shaken inputs are off once; measured on the sample models,
+# twice as far at most.
 _SHAKEN = 4.0
 # Each of two rounded numbers is off by half a unit in its last place, twice over for what led to it.
 _ULPS = 4.0
@@ -40,8 +45,10 @@ class ResultError:
     """The worst look at one result.
 
     Attributes:
-        type: `f32[8,16]`. what: which look, "value", "change" or "response". looks: those taken; none where all is rounding.
-        error: largest difference over the largest absolute number (0: equal, inf: not finite in one only). allowed: as much may be rounding.
+        type: `f32[8,16]`. what: which look, "value", "change" or "response". looks: those taken; none where all is
+            rounding.
+        error: largest difference over the largest absolute number (0: equal, inf: not finite in one only). allowed:
+            as much may be rounding.
     """
 
     index: int
@@ -58,7 +65,8 @@ class ResultError:
 
 @dataclass(frozen=True)
 class Runs:
-    """What a program made of its runs: `results` [runs][results], and [results] what each is a new version of in the first run."""
+    """What a program made of its runs: `results` [runs][results], and [results] what each is a new version of in
+    the first run."""
 
     results: list[list[Array]]
     before: dict[int, list[Array]]
@@ -155,7 +163,8 @@ def largest(array: Array) -> float:
 
 
 def wide(array: Array) -> Array:
-    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are, truth values as 0 and 1."""
+    """Floating-point numbers (also those numpy does not know) in double precision; whole numbers as they are,
+    truth values as 0 and 1."""
     if np.iscomplexobj(array):
         return array.astype(np.complex128)
     if array.dtype.kind == "b":  # which cannot be subtracted
@@ -164,7 +173,8 @@ def wide(array: Array) -> Array:
 
 
 def apart(a: Array, b: Array) -> Array:
-    """How far numbers are apart, in double precision: truth values cannot be subtracted, and small whole numbers wrap around.
+    """How far numbers are apart, in double precision: truth values cannot be subtracted, and small whole numbers
+    wrap around.
 
     Whole numbers of 64 bits that differ never come out as equal.
     """
@@ -174,7 +184,8 @@ def apart(a: Array, b: Array) -> Array:
 
 
 def narrowest_float(elements: set[str]) -> str:
-    """Of element types as MLIR prints them, the floating-point one that holds the fewest digits; f64 where there is none."""
+    """Of element types as MLIR prints them, the floating-point one that holds the fewest digits; f64 where there
+    is none."""
     floats = {element.removeprefix("complex<").removesuffix(">") for element in elements}
     known = [element for element in floats if element.startswith(("f", "bf"))]
     return max(known, key=lambda element: TOLERANCES.get(element, NARROWER), default="f64")

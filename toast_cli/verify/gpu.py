@@ -1,7 +1,7 @@
 """What compiling for GPUs ahead of time needs beyond what it shares with TPUs.
 
-Enters: a specification. Leaves: the topology XLA:GPU compiles for. Also says in plain words why there is no verdict when CUDA's
-assembler, which XLA:GPU runs, is missing or too new for the chip.
+Enters: a specification. Leaves: the topology XLA:GPU compiles for. Also says in plain words why there is no verdict
+when CUDA's assembler, which XLA:GPU runs, is missing or too new for the chip.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """HLO text as a graph: instructions by name, what each reads and who reads it.
 
-Enters: the text of a module. Leaves: one `Graph` for each computation that runs. Also works out numbers that depend on nothing but the
-device's own number, which is how a partitioned program says which piece of an array a device takes.
+Enters: the text of a module. Leaves: one `Graph` for each computation that runs. Also works out numbers that depend
+on nothing but the device's own number, which is how a partitioned program says which piece of an array a device
+takes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ _WHOLE = re.compile(r"-?\d+")
 # A table looked up by device number has as many entries as there are devices; what is longer than this is data.
 _LONGEST_TABLE = 1 << 20
 _BINARY = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.floor_divide, "remainder": np.remainder,
-    "minimum": np.minimum, "maximum": np.maximum, "and": np.bitwise_and, "shift-right-logical": np.right_shift,
-}  # fmt: skip
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.floor_divide,
+    "remainder": np.remainder,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "and": np.bitwise_and,
+    "shift-right-logical": np.right_shift,
+}
 _UNCHANGED = frozenset({"reshape", "convert", "copy", "bitcast", "bitcast-convert", "broadcast"})
 
 Numbers = NDArray[np.int64]  # [devices, elements]
@@ -32,7 +40,8 @@ Numbers = NDArray[np.int64]  # [devices, elements]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One instruction. `sizes`: bytes of each array of its result. `operands`: names. `rest`: its line after the opening bracket."""
+    """One instruction. `sizes`: bytes of each array of its result. `operands`: names. `rest`: its line after the
+    opening bracket."""
 
     name: str
     kind: str

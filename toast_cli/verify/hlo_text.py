@@ -30,8 +30,8 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the program; `entered`: how often
-    the loop is whose body it stands in, or its computation is called."""
+    """One instruction. `sizes`: bytes of each array of its result, on each device. `runs`: times per run of the
+    program; `entered`: how often the loop is whose body it stands in, or its computation is called."""
 
     opcode: str
     sizes: tuple[int, ...]
@@ -95,7 +95,8 @@ def _counts(bodies: dict[str, list[str]], entry: str) -> tuple[dict[str, float],
 
 
 def called(line: str, around: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
-    """Computations that one of the instructions `around` runs, and how often. What an `async-start` runs its `async-done` names again."""
+    """Computations that one of the instructions `around` runs, and how often. What an `async-start` runs its
+    `async-done` names again."""
     if " = " not in line or " async-done(" in line or " async-update(" in line:
         return
     times = 1.0

@@ -1,8 +1,9 @@
 """Random inputs for a program: the same for the same seed.
 
-Enters: a parsed module and a seed. Leaves: numpy arrays, one per argument. Floating-point numbers are normal with deviation 0.1, or near
-one where a square root or logarithm is taken of them; integers lie in the range of what they index, else in [0, 8). What is carried from run to
-run (`state`) and must not be negative, such as Adam's second moments, is small, so that what is added to it counts.
+Enters: a parsed module and a seed. Leaves: numpy arrays, one per argument. Floating-point numbers are normal with
+deviation 0.1, or near one where a square root or logarithm is taken of them; integers lie in the range of what they
+index, else in [0, 8). What is carried from run to run (`state`) and must not be negative, such as Adam's second
+moments, is small, so that what is added to it counts.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def listed(dimension_numbers: Any, name: str) -> list[int]:
 
 
 def readers(value: Any) -> Iterator[tuple[Any, int]]:
-    """(operation, operand number) of everything that reads numbers of `value`, also after operations that keep positive numbers positive."""
+    """(operation, operand number) of everything that reads numbers of `value`, also after operations that keep
+    positive numbers positive."""
     seen: set[Any] = set()
     waiting = [value]
     while waiting:

@@ -1,8 +1,8 @@
 """The partitioned program against the original: same random inputs, equal results.
 
-Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both run twice, with the
-same state and different other inputs, and the original twice more on shaken inputs (see `errors`). Programs on narrow floating-point numbers run
-on f32 (see `widened`).
+Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both
+run twice, with the same state and different other inputs, and the original twice more on shaken inputs (see
+`errors`). Programs on narrow floating-point numbers run on f32 (see `widened`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def compare_numbers(
     shardy: bool = True,
     timeout_seconds: float = 600.0,
 ) -> list[ResultError] | Failure:
-    """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child process.
+    """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child
+    process.
 
-    Where results differ, on other inputs once more: an activation that rounding puts on the other side of a kink is an accident of the inputs, and
-    a wrong plan is wrong on all of them.
+    Where results differ, on other inputs once more: an activation that rounding puts on the other side of a kink is
+    an accident of the inputs, and a wrong plan is wrong on all of them.
     """
     errors = compare_once(original, partitioned, devices, seed, form, shardy, timeout_seconds)
     if isinstance(errors, Failure) or not any(error.wrong for error in errors):
@@ -126,7 +127,8 @@ def type_name(shape: tuple[int, ...], element: str) -> str:
 
 
 def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
-    """Raises `ValueError` when running compiled programs on so many virtual devices would take more memory or time than there is."""
+    """Raises `ValueError` when running compiled programs on so many virtual devices would take more memory or time
+    than there is."""
     needed = flops = 0.0
     for executable, devices in executables:
         memory = executable.get_compiled_memory_stats()
@@ -153,7 +155,8 @@ def free_bytes() -> int:
 
 
 def refuse_callbacks(module: Any) -> None:
-    """A file holds the address of a Python callback, not the callback; calling it ends the process. Raises `ValueError`."""
+    """A file holds the address of a Python callback, not the callback; calling it ends the process. Raises
+    `ValueError`."""
     from toast_cli import xla
 
     for call in xla.walk_ops(module, "stablehlo.custom_call", "mhlo.custom_call"):

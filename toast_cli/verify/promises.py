@@ -1,4 +1,5 @@
-"""What a plan promised: what `toast verify` and the like hold XLA to. `toast_cli.report.promises` reads it from a stored report."""
+"""What a plan promised: what `toast verify` and the like hold XLA to. `toast_cli.report.promises` reads it from a
+stored report."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PromisedCollective:
-    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that differs."""
+    """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that
+    differs."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]

@@ -11,7 +11,8 @@ from toast_cli.verify.compile import Form
 def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Form, dict[str, int]]:
     """Content, form and mesh of a program that `toast partition -o` wrote.
 
-    `axes` is the mesh of its report; without one the program's own `sdy.mesh` says it. Raises `InputError` when neither does.
+    `axes` is the mesh of its report; without one the program's own `sdy.mesh` says it. Raises `InputError` when
+    neither does.
     """
     from toast_cli import xla
     from toast_cli.frontend.statements import meshes_of

@@ -1,8 +1,8 @@
 """Which mesh axes a collective runs over, told from the device groups in its HLO text.
 
-Enters: the attributes of one instruction as text. Leaves: groups of device numbers, and the mesh axes that make the same groups.
-Groups come as `{{0,1},{2,3}}`, as `[2,4]<=[4,2]T(1,0)`, or as `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}` with an optional
-`device_ids=([4,2]T(1,0))`.
+Enters: the attributes of one instruction as text. Leaves: groups of device numbers, and the mesh axes that make the
+same groups. Groups come as `{{0,1},{2,3}}`, as `[2,4]<=[4,2]T(1,0)`, or as `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}`
+with an optional `device_ids=([4,2]T(1,0))`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _BRACED = re.compile(r"\{([\d,]+)\}")
 
 
 def groups_in(attributes: str, devices: int) -> Groups | None:
-    """Groups of device numbers that exchange data; no groups at all means everyone. None when there are none to read."""
+    """Groups of device numbers that exchange data; no groups at all means everyone. None when there are none to
+    read."""
     listed = _LISTS.search(attributes)
     if listed:
         groups = tuple(tuple(numbers(group)) for group in _BRACED.findall(listed[1]))

@@ -1,7 +1,8 @@
 """Where in the user's source an HLO instruction comes from.
 
-Enters: a module's text, whose head may hold tables of file names, locations and stack frames. Leaves: `file.py:12` by frame number. An
-instruction either names its frame (`stack_frame_id=3`) or carries `source_file` and `source_line` itself.
+Enters: a module's text, whose head may hold tables of file names, locations and stack frames. Leaves: `file.py:12` by
+frame number. An instruction either names its frame (`stack_frame_id=3`) or carries `source_file` and `source_line`
+itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How often a `while` of compiled HLO text runs.
 
-Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the compiler states, else
-what the counter says (where it starts, by how much each round moves it, what it is compared with), else the one constant of the
-condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`) those that count say the most it can be.
+Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the
+compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
+with), else the one constant of the condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`)
+those that count say the most it can be.
 """
 
 from __future__ import annotations

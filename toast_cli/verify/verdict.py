@@ -1,8 +1,8 @@
 """`verify`: what was promised for a partitioned program beside what XLA makes of it.
 
-Enters: the bytes of the program, perhaps the original and the report written with it. Leaves: a `Verdict` of three parts. Numbers run on virtual
-CPU devices; collectives and memory come from whichever compiler was asked for: without real chips to compile for, collectives are those that
-the partitioner puts in. A part that cannot be checked says why.
+Enters: the bytes of the program, perhaps the original and the report written with it. Leaves: a `Verdict` of three
+parts. Numbers run on virtual CPU devices; collectives and memory come from whichever compiler was asked for: without
+real chips to compile for, collectives are those that the partitioner puts in. A part that cannot be checked says why.
 """
 
 from __future__ import annotations
@@ -164,16 +164,24 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
         )
     peak = compiled.device_bytes
     facts: dict[str, Any] = {
-        "argument_bytes": compiled.argument_bytes, "temp_bytes": compiled.temp_bytes, "peak_bytes": peak, "compile_seconds": compiled.seconds,
-    }  # fmt: skip
+        "argument_bytes": compiled.argument_bytes,
+        "temp_bytes": compiled.temp_bytes,
+        "peak_bytes": peak,
+        "compile_seconds": compiled.seconds,
+    }
     if compiled.cycles:
         facts["cycles"] = compiled.cycles
     if promises is None:
         return Part("memory", "unchecked", f"peak {format_bytes(peak)}; the promise is in the report (--report)", facts)
     facts |= {
-        "predicted_peak_bytes": promises.peak_bytes, "predicted_argument_bytes": promises.argument_bytes, "limit_bytes": promises.limit_bytes,
-    }  # fmt: skip
-    text = f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of {format_bytes(promises.limit_bytes)}"
+        "predicted_peak_bytes": promises.peak_bytes,
+        "predicted_argument_bytes": promises.argument_bytes,
+        "limit_bytes": promises.limit_bytes,
+    }
+    text = (
+        f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of "
+        f"{format_bytes(promises.limit_bytes)}"
+    )
     fits = peak <= promises.limit_bytes
     text += "" if fits else ": out of memory"
     return Part("memory", "agreed" if fits == promises.fits else "disagreed", text, facts)

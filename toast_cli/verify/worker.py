@@ -1,4 +1,5 @@
-"""The child process of a check: `python -m toast_cli.verify.worker TASK FOLDER` does a task and leaves the answer in the folder.
+"""The child process of a check: `python -m toast_cli.verify.worker TASK FOLDER` does a task and leaves the answer
+in the folder.
 
 Enters: the files that `child.ask` has written. Leaves: the answer, or the reason why there is none.
 """

@@ -1,11 +1,14 @@
-"""The program of one device: everything on local shapes, with its collectives spelled out, so that no partitioner has anything left to decide.
+"""The program of one device: everything on local shapes, with its collectives spelled out, so that no partitioner
+has anything left to decide.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file whose `main` is one manual region over all mesh axes
-(`sdy.manual_computation`), entered and left in the plan's shardings; JAX loads it like any sharded program.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a StableHLO file whose `main` is one manual region
+over all mesh axes (`sdy.manual_computation`), entered and left in the plan's shardings; JAX loads it like any sharded
+program.
 
-`writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed whole on every device);
-`alignment` says from an op's factors how its arrays have to lie; `moves` writes reshards and reductions; `devices` says who talks to whom;
-`deciding` finds what only says how long loops run; `build` makes operations.
+`writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed
+whole on every device); `alignment` says from an op's factors how its arrays have to lie; `moves` writes reshards and
+reductions; `devices` says who talks to whom; `deciding` finds what only says how long loops run; `build` makes
+operations.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
 
 
 def refuse_bound(source: Source) -> None:
-    """Regions cannot stand within the region, nor can what runs on one device. Raises `UsageError` for the first of them."""
+    """Regions cannot stand within the region, nor can what runs on one device. Raises `UsageError` for the first
+    of them."""
     for number, op in enumerate(source.program.ops):
         region = op.name == "sdy.manual_computation"
         if region or (op.name == "stablehlo.custom_call" and "sdy.sharding" in source.operations[number].attributes):
@@ -74,7 +78,8 @@ def refuse_bound(source: Source) -> None:
 def manual_region(
     source: Source, lowered: PartitionedProgram, function: Any
 ) -> tuple[Any, tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """Puts the body of `function`, a copy of the entry function, on local shapes and into a region; how arrays enter and leave it."""
+    """Puts the body of `function`, a copy of the entry function, on local shapes and into a region; how arrays
+    enter and leave it."""
     block = function.regions[0].blocks[0]
     kinds, locations = ([a.type for a in block.arguments], [a.location for a in block.arguments])
     entry = block.create_before(*kinds, arg_locs=locations)

@@ -1,7 +1,8 @@
 """How the arrays of one op have to lie so that every device can compute its part by itself.
 
-A factor of the op's rule is split by the same mesh axes in every array that has it. Splitting a factor that all results have is free;
-splitting one that no result has leaves the results partial. Factors of any other kind can be split only where an op's own rule says how.
+A factor of the op's rule is split by the same mesh axes in every array that has it. Splitting a factor that all
+results have is free; splitting one that no result has leaves the results partial. Factors of any other kind can be
+split only where an op's own rule says how.
 
 Enters: a rule, how the operands lie, and how the results are wanted. Leaves: an `Alignment`.
 """
@@ -20,7 +21,8 @@ FactorAxes = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """operands, results: how each array lies. axes: factor -> mesh axes that split it. partial: axes over which the results are partial."""
+    """operands, results: how each array lies. axes: factor -> mesh axes that split it. partial: axes over which
+    the results are partial."""
 
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
@@ -41,7 +43,8 @@ def align(
 
     Args:
         rule: of the op. operands: how they lie. results: how they are wanted. sizes: of the mesh axes.
-        splits: factors that the rule calls whole, or permuted, and that can be split nevertheless. keeps: others that have to be whole.
+        splits: factors that the rule calls whole, or permuted, and that can be split nevertheless. keeps: others that
+            have to be whole.
     """
     made = {factor for dims in rule.results for factors in dims for factor in factors}
     alone = frozenset(range(len(rule.sizes))) - made - rule.reduction  # what it means to split one, nobody says
@@ -66,7 +69,8 @@ def align(
 def _factor_axes(
     dims: ValueFactors, sharding: Sharding, factor_sizes: tuple[int, ...], sizes: tuple[int, ...]
 ) -> FactorAxes:
-    """Which axes split which factor of one array; axes that cut across the bounds of a factor, and those behind them, are left out."""
+    """Which axes split which factor of one array; axes that cut across the bounds of a factor, and those behind
+    them, are left out."""
     found: FactorAxes = {}
     for factors, axes in zip(dims, sharding, strict=True):
         if len(factors) == 1:

@@ -1,7 +1,7 @@
 """What a `Program` leaves out and a written program must not: what says how often a loop runs.
 
-The Program knows trip counts and forgets whatever nobody else needs, such as a loop's counter. Enters: a `Source`. Leaves: which operations
-of the module have to stay although no op of the program stands for them.
+The Program knows trip counts and forgets whatever nobody else needs, such as a loop's counter. Enters: a `Source`.
+Leaves: which operations of the module have to stay although no op of the program stands for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Deciding:
         return self._numbers.get(operation, [])
 
     def value_of(self, handle: Any) -> int | None:
-        """The program's value that a value of the module is; None where nobody needs it, but to know how long a loop runs."""
+        """The program's value that a value of the module is; None where nobody needs it, but to know how long a
+        loop runs."""
         return self._values.get(handle)
 
     def runs(self, operation: Any) -> bool:

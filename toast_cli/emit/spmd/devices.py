@@ -1,6 +1,7 @@
 """Who talks to whom: the groups of devices that a collective joins, and the pairs that a permute sends between.
 
-Enters: mesh axis sizes and shardings. Leaves: device numbers; devices are numbered in mesh order, the last axis fastest.
+Enters: mesh axis sizes and shardings. Leaves: device numbers; devices are numbered in mesh order, the last axis
+fastest.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ def groups(axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[tuple[int, ..
 
 @lru_cache(maxsize=10_000)
 def senders(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(sender, receiver) for each device as receiver: everybody gets the piece that it has in `target` from one that has it in `source`.
+    """(sender, receiver) for each device as receiver: everybody gets the piece that it has in `target` from one
+    that has it in `source`.
 
-    Every piece of `target` must lie within one of `source`, and both must leave as many copies. Who has its piece already sends it to itself.
+    Every piece of `target` must lie within one of `source`, and both must leave as many copies. Who has its piece
+    already sends it to itself.
     """
     coarse = [places(axes, sizes) for axes in source]
     fine = [places(axes, sizes) for axes in target]

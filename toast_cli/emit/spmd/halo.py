@@ -1,7 +1,8 @@
 """A stretch of a split array for each device, which may reach into what others have.
 
-Device k of n needs elements `begin + k * pitch` and `length` more of a dimension; it has `elements / n` of them. What is missing comes in
-collective permutes, one for each neighbour near or far, as wide as the widest part that anybody needs of it.
+Device k of n needs elements `begin + k * pitch` and `length` more of a dimension; it has `elements / n` of them. What
+is missing comes in collective permutes, one for each neighbour near or far, as wide as the widest part that anybody
+needs of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Range = tuple[int, int]  # from, to (excluded)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What each device needs along dimension `dim`, of `elements` in all: `length` from `begin + k * pitch` on, k its place along `axes`."""
+    """What each device needs along dimension `dim`, of `elements` in all: `length` from `begin + k * pitch` on, k
+    its place along `axes`."""
 
     dim: int
     axes: tuple[int, ...]
@@ -37,7 +39,8 @@ class Stretch:
 
 
 def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any, *, zero: bool) -> Any:
-    """The stretch from pieces that are split by `need.axes`; beyond the ends of the array there is `fill`, which `zero` says is 0."""
+    """The stretch from pieces that are split by `need.axes`; beyond the ends of the array there is `fill`, which
+    `zero` says is 0."""
     members = groups(need.axes, devices.sizes)
     shards = len(members[0])
     own = need.elements // shards

@@ -1,8 +1,8 @@
 """The program of one device as HLO text, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: HLO text whose parameters and root are whole arrays with GSPMD's shardings. Behind each parameter
-`SPMDFullToShardShape` makes a device's piece of it, and in front of the root `SPMDShardToFullShape` makes whole arrays of pieces again;
-everything in between is manual, on local shapes.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: HLO text whose parameters and root are whole arrays with
+GSPMD's shardings. Behind each parameter `SPMDFullToShardShape` makes a device's piece of it, and in front of the root
+`SPMDShardToFullShape` makes whole arrays of pieces again; everything in between is manual, on local shapes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class Devices:
     """Who a device is, as numbers that it works out once, at the start of the program.
 
     Attributes:
-        build: makes operations. sizes: of the mesh axes. start: the operation in front of which the numbers are worked out.
+        build: makes operations. sizes: of the mesh axes. start: the operation in front of which the numbers are
+            worked out.
     """
 
     build: Builder

@@ -1,7 +1,8 @@
 """One op about to be written on local shapes: what a local rule is given, and what it may do.
 
-The operation stands in a copy of the module and still has its unsplit types. A rule brings its operands where it needs them, changes the
-operation in place (or puts others in its stead), and says what each device then has of the results.
+The operation stands in a copy of the module and still has its unsplit types. A rule brings its operands where it
+needs them, changes the operation in place (or puts others in its stead), and says what each device then has of the
+results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the whole program on local shapes, op after op.
 
-Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block has been put into a manual region. Leaves: that block, every
-operation on local shapes, with every collective the plan has, where it has it.
+Enters: a `Source`, a `PartitionedProgram` and a copy of the module whose entry block has been put into a manual
+region. Leaves: that block, every operation on local shapes, with every collective the plan has, where it has it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Writer:
         self._ways_out: tuple[Sharding, ...] = ()
 
     def write(self, original: Any, block: Any) -> tuple[Sharding, ...]:
-        """Everything in the block, which is a copy of `original`. Returns how the results lie; the block's last operation reads them."""
+        """Everything in the block, which is a copy of `original`. Returns how the results lie; the block's last
+        operation reads them."""
         arguments = [op for op in self._program.ops if op.name == ARGUMENT]
         for op, handle in zip(arguments, block.arguments, strict=True):
             (value,) = op.results

@@ -1,8 +1,9 @@
 """Look-ups and updates at places that the program computes: gather, scatter, dynamic slices and updates.
 
-Where the rows themselves are split (a table over a dimension that indices point into), each device looks up what it has and leaves zero for the
-rest, so that look-ups become partial sums; and each device updates what it has, since updates outside an array do nothing. Where the
-indices are split, each device looks up its own rows; updates are then partial, and all but one device start from nothing.
+Where the rows themselves are split (a table over a dimension that indices point into), each device looks up what it
+has and leaves zero for the rest, so that look-ups become partial sums; and each device updates what it has, since
+updates outside an array do nothing. Where the indices are split, each device looks up its own rows; updates are then
+partial, and all but one device start from nothing.
 """
 
 from __future__ import annotations
@@ -135,9 +136,10 @@ class Places:
     """Where indices point.
 
     Attributes:
-        operand: position of the indices. vector: the dimension of theirs that holds the parts of one index; their rank where they are
-            single numbers. indexed: the dimensions that the parts point into, in order.
-        window: dimensions of the result (of the updates) that do not come from the indices. inserted: of the array, those that the windows lack.
+        operand: position of the indices. vector: the dimension of theirs that holds the parts of one index; their
+            rank where they are single numbers. indexed: the dimensions that the parts point into, in order.
+        window: dimensions of the result (of the updates) that do not come from the indices. inserted: of the array,
+            those that the windows lack.
     """
 
     operand: int
@@ -172,7 +174,8 @@ class Places:
         Args:
             split: dimensions that are split. clamped: indices outside the whole array mean its ends.
 
-        Returns which of them lie in the piece: truth values in the shape of the indices without the dimension of the parts.
+        Returns which of them lie in the piece: truth values in the shape of the indices without the dimension of the
+        parts.
         """
         build, whole, local = site.build, site.operand(0).shape, site.local(0)
         indices = site.operands[self.operand].handle

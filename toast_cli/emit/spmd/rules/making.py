@@ -25,7 +25,8 @@ def constant(site: Site) -> list[Piece]:
 
 
 def splat(operation: Any) -> Any | None:
-    """The one element, as an attribute, of a constant of equal elements; None for other constants, and types unknown to Python (complex)."""
+    """The one element, as an attribute, of a constant of equal elements; None for other constants, and types
+    unknown to Python (complex)."""
     try:
         literal = operation.attributes["value"]
     except TypeError:

@@ -1,7 +1,8 @@
 """Ops that are the same on a piece as on the whole: only their types change.
 
-Elementwise work, contractions, transposes, reshapes whose splits line up, broadcasts, and everything that goes along whole dimensions (sorts,
-Cholesky factors) and has others that pass through. A contraction over a split dimension leaves sums that are partial.
+Elementwise work, contractions, transposes, reshapes whose splits line up, broadcasts, and everything that goes along
+whole dimensions (sorts, Cholesky factors) and has others that pass through. A contraction over a split dimension
+leaves sums that are partial.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reductions along split dimensions: each device reduces its part, and what it finds is partial.
 
-Where the body is one operation that devices can reduce with, that is all. Any other body (an argmax) reduces once more over what all devices have found.
+Where the body is one operation that devices can reduce with, that is all. Any other body (an argmax) reduces once
+more over what all devices have found.
 """
 
 from __future__ import annotations

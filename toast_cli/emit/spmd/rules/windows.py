@@ -1,7 +1,7 @@
 """Ops that read neighbours, or elements at other places: convolutions, pooling, slices, paddings, reversals.
 
-Along a split dimension each device is given the stretch of the operand that its part of the result is made of (see `halo`), and then the
-same op runs on that, padded as the stretch needs it.
+Along a split dimension each device is given the stretch of the operand that its part of the result is made of (see
+`halo`), and then the same op runs on that, padded as the stretch needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from toast_cli.program.model import Window
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a device reads for its part of the result along one dimension. low, high: padding at its ends. span: elements with the holes and that."""
+    """What a device reads for its part of the result along one dimension. low, high: padding at its ends. span:
+    elements with the holes and that."""
 
     need: Stretch
     low: int
@@ -71,8 +72,8 @@ def reduce_window(site: Site) -> list[Piece]:
 def convolution(site: Site) -> list[Piece]:
     """A convolution; groups of features or images that are split are fewer on each device.
 
-    Where image and kernel are split along the same windows and the result is not (the gradient of a kernel), each device adds up over its part of
-    the kernel, and what it finds is partial.
+    Where image and kernel are split along the same windows and the result is not (the gradient of a kernel), each
+    device adds up over its part of the kernel, and what it finds is partial.
     """
     image, kernel, _ = convolution_dims(site.operation)
     summed = [w for w in site.op.windows if is_summed(site, w)]
@@ -101,7 +102,8 @@ def is_summed(site: Site, window: Window) -> bool:
 
 
 def select_and_scatter(site: Site) -> list[Piece]:
-    """The gradient of a pooling that chooses: each device looks at all windows that reach into its piece, and keeps what falls there.
+    """The gradient of a pooling that chooses: each device looks at all windows that reach into its piece, and
+    keeps what falls there.
 
     Windows that stand in padding, and sums that are no additions, are left whole.
     """
@@ -182,7 +184,8 @@ def given_stretches(
     """Brings the operands, the first `arrays` of them as stretches of windows along split dimensions.
 
     Args:
-        fill: the operand that says what is beyond the ends of the first one; none for 0. Those of further arrays follow it.
+        fill: the operand that says what is beyond the ends of the first one; none for 0. Those of further arrays
+            follow it.
         summed: windows along which the second operand is split, and added up over.
 
     Returns how everything lies, and for each dimension that is split along windows what the operation finds there.
