@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import product
-from math import prod
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
@@ -38,11 +36,6 @@ from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results, views
 
 CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
-MOST_SIDES = 1_000  # combinations of sides of one group that are listed, at most
-
-
-class TooLarge(Exception):  # noqa: N818 - not an error: such a space can be searched, and not listed
-    """A group has too many combinations of sides to list them all."""
 
 
 @dataclass(frozen=True)
@@ -377,23 +370,6 @@ class Problem:
             other == group and kind is SlotKind.REDUCTION
             for other, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
         )
-
-    @cached_property
-    def space(self) -> tuple[Decision, ...]:
-        """All that `offers` says yes to; `Replicate`s where they are in `choices`. Raises `TooLarge` where that is very
-        much."""
-        found: dict[Decision, None] = {}
-        for decision in self.choices:
-            if isinstance(decision, Replicate):
-                found[decision] = None
-                continue
-            counts = self._side_counts(decision.group)
-            if prod(count + 1 for count in counts) > MOST_SIDES:
-                raise TooLarge(self.dimensions.groups[decision.group].name)
-            for sides in product(*(range(ASIDE, count) for count in counts)):
-                for scope in self._scopes(decision.group):
-                    found[decision._replace(sides=sides, unless=scope)] = None
-        return tuple(found)
 
 
 def make_problem(
