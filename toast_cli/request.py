@@ -204,7 +204,7 @@ class Request:
         0,
         "--confirm",
         OptionKind.WHOLE,
-        "Compile the N best plans and the strategies that apply, and take the best by the compiler's figures.",
+        "Compile the search's plan and the strategies that apply, and take the best by the compiler's figures.",
         "N",
         in_projects=False,
         in_python=False,

@@ -165,6 +165,7 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
         return [root / pattern]
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
+    # `Path.glob` raises these, depending on the version of Python, for patterns that it cannot follow.
     except (ValueError, NotImplementedError, RecursionError, re.error):
         found = []
     if not found:
