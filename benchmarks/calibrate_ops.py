@@ -151,7 +151,7 @@ def compute_seconds(program: Any, dimensions: Any, chip: str) -> float:
     """Predicted compute time on one device."""
     from toast_cli.evaluate.evaluator import Evaluator
     from toast_cli.hardware import Axis, Mesh
-    from toast_cli.plan.problem import make_problem
+    from toast_cli.plan.patterns import make_problem
 
     mesh = Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
     return Evaluator(make_problem(program, dimensions, mesh)).cost(()).compute_seconds

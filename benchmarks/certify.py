@@ -20,7 +20,7 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.program.model import Program
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import PRICE

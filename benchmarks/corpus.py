@@ -23,7 +23,8 @@ from toast_cli.hardware import Spec
 from toast_cli.hardware.schema import parse_spec
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.lower import lower as lower_plan
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, RESULT
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
@@ -180,7 +181,8 @@ def _sequence_group(problem: Problem, plan: Plan) -> int | None:
 def random_plan(problem: Problem, seed: int) -> Plan:
     """Two to five of the problem's decisions, in canonical order."""
     rng = random.Random(seed)
-    return problem.canonical(tuple(rng.sample(problem.choices, min(len(problem.choices), rng.randint(2, 5)))))
+    choices = problem.decisions.choices
+    return problem.canonical(tuple(rng.sample(choices, min(len(choices), rng.randint(2, 5)))))
 
 
 def searched(problem: Problem) -> Plan:

@@ -36,7 +36,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import collectives_in

@@ -22,7 +22,8 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
 from toast_cli.search.run import run_search
 from toast_cli.tactics import applicable, starting_plans

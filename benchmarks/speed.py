@@ -141,7 +141,7 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     from toast_cli.frontend import load
     from toast_cli.hardware import load_spec
     from toast_cli.plan.decisions import Plan
-    from toast_cli.plan.problem import make_problem
+    from toast_cli.plan.patterns import make_problem
     from toast_cli.process import without_cycle_collection
     from toast_cli.search import SEARCHES, Budget
 

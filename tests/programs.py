@@ -28,7 +28,8 @@ from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
 from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
 from toast_cli.program.roles import ROLES

@@ -97,9 +97,9 @@ def cases(draw: st.DrawFn, loops: bool = True) -> Case:
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
     """Plans of at most six decisions: each group takes each axis once, `Replicate` stands last."""
-    if not problem.choices:
+    if not problem.decisions.choices:
         return st.just(())
-    return st.lists(st.sampled_from(problem.choices), max_size=6, unique_by=_place).map(
+    return st.lists(st.sampled_from(problem.decisions.choices), max_size=6, unique_by=_place).map(
         lambda found: tuple(sorted(found, key=lambda d: isinstance(d, Replicate)))
     )
 

@@ -22,7 +22,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 def test_numbers_however_it_is_split(name: str) -> None:
     function, arguments = OPS[name]
     case = case_of(function, *arguments)
-    plans = [(d,) for d in case.problem.choices if isinstance(d, Shard) and d.axis == 0]
+    plans = [(d,) for d in case.problem.decisions.choices if isinstance(d, Shard) and d.axis == 0]
     programs = {emit(case.source, case.lowered(plan), "stablehlo"): plan for plan in plans}
     assert differing(case.source, {plan: program for program, plan in programs.items()}, 8) == {}
 

@@ -12,7 +12,8 @@ from programs import SAMPLES, sample
 from toast_cli.cli import main
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.search import SearchResult
 from toast_cli.search.certify import certify
 from toast_cli.search.objective import PRICE

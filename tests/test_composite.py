@@ -14,7 +14,7 @@ from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.sharding import shards
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS
 from toast_cli.search import SearchResult

@@ -18,7 +18,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 
 TEXT = """
 func.func @main(%x: tensor<64x32xf32>, %w: tensor<32x64xf32>) -> tensor<64x64xf32> {
@@ -163,7 +163,7 @@ def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:
-    plan = next((d,) for d in evaluator.problem.choices if evaluator.collectives((d,)))
+    plan = next((d,) for d in evaluator.problem.decisions.choices if evaluator.collectives((d,)))
     kind = evaluator.collectives(plan)[0].kind
     before = evaluator.exact_cost(plan)
     corrected = Evaluator(evaluator.problem, corrections=Corrections(3.0, 2.0, {kind: 5.0})).exact_cost(plan)

@@ -21,7 +21,7 @@ from toast_cli.compiler.fusion import materialised
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Axis, Mesh
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 
 US = 1e-6
 KIB = 1024.0

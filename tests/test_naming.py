@@ -23,7 +23,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import summary
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import load_spec
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.program.model import Program
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles

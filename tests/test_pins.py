@@ -14,8 +14,8 @@ from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.pins import unused_pins
-from toast_cli.plan.problem import make_problem
 
 N, D, F = 8, 16, 64  # batch, model, hidden
 WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}

@@ -121,8 +121,9 @@ def test_nothing_is_left_to_search_unless_asked(tmp_path: Path) -> None:
     case = train()
     plan = fsdp_megatron(case)
     applied = apply_plan(case.problem, saved(case, plan, tmp_path))
-    assert applied.fixed == plan and applied.choices == ()
-    assert apply_plan(case.problem, saved(case, plan, tmp_path), complete=True).choices == case.problem.choices
+    assert applied.fixed == plan and applied.decisions.choices == ()
+    whole = apply_plan(case.problem, saved(case, plan, tmp_path), complete=True)
+    assert whole.decisions.choices == case.problem.decisions.choices
 
 
 WRONG = [

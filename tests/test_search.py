@@ -27,7 +27,8 @@ from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.search import SEARCHES, Budget, SearchResult
 from toast_cli.search.run import run_search
 from toast_cli.search.selection import least_seconds
@@ -196,8 +197,8 @@ def test_progress_is_told() -> None:
 
 
 def all_plans(problem: Problem) -> Iterator[Plan]:
-    shards = [d for d in problem.choices if isinstance(d, Shard)]
-    rest = [d for d in problem.choices if not isinstance(d, Shard)]
+    shards = [d for d in problem.decisions.choices if isinstance(d, Shard)]
+    rest = [d for d in problem.decisions.choices if not isinstance(d, Shard)]
     for count in range(len(shards) + 1):
         for chosen in permutations(shards, count):
             if len({(d.group, d.axis) for d in chosen}) == count:

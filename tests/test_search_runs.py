@@ -20,7 +20,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.moves import suited

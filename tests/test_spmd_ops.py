@@ -28,11 +28,11 @@ def case(name: str) -> Case:
 def test_numbers_however_it_is_split(name: str) -> None:
     """Each dimension class over an axis of 4, and every two of them over axes of 4 and 2."""
     at = case(name)
-    single = [(d,) for d in at.problem.choices if isinstance(d, Shard) and d.axis == 0]
+    single = [(d,) for d in at.problem.decisions.choices if isinstance(d, Shard) and d.axis == 0]
     pairs = [
         (first[0], second)
         for first in single
-        for second in at.problem.choices
+        for second in at.problem.decisions.choices
         if isinstance(second, Shard) and second.axis == 1 and second.group != first[0].group
     ]
     seen: set[tuple[tuple[Sharding, ...], tuple[object, ...]]] = set()

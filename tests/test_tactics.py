@@ -14,7 +14,8 @@ from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import Plan, Replicate, Shard
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.search.run import run_search
 from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_wishes, strategies, strategy
 from toast_cli.tactics.files import read_tactics

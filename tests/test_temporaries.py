@@ -12,7 +12,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import find_preset, load_spec
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 
 CHAIN = """
 func.func @main(%x: tensor<64x64x{t}>, %w: tensor<64x64x{t}>) -> tensor<64x64x{t}> {{

@@ -10,7 +10,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import mirrored_groups, taken_apart, unmirror
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.search.model import Budget
 from toast_cli.search.run import run_search
 from toast_cli.search.unmirror import unmirrored
@@ -39,7 +39,7 @@ def test_a_plan_means_the_same_for_a_problem_taken_apart() -> None:
         wide, parts = unmirror(problem, mirrored_groups(problem))
         assert parts
         plain, apart = Evaluator(problem), Evaluator(wide)
-        shards = [d for d in problem.choices if isinstance(d, Shard)]
+        shards = [d for d in problem.decisions.choices if isinstance(d, Shard)]
         for plan in ((), tuple(shards[:3]), tuple(reversed(shards[-5:])), tuple(shards[::3])):
             expected = plain.exact_cost(plan)
             found = apart.exact_cost(taken_apart(plan, parts))

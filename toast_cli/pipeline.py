@@ -29,7 +29,8 @@ from toast_cli.frontend import Source, for_platform, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
-from toast_cli.plan.problem import Problem, make_problem
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names

@@ -13,7 +13,7 @@ from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Shard
-from toast_cli.plan.problem import make_problem
+from toast_cli.plan.patterns import make_problem
 from toast_cli.program.paths import matches
 from toast_cli.program.roles import views
 from toast_cli.quantities import format_bytes, format_count, format_seconds

@@ -143,7 +143,7 @@ def _instead(study: Study, number: int, decision: Decision) -> list[Change]:
         if plan != study.plan:
             tried.setdefault(plan, what)
 
-    for other in problem.choices:
+    for other in problem.decisions.choices:
         if type(other) is not type(decision):
             continue
         same_axis, same_group = other.axis == decision.axis, other[0] == decision[0]

@@ -117,7 +117,7 @@ def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
     sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     wanted = [t for d in saved.decisions for t in (d.group, d.unless) if t is not None]
     found = match(wanted, traits_of(problem))
-    useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).choices if isinstance(d, Shard)}
+    useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).decisions.choices if isinstance(d, Shard)}
     plan: list[Decision] = []
     notes: list[str] = []
     for number, decision in enumerate(saved.decisions, 1):

@@ -38,7 +38,7 @@ class Moves:
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
         self._part_of = part_of
-        self.units: list[Move] = self._together(problem.choices)
+        self.units: list[Move] = self._together(problem.decisions.choices)
         self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
@@ -84,7 +84,7 @@ class Moves:
         return [
             Edit(unit, tuple(to._replace(axis=d.axis) for d in unit))
             for unit in self.held(plan)
-            for to in self.problem.variants(unit[0])
+            for to in self.problem.decisions.variants(unit[0])
         ]
 
     def rests(self, plan: Plan) -> list[Edit]:
@@ -93,7 +93,7 @@ class Moves:
         held = {d for d in plan if not isinstance(d, Shard)}
         return [
             Edit((), (decision,))
-            for decision, groups in self.problem.rests.items()
+            for decision, groups in self.problem.decisions.rests.items()
             if decision not in held and any((group, decision.axis) in split for group in groups)
         ]
 
@@ -108,7 +108,7 @@ class Moves:
             split = {d[:2] for d in into if isinstance(d, Shard)}
             kept = tuple(
                 d
-                for d, groups in self.problem.rests.items()
+                for d, groups in self.problem.decisions.rests.items()
                 if d not in held and any((group, d.axis) in split for group in groups)
             )
             if kept:
@@ -130,7 +130,7 @@ class Moves:
             both = tuple(d for d in either if of_groups[d[0]] > 1)
             for moved in dict.fromkeys((either, both)):
                 into = tuple(d._replace(axis=place[d.axis]) for d in moved)
-                if into and all(map(self.problem.offers, into)):
+                if into and all(map(self.problem.decisions.offers, into)):
                     found.append(Edit(moved, into))
         return found
 
@@ -185,7 +185,7 @@ def suited(problem: Problem, plan: Plan) -> Plan:
     found = list(problem.fixed)
     taken = {d[:2] for d in found if isinstance(d, Shard)}
     for decision in plan:
-        if problem.offers(decision) and (
+        if problem.decisions.offers(decision) and (
             decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
         ):
             found.append(decision)

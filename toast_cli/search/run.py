@@ -96,7 +96,7 @@ def run_search(
 def default_evaluations(problem: Problem) -> int:
     """How many plans a search looks at where the user does not say."""
     axes = sum(size > 1 for size in problem.mesh.sizes)
-    wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.choices)))
+    wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.decisions.choices)))
     if len(problem.program.ops) < SMALL_OPS:
         wanted = 3 * EVALUATIONS
     return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))

@@ -28,7 +28,8 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
     """`result` or something better; its evaluations and seconds come on top of those of `result`."""
     start = time.monotonic()
     problem = evaluator.problem
-    apart = [g for g in mirrored_groups(problem) if any(isinstance(d, Shard) and d.group == g for d in problem.choices)]
+    on_offer = {d.group for d in problem.decisions.choices if isinstance(d, Shard)}
+    apart = [g for g in mirrored_groups(problem) if g in on_offer]
     if not apart or (budget.evaluations is not None and budget.evaluations < LEAST_EVALUATIONS):
         return evaluator, result
     wide, parts = unmirror(problem, apart)

@@ -133,7 +133,7 @@ class Look:
         sequence: there tokens travel to their experts in an all-to-all.
         """
         decisions = self.split("experts")
-        apart = self.problem.met_elsewhere
+        apart = self.problem.decisions.met_elsewhere
         found: list[Decision] = []
         for decision in decisions:
             if isinstance(decision, Shard) and decision.axis in self.busy:

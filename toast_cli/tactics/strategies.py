@@ -81,7 +81,7 @@ def starting_plans(problem: Problem) -> list[Plan]:
     first of its two tactics.
     """
     found: list[Plan] = []
-    for name in (*STRATEGIES, *PRODUCTS) if problem.choices else ():
+    for name in (*STRATEGIES, *PRODUCTS) if problem.decisions.choices else ():
         for first in range(1, max(2, len(problem.mesh.sizes))):
             with suppress(UsageError):
                 found.append(strategy(problem, name, first))

@@ -1,0 +1,177 @@
+"""`DecisionSpace`: the decisions a search may take for one program on one mesh.
+
+A few to begin with (`choices`), those that differ from one in a single thing (`variants`), and decisions to keep one
+kind of arguments whole (`rests`). What the plans mean that are made of them is none of its business.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from toast_cli.dimensions.model import Dimensions, SlotKind
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Replicate, Shard
+from toast_cli.plan.iteration import OpPattern
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT, DOT_GENERAL
+from toast_cli.program.roles import INPUTS, WEIGHTS, views
+
+
+@dataclass(frozen=True)
+class DecisionSpace:
+    """Decisions for a problem.
+
+    Attributes:
+        patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
+        roles: names of the argument groups and of kinds of arguments. argument_role, argument_kind: [arguments] numbers
+            in `roles`.
+        closed: mesh axes about which nothing may be decided.
+        working: patterns whose ops do arithmetic, in ascending order.
+    """
+
+    program: Program
+    dimensions: Dimensions
+    mesh: Mesh
+    patterns: tuple[OpPattern, ...]
+    op_pattern: tuple[int, ...]
+    roles: tuple[str, ...]
+    argument_role: tuple[int, ...]
+    argument_kind: tuple[int, ...]
+    closed: frozenset[int]
+    working: tuple[int, ...]
+
+    @cached_property
+    def choices(self) -> tuple[Decision, ...]:
+        """What a plan may be extended by, in canonical order: every group over every axis that could do something
+        there, each on few sides. `variants` lead to the rest of the space."""
+        found: list[Decision] = []
+        useful, meets = self._useful_groups(), self.met_elsewhere
+        for axis, size in enumerate(self.mesh.sizes):
+            if size == 1 or axis in self.closed:
+                continue
+            for number, group in enumerate(self.dimensions.groups):
+                if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):
+                    found.extend(Shard(number, axis, sides) for sides in self._sides(number))
+                    found.extend(
+                        Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
+                    )
+            found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
+        return tuple(found)
+
+    def _useful_groups(self) -> set[int]:
+        """Groups that some op which does real work can be split along."""
+        ops = zip(self.program.ops, self.op_pattern, strict=True)
+        working = {pattern for op, pattern in ops if op.flops or op.name == ARGUMENT}
+        return {
+            group
+            for pattern in (self.patterns[number] for number in working)
+            for group, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
+            if kind is not SlotKind.BLOCKED
+        }
+
+    @cached_property
+    def met_elsewhere(self) -> dict[int, list[int]]:
+        """For groups that are a batch dimension of products with weights (experts): groups that other products have
+        together with them, but none of those does."""
+        origin = views(self.program)
+        roles = {value for value, k in origin.items() if self.roles[self.argument_role[k]] == WEIGHTS}
+        with_weights: dict[int, set[int]] = defaultdict(set)
+        elsewhere: dict[int, set[int]] = defaultdict(set)
+        for op, number in zip(self.program.ops, self.op_pattern, strict=True):
+            if op.name != DOT_GENERAL:
+                continue
+            form, groups = self.patterns[number].form, self.patterns[number].groups
+            left, right, out = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
+            batching = {groups[s] for s in left & right & out}
+            for group in {groups[s] for s in left | right}:
+                if group in batching and any(v in roles for v in op.operands):
+                    with_weights[group].update(groups)
+                else:
+                    elsewhere[group].update(groups)
+        return {g: sorted(elsewhere[g] - met) for g, met in with_weights.items()}
+
+    def _sides(self, group: int) -> list[tuple[int, ...]]:
+        """Choices of sides to begin with: all resolution groups of the group on side k, or all left alone. `variants`
+        are the others."""
+        counts = self._side_counts(group)
+        if not counts:
+            return [()]
+        found = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
+        return list(dict.fromkeys([*found, (ASIDE,) * len(counts)]))
+
+    def _side_counts(self, group: int) -> list[int]:
+        """[resolution groups of the group] sides of each."""
+        return [self.dimensions.resolutions[r].sides for r in self.dimensions.groups[group].resolutions]
+
+    def variants(self, decision: Decision) -> list[Decision]:
+        """Decisions that differ in one thing only: the side of one conflict, or where the decision holds."""
+        if isinstance(decision, Replicate):
+            return []
+        found: list[Decision] = []
+        for place, count in enumerate(self._side_counts(decision.group)):
+            before, after = decision.sides[:place], decision.sides[place + 1 :]
+            found += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
+        found += [decision._replace(unless=scope) for scope in self._scopes(decision.group)]
+        return [d for d in found if d != decision]
+
+    def offers(self, decision: Decision) -> bool:
+        """Whether a search may decide so: `choices`, and all that a chain of `variants` leads to from them."""
+        if isinstance(decision, Replicate):
+            return decision in self._offered or decision in self.rests
+        if decision in self._offered:
+            return True
+        counts = self._side_counts(decision.group)
+        return (
+            decision._replace(sides=(0,) * len(counts), unless=NOWHERE) in self._offered
+            and len(decision.sides) == len(counts)
+            and all(ASIDE <= side < count for side, count in zip(decision.sides, counts, strict=True))
+            and decision.unless in self._scopes(decision.group)
+        )
+
+    @cached_property
+    def rests(self) -> dict[Replicate, frozenset[int]]:
+        """Decisions to keep one kind of arguments whole that are in no `choices` -> groups those have that could
+        be split over the axis."""
+        found: dict[Replicate, set[int]] = defaultdict(set)
+        shards = {d[:2] for d in self.choices if isinstance(d, Shard)}
+        for number, kind in enumerate(self.argument_kind):
+            for group in self.patterns[self.op_pattern[number]].groups:
+                for axis in range(len(self.mesh.sizes)):
+                    if (group, axis) in shards and Replicate(kind, axis) not in self._offered:
+                        found[Replicate(kind, axis)].add(group)
+        return {decision: frozenset(groups) for decision, groups in sorted(found.items())}
+
+    @cached_property
+    def _offered(self) -> frozenset[Decision]:
+        return frozenset(self.choices)
+
+    def _scopes(self, group: int) -> tuple[int, ...]:
+        """What `Shard.unless` can be for a group."""
+        return (NOWHERE, *dict.fromkeys((*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))))
+
+    @cached_property
+    def _parts_of_work(self) -> dict[int, list[int]]:
+        """Group -> what takes its products and convolutions apart: groups that some of them have and others do
+        not, and `SUMMED` where some sum over it and others do not. Of those that leave the same ones the first
+        stands for all."""
+        products: dict[int, list[int]] = defaultdict(list)
+        for number in self.working:
+            for group in set(self.patterns[number].groups):
+                products[group].append(number)
+        found: dict[int, list[int]] = {}
+        for group, numbers in products.items():
+            left: dict[frozenset[int], int] = {}
+            for other in sorted({g for n in numbers for g in self.patterns[n].groups} - {group}):
+                left.setdefault(frozenset(n for n in numbers if other in self.patterns[n].groups), other)
+            left.setdefault(frozenset(n for n in numbers if self._sums_over(n, group)), SUMMED)
+            found[group] = [scope for without, scope in left.items() if 0 < len(without) < len(numbers)]
+        return found
+
+    def _sums_over(self, number: int, group: int) -> bool:
+        pattern = self.patterns[number]
+        return any(
+            other == group and kind is SlotKind.REDUCTION
+            for other, kind in zip(pattern.groups, pattern.form.kinds, strict=True)
+        )

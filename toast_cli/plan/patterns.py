@@ -1,0 +1,138 @@
+"""Gathers ops that are split alike into patterns, and so makes a `Problem` of a program on a mesh."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from toast_cli.dimensions.model import Dimensions, Form, Strand
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.decisions import NOWHERE
+from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.pins import number_pins, unused_pins
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.workarounds import ALL, Workarounds
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import CONVOLUTION, RESULT
+from toast_cli.program.pins import NO_PINS, Pins
+from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.roles import argument_roles, carried_results, views
+
+
+def make_problem(
+    program: Program,
+    dimensions: Dimensions,
+    mesh: Mesh,
+    wishes: tuple[str, ...] = (),
+    stated: Pins = NO_PINS,
+    workarounds: Workarounds = ALL,
+) -> Problem:
+    """Gathers ops into patterns.
+
+    Args:
+        wishes: the user's `PATTERN=data,None` pins for arguments and results. stated: what the program itself insists
+            on.
+    """
+    roles, argument_role = argument_roles(program)
+    value_pins, use_pins = number_pins(program, mesh, wishes, stated)
+    kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
+    argument_of_value = {
+        value: k
+        for value, k in views(program).items()
+        if program.values[value].elements
+        <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
+    }
+    taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
+    patterns: list[OpPattern] = []
+    numbers: dict[tuple[object, ...], int] = {}
+    op_pattern: list[int] = []
+    class_group = dimensions.class_group
+    groups_of: dict[tuple[int, ...], tuple[int, ...]] = {}
+    results_seen = 0
+    for number, op in enumerate(program.ops):
+        classes = dimensions.slot_classes[number]
+        groups = groups_of.get(classes)
+        if groups is None:
+            groups = groups_of[classes] = tuple(class_group[c] for c in classes)
+        argument = argument_of_value.get(op.results[0], NOWHERE) if op.results else NOWHERE
+        if op.name == RESULT:
+            argument = taken_over.get(results_seen, NOWHERE)
+            results_seen += 1
+        role, kind = (argument_role[argument], argument_kind[argument]) if argument != NOWHERE else (NO_ROLE, NO_ROLE)
+        strands: tuple[Strand | None, ...] = dimensions.strands.get(number, ())
+        result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
+        operand_pins = _operand_pins(op, number, use_pins)
+        form = dimensions.forms[number]
+        space = _space(op, form) if workarounds.split_space else None
+        key = (form, groups, strands, role, kind, operand_pins, result_pins, space)
+        at = numbers.get(key)
+        if at is None:
+            at = numbers[key] = len(patterns)
+            patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space))
+        op_pattern.append(at)
+    places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
+    return Problem(
+        program,
+        dimensions,
+        mesh,
+        tuple(patterns),
+        tuple(op_pattern),
+        (*roles, *kinds),
+        argument_role,
+        tuple(remade_values(program)),
+        places,
+        notices=(*stated.notices, *unused_pins(program, wishes)),
+        workarounds=workarounds,
+        argument_kind=argument_kind,
+    )
+
+
+def _kinds_of_arguments(
+    program: Program,
+    dimensions: Dimensions,
+    roles: tuple[str, ...],
+    argument_role: tuple[int, ...],
+    pins: Mapping[int, PinnedSharding],
+) -> tuple[list[str], tuple[int, ...]]:
+    """(names of the kinds of arguments that are not all of their role, [arguments] number of each one's kind,
+    behind those of the roles). Arguments of one kind have the same dimensions: that weight of every layer."""
+    members: dict[object, list[int]] = defaultdict(list)
+    for number, argument in enumerate(program.arguments):
+        groups = tuple(dimensions.class_group[c] for c in dimensions.slot_classes[number])
+        form, strands = dimensions.forms[number], dimensions.strands.get(number, ())
+        members[argument_role[number], form, groups, strands, pins.get(argument.value)].append(number)
+    names: list[str] = []
+    found = list(argument_role)
+    for alike in members.values():
+        if len(alike) == argument_role.count(argument_role[alike[0]]):
+            continue
+        for number in alike:
+            found[number] = len(roles) + len(names)
+        name = program.arguments[alike[0]].path or f"argument {alike[0]}"
+        rest = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
+        names.append(f"argument {name}{rest}" if name in roles else f"{name}{rest}")
+    return names, tuple(found)
+
+
+def _space(op: Op, form: Form) -> Space | None:
+    """What a convolution's windows reach over; None for anything else."""
+    if op.name != CONVOLUTION or not op.windows:
+        return None
+    image, kernel, result = ({s for slots in dims for s in slots} for dims in (*form.operands, form.results[0]))
+    windowed = {slot for w in op.windows for slot in form.operands[0][w.operand_dim]}
+    sets = (
+        windowed & result - kernel,
+        windowed & kernel,
+        image & kernel - windowed,
+        kernel - windowed,
+    )
+    return Space(*map(frozenset, sets))
+
+
+def _operand_pins(
+    op: Op, number: int, use_pins: dict[tuple[int, int], PinnedSharding]
+) -> tuple[PinnedSharding | None, ...]:
+    if not use_pins:
+        return ()
+    pins = tuple(use_pins.get((number, k)) for k in range(len(op.operands)))
+    return pins if any(p is not None for p in pins) else ()
