@@ -46,6 +46,8 @@ SLOW = {
     "test_cli::test_readme_shows_the_help",
     "test_cli::test_shells_are_offered",
     "test_confirm::test_from_the_command_line",
+    "test_diverse::test_the_best_are_compiled",
+    "test_diverse::test_xla_partitions_them_differently",
     "test_docs::test_python_on_the_pages_runs",
     "test_docs::test_the_tutorial_runs",
     "test_emit::test_a_loop_communicates_as_planned",

@@ -32,7 +32,7 @@ def outcome(limit: int | None = None) -> Outcome:
 @cache
 def compared(limit: int | None = None) -> Comparison:
     of = outcome(limit)
-    return compare(of.evaluator, of.report, of.result.plan)
+    return compare(of.evaluator, of.report, [of.result.plan])
 
 
 def test_every_strategy_that_applies_is_there_with_its_cost() -> None:
@@ -75,11 +75,11 @@ def test_what_differs_turns_one_plan_into_the_other() -> None:
 
 def test_strategies_of_ones_own_are_compared_too() -> None:
     of = outcome()
-    found = compare(of.evaluator, of.report, of.result.plan, ["fsdp:data"])
+    found = compare(of.evaluator, of.report, [of.result.plan], ["fsdp:data"])
     (own,) = [one for one in found.contenders if one.name == "fsdp:data"]
     assert all(text.endswith("over data") for text in own.decisions)
     with pytest.raises(UsageError, match="unknown tactic"):
-        compare(of.evaluator, of.report, of.result.plan, ["fsdq"])
+        compare(of.evaluator, of.report, [of.result.plan], ["fsdq"])
 
 
 def test_nothing_is_best_where_nothing_fits() -> None:

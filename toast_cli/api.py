@@ -71,6 +71,13 @@ class Plan:
     def report(self) -> Report:
         return self._outcome.report
 
+    @cached_property
+    def alternatives(self) -> list[Plan]:
+        """The other plans of the best `top` that were asked for, the best first. They differ from this one and from
+        each other in what the devices do: `report.alternatives` says how much and in which decisions. A plan's own
+        `alternatives` are all the others."""
+        return [Plan(other, self._signature) for other in self._outcome.others()]
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by
         pattern.
@@ -323,6 +330,7 @@ def partition(
     keep_shardings: bool = False,
     pins: Sequence[str] = (),
     names: Any = (),
+    top: int = 1,
     minimise: Sequence[str] = (),
     subject_to: Sequence[str] = (),
 ) -> Plan:
@@ -333,6 +341,7 @@ def partition(
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
         names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
             of logical names, such as `nn.get_partition_spec(variables)` gives.
+        top: how many plans that differ in what devices do are wanted; see `Plan.alternatives`.
         memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
@@ -352,6 +361,7 @@ def partition(
         keep_shardings,
         tuple(pins),
         logical_names(names),
+        top=top,
         minimise=tuple(minimise),
         subject_to=tuple(subject_to),
         content=content,

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.confirm.compilers import Compiler
 from toast_cli.confirm.model import Confirmation, ConfirmedRow
-from toast_cli.confirm.run import Limits
+from toast_cli.confirm.run import Limits, compiled_cost
 from toast_cli.confirm.search import compiler_for, confirm_found
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, for_platform, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
@@ -35,13 +36,16 @@ from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.program.pins import Pin, Pins
-from toast_cli.report.build import build_report, constraint_facts
+from toast_cli.report.alternatives import alternative_facts
+from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
+from toast_cli.search.diverse import KEPT, different_plans
+from toast_cli.search.objective import Objective
 from toast_cli.search.shapes import search_shapes
 from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
 from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
@@ -76,6 +80,7 @@ class Outcome:
     source: Source
     evaluator: Evaluator
     result: SearchResult
+    plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
 
     @property
     def problem(self) -> Problem:
@@ -130,6 +135,23 @@ class Outcome:
         platform = self.problem.mesh.chip.platform
         return replace(written, content=emit_export(self.source, lowered, written.content, platform, trees))
 
+    def others(self) -> list[Outcome]:
+        """The same with each of the other plans."""
+        return [self._with(plan) for plan in self.plans if plan != self.result.plan]
+
+    def _with(self, plan: Plan) -> Outcome:
+        evaluator, search, before = self.evaluator, self.report.search, self.result
+        cost = evaluator.exact_cost(plan, learn=False)
+        fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
+        result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
+        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.report.timings)
+        report = replace(
+            report,
+            plan=replace(report.plan, tactics=self.report.plan.tactics),
+            alternatives=alternative_facts(evaluator, plan, self.plans),
+        )
+        return replace(self, report=report, result=result)
+
     def saved_plan(self) -> bytes:
         """The plan by itself, for `Request.plan` of a later run, also of another program."""
         return save_plan(self.problem, self.result.plan)
@@ -171,13 +193,14 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         dimensions = analyse(source.program)
     with _timed("search", timings, tell):
         evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell, saved)
+        plans = [result.plan, *different_plans(evaluator, result.plan, result.seen, request.wanted - 1)]
     if request.certify:
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)
     confirmation = None
     if compiler_of is not None:
         with _timed("confirm", timings, tell):
-            confirmation = _confirmed(source, evaluator, result, compiler_of, request, said)
+            confirmation = _confirmed(source, evaluator, plans[: request.confirm], compiler_of, request, said)
             if confirmation.taken is not None:
                 cost = evaluator.exact_cost(confirmation.taken.plan)
                 result = replace(result, plan=confirmation.taken.plan, cost=cost)
@@ -186,29 +209,47 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, timings)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
+        report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = replace(report, confirmation=confirmation_facts(confirmation))
-    return Outcome(replace(report, timings=timings), source, evaluator, result)
+            if confirmation.row is not None:  # the compiler's word is what bounds are held to
+                report = replace(report, goal=goal_facts(evaluator.problem, compiled_cost(confirmation.row)))
+    return Outcome(replace(report, timings=timings), source, evaluator, result, tuple(plans))
 
 
 def _confirmed(
     source: Source,
     evaluator: Evaluator,
-    result: SearchResult,
+    found: Sequence[Plan],
     compiler_of: Callable[[Mesh], Compiler],
     request: Request,
     said: Said | None,
 ) -> Confirmation:
-    """What the compiler makes of the best plans; a plan that the user has fixed is compiled as it is."""
+    """What the compiler makes of the best plans, `found`; a plan that the user has fixed is compiled as it is."""
     free = request.strategy is None and (request.plan is None or request.complete)
     return confirm_found(
         source,
         evaluator,
-        [result.plan],
+        found,
         compiler_of(evaluator.problem.mesh),
         seed=request.seed,
         iterations=request.iterations,
         search_again=free and request.search == SearchName.mcts,
+        limits=Limits(request.confirm_seconds),
+        tell=said,
+    )
+
+
+def confirmed(outcome: Outcome, request: Request, named: Mapping[str, Plan], said: Said | None = None) -> Confirmation:
+    """What the compiler makes of an outcome's best plans, as many as `request.confirm`, and of others by name."""
+    compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(outcome.problem.mesh)
+    return confirm_found(
+        outcome.source,
+        outcome.evaluator,
+        outcome.plans[: request.confirm],
+        compiler,
+        named=named,
+        search_again=False,
         limits=Limits(request.confirm_seconds),
         tell=said,
     )
@@ -281,6 +322,7 @@ def search_meshes(
         request.jobs,
         report,
         starting_plans,
+        KEPT if request.wanted > 1 else 0,
     )
     if not apart or result.stopped == "interrupted":
         return evaluator, result

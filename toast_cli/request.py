@@ -200,13 +200,21 @@ class Request:
         in_projects=False,
         in_python=False,
     )
+    top: int = _option(
+        1,
+        "--top",
+        OptionKind.WHOLE,
+        "Report the K best plans that differ in what devices do, not only the best, which is the one that is written.",
+        "K",
+        least=1,
+        in_projects=False,
+    )
     confirm: int = _option(
         0,
         "--confirm",
         OptionKind.WHOLE,
-        "Compile the search's plan and the strategies that apply, and take the best by the compiler's figures.",
+        "Compile the N best plans that differ and the strategies that apply; take the best by the compiler's figures.",
         "N",
-        in_projects=False,
         in_python=False,
     )
     confirm_with: str | None = _option(
@@ -214,7 +222,6 @@ class Request:
         "--confirm-with",
         OptionKind.COMPILER,
         "Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
-        in_projects=False,
         in_python=False,
     )
     confirm_seconds: float | None = _option(
@@ -223,9 +230,13 @@ class Request:
         OptionKind.SECONDS,
         "Start no compilation after so long, e.g. 10min.",
         "TIME",
-        in_projects=False,
         in_python=False,
     )
+
+    @property
+    def wanted(self) -> int:
+        """How many plans are to be found."""
+        return max(self.top, self.confirm)
 
 
 # Field of `Request` -> its declaration.

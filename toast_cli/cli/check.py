@@ -14,7 +14,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.check_points import CheckPoint, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
-from toast_cli.cli.progress import counted, progress_line
+from toast_cli.cli.progress import counted, progress_line, say_confirmed
 from toast_cli.cli.values import CheckFormat, one_of, whole_number
 from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
@@ -121,6 +121,9 @@ def check(
     plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
+    confirm: Annotated[int | None, options.declared("confirm", default="0")] = None,
+    confirm_with: options.ConfirmWith = None,
+    confirm_budget: options.ConfirmBudget = None,
     jobs: Annotated[
         int,
         typer.Option(
@@ -132,7 +135,8 @@ def check(
 ) -> int:
     """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.
 
-    The plan is the one `toast partition` finds with the same options. Without --mesh the nearest project file lists
+    The plan is the one `toast partition` finds with the same options; with --confirm, limits are held against what the
+    compiler says of it. Without --mesh the nearest project file lists
     what to check; options given here win over its own. See docs/ci.md.
     """
     written = locals()
@@ -157,7 +161,7 @@ def check(
     return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
 
 
-def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None) -> tuple[Report, Judged]:
+def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None, said: Any = None) -> tuple[Report, Judged]:
     """Partition and judge. Raises ToastError where that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
@@ -176,7 +180,7 @@ def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None) -> tuple
         spec = load_spec(point.request.mesh)
         checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
     began = time.perf_counter()
-    report = pipeline.partition(replace(point.request, jobs=jobs), progress).report
+    report = pipeline.partition(replace(point.request, jobs=jobs), progress, said).report
     seconds = time.perf_counter() - began
     verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
@@ -207,7 +211,7 @@ def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told:
 
     try:
         with progress_line(wanted=not quiet) as progress:
-            report, judged = judge_point(point, jobs, progress)
+            report, judged = judge_point(point, jobs, progress, None if quiet else say_confirmed)
     except ToastError as error:
         if not told:
             raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
-from toast_cli.cli.progress import progress_line
+from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import SearchName
 
@@ -41,13 +42,18 @@ def compare(
     tactic: options.Tactics = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
+    top: options.Top = 1,
+    confirm: options.Confirm = 0,
+    confirm_with: options.ConfirmWith = None,
+    confirm_budget: options.ConfirmBudget = None,
     jobs: options.Jobs = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
     """Tabulate the expert strategies that apply to PROGRAM on a mesh, what the search finds, and what differs.
 
-    Exit code 0: something fits in memory and keeps all bounds; 3: nothing does.
+    With --confirm they are compiled, and the best is that by the compiler's figures. Exit code 0: something fits in
+    memory and keeps all bounds; 3: nothing does.
     """
     given = locals()
     options.refuse_both(quiet, verbose)
@@ -56,7 +62,10 @@ def compare(
     request = options.make_request(program, mesh, {**given, "strategy": None})
 
     from toast_cli import pipeline
+    from toast_cli.confirm.search import compiler_for
+    from toast_cli.hardware import load_spec
     from toast_cli.report import style
+    from toast_cli.report.comparison import STRATEGY, with_compiled
     from toast_cli.report.comparison import compare as tabulate
     from toast_cli.report.comparison_table import comparison_blocks, one_line
     from toast_cli.report.json_file import write_json
@@ -65,9 +74,15 @@ def compare(
         from toast_cli.report import comparison_page, pages
 
         pages.check()
+    if confirm:
+        compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
-        outcome = pipeline.partition(request, progress)
-        found = tabulate(outcome.evaluator, outcome.report, outcome.result.plan, strategy or ())
+        outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
+        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or ())
+        if confirm:
+            named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY}
+            told = None if quiet else say_confirmed
+            found = with_compiled(outcome.evaluator, found, pipeline.confirmed(outcome, request, named, told))
     for target in targets:
         write_target(target, write_json(found.to_json()) if target.option == "--json" else comparison_page.page(found))
 

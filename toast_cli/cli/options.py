@@ -79,6 +79,7 @@ Certify = Annotated[bool, declared("certify")]
 Jobs = Annotated[int, declared("jobs")]
 SavedPlan = Annotated[str | None, declared("plan")]
 Complete = Annotated[bool, declared("complete")]
+Top = Annotated[int, declared("top")]
 Confirm = Annotated[int, declared("confirm")]
 ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
 ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
@@ -110,6 +111,8 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
         raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")
     if request.plan is not None and (request.tactics or request.strategy):
         raise UsageError("is a plan already", where="--plan", hint="give it without --tactic and --strategy")
+    if request.top > 1 and (request.strategy is not None or (request.plan is not None and not request.complete)):
+        raise UsageError("without a search there is one plan", where="--top", hint="leave it away")
     if request.confirm == 0 and (request.confirm_with is not None or request.confirm_seconds is not None):
         raise UsageError(
             "there is nothing to confirm",

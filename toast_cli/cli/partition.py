@@ -58,6 +58,7 @@ def partition(
             help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
+    top: options.Top = 1,
     confirm: options.Confirm = 0,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,

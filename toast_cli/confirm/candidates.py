@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.request import SearchName
+from toast_cli.search.diverse import name_of
 from toast_cli.search.run import run_search
 from toast_cli.tactics import strategies
 
@@ -16,14 +17,13 @@ from toast_cli.tactics import strategies
 _SURELY_TOO_LARGE = 1.5
 
 
-def candidates(evaluator: Evaluator, found: Sequence[Plan]) -> list[Candidate]:
-    """The plans found, the best first, then every strategy that applies and may fit."""
+def candidates(evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, Plan]) -> list[Candidate]:
+    """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
     limit = evaluator.problem.mesh.limit_bytes
     listed = [
-        Candidate("search" if place == 1 else f"search {place}", plan, evaluator.exact_cost(plan, learn=False))
-        for place, plan in enumerate(found, 1)
+        Candidate(name_of(place), plan, evaluator.exact_cost(plan, learn=False)) for place, plan in enumerate(found)
     ]
-    for name, plan in strategies(evaluator.problem).items():
+    for name, plan in named.items():
         cost = evaluator.exact_cost(plan, learn=False)
         if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
             listed.append(Candidate(name, plan, cost))

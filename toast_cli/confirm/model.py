@@ -49,11 +49,13 @@ class Compiled:
 
 @dataclass(frozen=True)
 class ConfirmedRow:
-    """A candidate and what became of it. `compiled` is None where it was not compiled; `why` says the reason."""
+    """A candidate and what became of it. `compiled` is None where it was not compiled; `why` says the reason. `also`:
+    names of later candidates whose programs are written in the same way."""
 
     candidate: Candidate
     compiled: Compiled | None = None
     why: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def compute_seconds(self) -> float:
@@ -92,9 +94,14 @@ class Confirmation:
     seconds: float = 0.0
 
     @property
+    def row(self) -> ConfirmedRow | None:
+        """The row of the best plan."""
+        return None if self.chosen is None else self.rows[self.chosen]
+
+    @property
     def taken(self) -> Candidate | None:
         """The best plan by compiled figures."""
-        return None if self.chosen is None else self.rows[self.chosen].candidate
+        return None if self.row is None else self.row.candidate
 
     @property
     def rejected(self) -> bool:

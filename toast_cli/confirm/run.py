@@ -127,7 +127,10 @@ class _Run:
         for candidate in candidates:
             content = self.emit(candidate.plan)
             key = key_of(content)
-            if key not in self._rows:
+            if key in self._rows:
+                row = self._rows[key]
+                self._rows[key] = replace(row, also=(*row.also, candidate.name))
+            else:
                 self._rows[key] = ConfirmedRow(candidate)
                 contents[key] = content
         keys = self._screened(contents)

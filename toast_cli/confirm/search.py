@@ -5,7 +5,7 @@ Enters: the program, the evaluator and the result of its search, and the specifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from toast_cli.confirm.candidates import candidates, search_corrected
 from toast_cli.confirm.compilers import AheadOfTime, Compiler, Partitioner
@@ -17,6 +17,7 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
+from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import target_of
 
 COMPILERS = ("tpu", "gpu", "cpu")
@@ -28,6 +29,7 @@ def confirm_found(
     found: Sequence[Plan],
     compiler: Compiler,
     *,
+    named: Mapping[str, Plan] | None = None,
     seed: int = 0,
     iterations: int | None = None,
     search_again: bool = True,
@@ -35,11 +37,15 @@ def confirm_found(
     tell: Tell | None = None,
 ) -> Confirmation:
     """Has the plans found, and the strategies that apply, compiled; searches again with a corrected model unless
-    told not to."""
+    told not to.
+
+    Args:
+        named: the strategies; None for those that a report compares with.
+    """
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     problem = evaluator.problem
-    listed = candidates(evaluator, found)
+    listed = candidates(evaluator, found, strategies(problem) if named is None else named)
 
     def emit(plan: Plan) -> bytes:
         return write(source, lower(problem, plan), "bytecode", "minimal").content

@@ -19,7 +19,7 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
-from toast_cli.evaluate.buckets import TICK, Bucket, Share, Vector, make_buckets, ticks
+from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.items import ArrayItem, Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
@@ -134,6 +134,13 @@ class Evaluator:
         rows = self._evaluate(plan).rows
         found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
         return sorted(found, key=lambda use: -use.seconds)
+
+    def parts(self, plan: Plan) -> dict[tuple[int, Key], float]:
+        """Seconds of a step by part of the program and how that part is split: where two plans have a key in common,
+        all that belongs to it is the same."""
+        state = self._evaluate(plan)
+        shares = enumerate(zip(self._buckets, state.shares, strict=True))
+        return {(k, b.key(state.rows)): (s.compute + s.communication) * TICK for k, (b, s) in shares}
 
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """What every kernel of `plan` does and takes, equal ones together, the longest first."""

@@ -84,11 +84,13 @@ def build_report(
             result.proven,
         ),
         timings,
-        goal=_goal(problem, result.cost),
+        goal=goal_facts(problem, result.cost),
     )
 
 
-def _goal(problem: Problem, cost: Cost) -> GoalFacts:
+def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
+    """What was asked for, and whether a plan of this cost keeps it."""
+
     def facts(bound: Bound) -> BoundFacts:
         value = reader(bound.figure, problem.mesh.names)(cost)
         return BoundFacts(str(bound.figure), bound.limit, value, value <= bound.limit)

@@ -13,7 +13,7 @@ from rich.text import Text
 from toast_cli.printable import printable, printable_lines
 from toast_cli.quantities import format_plural
 from toast_cli.report import style
-from toast_cli.report.checks import ERROR, FAILED, PASSED, Check, Verdict
+from toast_cli.report.checks import COMPILED, ERROR, FAILED, PASSED, Check, Verdict
 from toast_cli.report.json_file import write_json
 
 SCHEMA = "toast.check/1"
@@ -118,7 +118,8 @@ def _one_of_many(verdict: Verdict, verbose: bool) -> list[RenderableType]:
 
 def _table(checks: Sequence[Check]) -> RenderableType:
     """One row a demand, the failed ones in red."""
-    rows = style.table([("", "left"), ("", "left"), ("predicted", "right"), ("allowed", "fold")])
+    figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
+    rows = style.table([("", "left"), ("", "left"), (figures, "right"), ("allowed", "fold")])
     for check in checks:
         word, look = _WORDS[PASSED if check.passed else FAILED]
         rows.add_row(Text(word, look), check.name, check.found, check.allowed)

@@ -17,6 +17,8 @@ from toast_cli.report.terminal import one_line
 PASSED, FAILED, ERROR = "passed", "failed", "error"
 # Arguments whose changed sharding is named; the others are counted.
 _NAMED = 3
+# Behind figures that a compiler has said.
+COMPILED = " compiled"
 
 
 @dataclass(frozen=True)
@@ -89,25 +91,52 @@ def verdict(
 
 def judge(report: Report, limits: Limits, stored: StoredReport | None = None) -> list[Check]:
     """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored
-    report."""
-    predicted = report.predicted
-    peak, step = format_bytes(predicted.peak_bytes), format_seconds(predicted.step_seconds)
-    communication = format_seconds(predicted.communication_seconds)
-    checks = [Check("fits", predicted.fits, peak, f"{format_bytes(predicted.limit_bytes)} usable on each device")]
+    report, whose predicted figures are compared with predicted ones."""
+    now = _figures(report)
+    peak, step = f"{format_bytes(now.peak_bytes)}{now.by}", f"{format_seconds(now.step_seconds)}{now.by}"
+    communication = f"{format_seconds(now.communication_seconds)}{now.by}"
+    limit_bytes = report.predicted.limit_bytes
+    fits = now.peak_bytes <= limit_bytes and not (report.confirmation and report.confirmation.rejected)
+    checks = [Check("fits", fits, peak, f"{format_bytes(limit_bytes)} usable on each device")]
+    if report.confirmation is not None and report.confirmation.chosen is None:
+        checks.append(Check("compiles", False, "no plan", f"one, by {report.confirmation.compiler}"))
     if limits.max_bytes is not None:
         allowed = f"{format_bytes(limits.max_bytes)} by max-memory"
-        checks.append(Check("memory", predicted.peak_bytes <= limits.max_bytes, peak, allowed))
+        checks.append(Check("memory", now.peak_bytes <= limits.max_bytes, peak, allowed))
     if limits.max_step_seconds is not None:
         allowed = f"{format_seconds(limits.max_step_seconds)} by max-step-time"
-        checks.append(Check("step time", predicted.step_seconds <= limits.max_step_seconds, step, allowed))
+        checks.append(Check("step time", now.step_seconds <= limits.max_step_seconds, step, allowed))
     if limits.max_communication_seconds is not None:
-        within = predicted.communication_seconds <= limits.max_communication_seconds
+        within = now.communication_seconds <= limits.max_communication_seconds
         allowed = f"{format_seconds(limits.max_communication_seconds)} by max-communication"
         checks.append(Check("communication", within, communication, allowed))
     checks += [Check(bound.figure, bound.holds, "", bound_text(bound)) for bound in report.goal.bounds]
     if stored is not None:
         checks += _against(report, limits, stored)
     return checks
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What limits hold for. by: `COMPILED` where a compiler has said it; empty where it is predicted."""
+
+    peak_bytes: int
+    step_seconds: float
+    communication_seconds: float
+    by: str = ""
+
+
+def _figures(report: Report) -> _Figures:
+    """The compiler's figures where it was asked, and the predicted ones else."""
+    predicted, confirmation = report.predicted, report.confirmation
+    asked = confirmation.plans if confirmation is not None else []
+    for row in asked:
+        if confirmation is not None and row.name == confirmation.chosen:
+            figures = row.peak_bytes, row.step_seconds, row.exposed_seconds
+            if None not in figures:
+                peak, step, exposed = figures
+                return _Figures(peak or 0, step or 0.0, exposed or 0.0, COMPILED)
+    return _Figures(predicted.peak_bytes, predicted.step_seconds, predicted.communication_seconds)
 
 
 def plan_drift(report: Report, stored: StoredReport) -> list[str]:

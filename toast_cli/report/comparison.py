@@ -4,21 +4,26 @@ search's plan. Leaves: facts. JSON schema "toast.compare/1"; field names are sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from toast_cli.confirm.model import Confirmation
+from toast_cli.confirm.run import compiled_cost
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import SUMS, scope_name, summary
 from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
-from toast_cli.report.model import MeshFacts, ProgramFacts, Report
+from toast_cli.plan.problem import Problem
+from toast_cli.report.confirmation import confirmation_facts
+from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report
+from toast_cli.search.diverse import name_of
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import applicable, strategy
 from toast_cli.tactics.strategies import STRATEGIES
 
 SCHEMA = "toast.compare/1"
-SEARCH, UNSHARDED = "search", "unsharded"
+SEARCH, UNSHARDED, STRATEGY = "search", "unsharded", "strategy"  # kinds of contenders, and names of the first two
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class Contender:
     Attributes:
         kind: "search", "strategy" or "unsharded". met: fits, and keeps the bounds asked for.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
-        front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised.
+        front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised;
+            by the compiler's figures where it was asked.
+        compiled: what a compiler says of it; None where none was asked. plan: itself, for no output.
     """
 
     name: str
@@ -46,6 +53,8 @@ class Contender:
     lacks: list[str]
     front: bool = False
     best: bool = False
+    compiled: ConfirmedPlanFacts | None = None
+    plan: Plan = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ class Comparison:
     minimised: list[str]
     contenders: list[Contender]
     not_applicable: dict[str, str] = field(default_factory=dict)
+    compiler: str = ""  # the one that was asked
     schema: str = SCHEMA
 
     @property
@@ -67,24 +77,27 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         facts = asdict(self)
+        for one in facts["contenders"]:
+            del one["plan"]
         return {"schema": facts.pop("schema"), **facts}
 
 
-def compare(evaluator: Evaluator, report: Report, found: Plan, more: Iterable[str] = ()) -> Comparison:
-    """Tabulates the search's plan (`found`), all strategies that apply, and `more` named ones, which must."""
+def compare(evaluator: Evaluator, report: Report, found: Sequence[Plan], more: Iterable[str] = ()) -> Comparison:
+    """Tabulates the search's plans (`found`, the best first), all strategies that apply, and `more` named ones, which
+    must."""
     problem = evaluator.problem
     plans, reasons = applicable(problem, STRATEGIES)
     for name in more:
         plans[name] = strategy(problem, name)
         reasons.pop(name, None)
     everything: dict[str, tuple[str, Plan]] = {
-        SEARCH: (SEARCH, found),
+        **{name_of(place): (SEARCH, plan) for place, plan in enumerate(found)},
         UNSHARDED: (UNSHARDED, ()),
-        **{name: ("strategy", plan) for name, plan in plans.items()},
+        **{name: (STRATEGY, plan) for name, plan in plans.items()},
     }
     costs = {name: evaluator.exact_cost(plan, learn=False) for name, (_, plan) in everything.items()}
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    own = {_short(evaluator, d) for d in found}
+    own = {short(evaluator.problem, d) for d in found[0]}
     rows = [
         _contender(evaluator, name, kind, plan, costs[name], own, objective.met(costs[name]))
         for name, (kind, plan) in everything.items()
@@ -100,21 +113,40 @@ def compare(evaluator: Evaluator, report: Report, found: Plan, more: Iterable[st
     return Comparison(report.program, report.mesh, problem.mesh.limit_bytes, goal, rows, reasons)
 
 
+def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:
+    """The same with what a compiler says of the contenders, and the best by its word."""
+    facts = {
+        name: replace(of, name=name)
+        for row, of in zip(confirmation.rows, confirmation_facts(confirmation).plans, strict=True)
+        for name in (row.candidate.name, *row.also)
+    }
+    rows = [replace(one, compiled=facts.get(one.name)) for one in found.contenders]
+    if confirmation.row is not None:
+        objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+        met = objective.met(compiled_cost(confirmation.row))
+        names = (confirmation.row.candidate.name, *confirmation.row.also)
+        best = next((one.name for one in rows if one.name in names), "")
+        rows = [replace(one, best=one.name == best, met=met if one.name == best else one.met) for one in rows]
+    elif confirmation.rejected:
+        rows = [replace(one, best=False) for one in rows]
+    return replace(found, contenders=rows, compiler=confirmation.compiler)
+
+
 def _contender(
     evaluator: Evaluator, name: str, kind: str, plan: Plan, cost: Cost, own: set[str], met: bool
 ) -> Contender:
     problem = evaluator.problem
-    decisions = [_short(evaluator, d) for d in plan]
+    decisions = [short(problem, d) for d in plan]
     return Contender(
         name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
         round(cost.argument_bytes), cost.peak_bytes <= problem.mesh.limit_bytes, met, summary(problem, plan), decisions,
         [d for d in decisions if d not in own], sorted(own.difference(decisions)),
+        plan=plan,
     )  # fmt: skip
 
 
-def _short(evaluator: Evaluator, decision: Decision) -> str:
+def short(problem: Problem, decision: Decision) -> str:
     """`batch over data`, `weights whole over data`."""
-    problem = evaluator.problem
     axis = problem.mesh.names[decision.axis]
     if isinstance(decision, Replicate):
         return f"{problem.roles[decision.role]} whole over {axis}"

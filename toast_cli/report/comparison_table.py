@@ -10,7 +10,7 @@ from rich.text import Text
 from toast_cli.explain.words import name_list
 from toast_cli.quantities import format_bytes, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.comparison import SEARCH, Comparison, Contender, differences
+from toast_cli.report.comparison import SEARCH, UNSHARDED, Comparison, Contender, differences
 
 # Names of dimensions listed over one axis before the rest is counted.
 _LISTED = 5
@@ -44,6 +44,7 @@ def one_line(found: Comparison) -> str:
 def _figures(found: Comparison, width: int) -> RenderableType:
     wide = width >= style.WIDE
     split = [("compute", "right"), ("communication", "right")] if wide else []
+    compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
     rows = style.table(
         [
             ("", "left"),
@@ -52,6 +53,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
             ("", "right"),
             *split,
             ("peak memory", "right"),
+            *compiled,
             ("", "left"),
         ]
     )
@@ -65,19 +67,33 @@ def _figures(found: Comparison, width: int) -> RenderableType:
             format_ratio(one.step_seconds / reference),
             *parts,
             format_bytes(one.peak_bytes),
+            *(_compiled(one) if compiled else ()),
             _verdict(one),
         )
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
+    by = f" compiled with {found.compiler}" if found.compiler else ""
     title = f"{found.program.name} on {found.mesh.name}, {shape}, {format_bytes(found.limit_bytes)} usable on each"
     words = Text(
-        "★ best by " + ", then ".join(found.minimised) + "; on the front: no other is better in both time and memory",
+        "★ best by "
+        + ", then ".join(found.minimised)
+        + by
+        + "; on the front: no other is better in both time and memory",
         style.LABEL,
     )
     return style.section(title, rows, words)
 
 
+def _compiled(one: Contender) -> tuple[str, str]:
+    """Compiled step time and peak memory; why there are none."""
+    facts = one.compiled
+    if facts is None or facts.step_seconds is None or facts.peak_bytes is None:
+        return (facts.outcome if facts is not None else "", "")
+    return format_seconds(facts.step_seconds), format_bytes(facts.peak_bytes)
+
+
 def _verdict(one: Contender) -> Text:
-    if not one.fits:
+    fits = one.fits if one.compiled is None or one.compiled.fits is None else one.compiled.fits
+    if not fits:
         return Text("does not fit", style.BAD)
     verdict = Text("fits", style.GOOD) if one.met else Text("breaks a bound", style.WARNING)
     return verdict.append(", on the front", "") if one.front else verdict
@@ -88,12 +104,12 @@ def _decisions(found: Comparison) -> RenderableType:
     rows = style.table([("", "left"), ("", "left"), ("", "fold")])
     search = found.contenders[0]
     rows.add_row(
-        Text(SEARCH, style.TITLE), "decides", _listed(search.decisions, axes) if search.decisions else Text("nothing")
+        Text(SEARCH, style.TITLE), "decides", listed(search.decisions, axes) if search.decisions else Text("nothing")
     )
     for one in found.contenders[1:]:
-        if one.kind != "strategy":
+        if one.kind == UNSHARDED:
             continue
-        adds, lacks = _listed(one.adds, axes), _listed(one.lacks, axes)
+        adds, lacks = listed(one.adds, axes), listed(one.lacks, axes)
         if one.adds:
             rows.add_row(one.name, "adds", adds)
         if one.lacks:
@@ -103,7 +119,7 @@ def _decisions(found: Comparison) -> RenderableType:
     return style.section("what differs from the search's plan", rows)
 
 
-def _listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
+def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:
     """`data: batch, embed; model: ff`."""
     parts = []
     for axis, names in differences(decisions).items():

@@ -215,6 +215,30 @@ class GoalFacts:
 
 
 @dataclass(frozen=True)
+class AlternativeFacts:
+    """One of the best plans that differ in meaning from the one taken and from each other.
+
+    Attributes:
+        differs: the share of the slower one's step, 0 to 1, spent on kernels and collectives that only one of this plan
+            and the one taken has.
+        decisions: in words. adds, lacks: decisions ("batch over data") that the plan taken does not have, or has beyond
+            this one.
+    """
+
+    name: str  # "search 2" for the second best that the search found
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    peak_bytes: int
+    fits: bool
+    differs: float
+    summary: str
+    decisions: list[str]
+    adds: list[str]
+    lacks: list[str]
+
+
+@dataclass(frozen=True)
 class ConfirmedPlanFacts:
     """One plan that a compiler was asked about. Compiled figures are null where there is no compiled program."""
 
@@ -264,6 +288,7 @@ class Report:
     )  # those worth most, the dearest first
     goal: GoalFacts = field(default_factory=GoalFacts)
     confirmation: ConfirmationFacts | None = None
+    alternatives: list[AlternativeFacts] = field(default_factory=list)  # the best first, where they were asked for
     schema: str = SCHEMA
 
     def __getitem__(self, key: str) -> Any:

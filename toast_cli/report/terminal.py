@@ -12,6 +12,7 @@ from rich.text import Text
 
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import arrays, sections, style
+from toast_cli.report.alternatives import alternatives
 from toast_cli.report.confirmation import confirmation
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
@@ -54,6 +55,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         sections.prediction(report, width),
         goal(report),
         sections.comparison(report, width) if report.baselines else None,
+        alternatives(report),
         confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
         sections.collectives(report, width, verbose),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import inf
 
 import numpy as np
@@ -24,12 +25,13 @@ SearchProgress = Callable[[float, int, float, float], None]
 @dataclass(frozen=True, slots=True)
 class Budget:
     """When to stop. evaluations: plans to evaluate at most; seconds: wall time at most; None for no bound. asked:
-    whether the user wants it to end.
+    whether the user wants it to end. keep: how many of the plans looked at the result holds, the best ones.
     """
 
     evaluations: int | None = None
     seconds: float | None = None
     asked: Callable[[], bool] = lambda: False
+    keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class SearchResult:
 
     evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be
     better. stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none
-    was sought. trail: the evaluation that found each best plan so far, and its cost.
+    was sought. trail: the evaluation that found each best plan so far, and its cost. seen: the best plans looked at, as
+    many as were to be kept.
     """
 
     plan: Plan
@@ -52,6 +55,7 @@ class SearchResult:
     proven: bool = False
     lower_bound: float = 0.0
     trail: tuple[tuple[int, Cost], ...] = ()
+    seen: tuple[Plan, ...] = ()
 
 
 # problem, evaluate, budget, random numbers, whom to tell, plans to start from
@@ -176,6 +180,10 @@ class Incumbent:
                     break
             improved = self.best != before
 
+    def _kept(self) -> tuple[Plan, ...]:
+        ranked = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.rank(plan, self.seen[plan]))
+        return tuple(ranked)
+
     def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
         self.report()
         with suppress(OutOfBudget, KeyboardInterrupt):
@@ -191,4 +199,5 @@ class Incumbent:
             proven,
             lower_bound,
             tuple(self._trail),
+            self._kept(),
         )

@@ -49,6 +49,7 @@ def run_search(
     jobs: int = 1,
     progress: SearchProgress | None = None,
     starts: Sequence[Plan] = (),
+    keep: int = 0,
 ) -> SearchResult:
     """Best plan that search `name` finds, with its exact cost; `seconds` of it are wall time.
 
@@ -58,6 +59,7 @@ def run_search(
         iterations, seconds: budgets of all roots together (None: a default number of evaluations, no time limit).
         jobs: processes to use at most.
         starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
+        keep: how many of the plans that each root has looked at the result holds.
     """
     start = time.monotonic()
     if iterations is None and seconds is None:
@@ -71,6 +73,7 @@ def run_search(
         Budget(
             None if total is None else total // roots + (root < total % roots),
             None if seconds is None else seconds / waves,
+            keep=keep,
         )
         for root in range(roots)
     ]
@@ -189,5 +192,6 @@ def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
     return replace(
         best, evaluations=sum(r.evaluations for r in results),
         stopped="interrupted" if any(r.stopped == "interrupted" for r in results) else best.stopped,
+        seen=tuple(dict.fromkeys(plan for result in results for plan in result.seen)),
         best_found_at=best.best_found_at + sum(r.evaluations for r in results[: results.index(best)]),
     )  # fmt: skip

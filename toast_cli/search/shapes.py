@@ -36,13 +36,15 @@ def search_shapes(
     jobs: int,
     progress: SearchProgress | None = None,
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
+    keep: int = 0,
 ) -> tuple[Evaluator, SearchResult]:
     """The best plan over all meshes; its evaluations and its seconds are those of the whole search.
 
     Fewer iterations than meshes: so many of the meshes are looked at. Ctrl-C ends everything with the best so far.
 
     Args:
-        meshes: at least one. starts_of: a problem -> plans worth a look. Others as for `run_search`.
+        meshes: at least one. starts_of: a problem -> plans worth a look. Others as for `run_search`; plans are kept of
+            the mesh chosen.
     """
     start = time.monotonic()
     spent, best_seconds = 0, inf
@@ -60,7 +62,8 @@ def search_shapes(
                 progress(min(best, leader), before + evaluations, elapsed, begins + share * used)
 
         time_limit = None if seconds is None else seconds * share
-        result = run_search(evaluator, name, seed, limit, time_limit, jobs, report, tuple(starts_of(evaluator.problem)))
+        starts = tuple(starts_of(evaluator.problem))
+        result = run_search(evaluator, name, seed, limit, time_limit, jobs, report, starts, keep)
         spent += result.evaluations
         best_seconds = min(best_seconds, result.cost.step_seconds if result.fits else inf)
         return result
@@ -86,12 +89,13 @@ def search_shapes(
             if ended == "interrupted":
                 break
         best = finalists[0]
-        for number, (_, evaluator, _) in enumerate(finalists):
+        for number, (_, evaluator, before) in enumerate(finalists):
             left = None if total is None else (total - spent) // (len(finalists) - number)
             if ended == "interrupted" or left == 0:
                 break
             share = 0.5 / len(finalists)
             result = run(evaluator, share, 0.5 + share * number, left)
+            result = replace(result, seen=tuple(dict.fromkeys((*result.seen, *before.seen))))
             best = min(best, (_rank(evaluator, result), evaluator, result), key=lambda entry: entry[0])
             ended = result.stopped
     _, evaluator, result = best

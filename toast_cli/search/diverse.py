@@ -1,0 +1,179 @@
+"""The best plans that differ in meaning, of all that a search has looked at.
+
+How far two plans differ is measured on what they make the devices do. Each plan spends its step on kernels (an op, and
+how the mesh axes split it) and on collectives (kind, axes, array, bytes); the difference is the share of the slower
+step that is spent on what only one of the two has. Plans that are spelled otherwise and mean the same differ by 0, and
+so do plans that only exchange mesh axes of the same size, where a step takes as long, or the order of the axes that
+split a dimension. A plan counts as another one when it differs from each one taken before by at least `DIFFERENT`, or
+needs that much more or less memory at its peak.
+
+Enters: an evaluator, the plan taken and the plans looked at. Leaves: plans, the best first, and how they compare.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, groupby, islice, permutations, product
+from typing import TypeVar
+
+from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.mirrors import taken_apart
+from toast_cli.plan.problem import Problem
+from toast_cli.search.objective import Objective
+
+DIFFERENT = 0.1
+KEPT = 2000  # plans of a search, the best ones, that are looked at
+_SWAPS = 24  # ways to exchange mesh axes that are tried, at most
+_EQUAL = 1e-9  # steps closer than this fraction are equal
+
+Of = TypeVar("Of", bound=Hashable)
+Spent = dict[Hashable, float]  # what -> seconds of a step
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that differs in meaning from the one taken. differs: the share of the slower one's step, 0 to 1, that is
+    spent on kernels and collectives that only one of the two has. met: it fits, and keeps the goal's bounds."""
+
+    plan: Plan
+    cost: Cost
+    differs: float
+    met: bool
+
+
+def different_plans(evaluator: Evaluator, taken: Plan, seen: Iterable[Plan], count: int) -> list[Plan]:
+    """The best `count` plans of `seen`, fewer where there are not so many, that differ from `taken` and each other.
+
+    Args:
+        seen: the best plans of a search on this mesh, in any order; those of the problem with mirrored layers, where
+            `taken` decides them apart.
+    """
+    if count < 1:
+        return []
+    problem = evaluator.problem
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    plans = dict.fromkeys(_here(problem, plan) for plan in seen)
+    costs = {plan: evaluator.cost(plan) for plan in plans}
+    ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))
+    swaps = axis_swaps(problem.mesh)
+    known, found = [_Known(evaluator, taken)], list[Plan]()
+    for plan in ranked:
+        if len(found) == count:
+            break
+        meant = [_Known(evaluator, other) for other in _exchanged(evaluator, plan, swaps)]
+        if any(not _differ(one, other) for one in meant for other in known):
+            continue
+        known.append(meant[0])
+        found.append(simplest(evaluator, plan))
+    exact = {plan: evaluator.exact_cost(plan, learn=False) for plan in found}
+    return sorted(found, key=lambda plan: objective.rank(plan, exact[plan]))
+
+
+def compared(evaluator: Evaluator, taken: Plan, plan: Plan) -> Alternative:
+    """What `plan` costs, and how far it is from the plan taken."""
+    problem, meant = evaluator.problem, spent(evaluator, taken)
+    cost = evaluator.exact_cost(plan, learn=False)
+    exchanged = _exchanged(evaluator, plan, axis_swaps(problem.mesh))
+    share = min(difference(spent(evaluator, other), meant) for other in exchanged)
+    return Alternative(plan, cost, share, Objective(problem, evaluator.cost(problem.fixed)).met(cost))
+
+
+def name_of(place: int) -> str:
+    """What a search's best plans are called: "search", "search 2", ..."""
+    return "search" if place == 0 else f"search {place + 1}"
+
+
+def spent(evaluator: Evaluator, plan: Plan) -> Spent:
+    """Seconds that a step spends on each kernel, by op and how it is split, and on each collective."""
+    problem, found = evaluator.problem, defaultdict[Hashable, float](float)
+    for kernel in evaluator.kernels(plan):
+        split = problem.choice(problem.op_pattern[kernel.op], plan)[0]
+        found["kernel", kernel.op, tuple(tuple(sorted(axes)) for axes in split)] += kernel.seconds
+    for use in evaluator.collectives(plan):
+        found[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes] += use.seconds
+    return found
+
+
+def difference(one: Mapping[Of, float], other: Mapping[Of, float]) -> float:
+    """The share, 0 to 1, of the slower step that is spent on what only one of the two has."""
+    most = max(sum(one.values()), sum(other.values()))
+    if not most:
+        return 0.0
+    apart = sum(max(one.get(what, 0.0), other.get(what, 0.0)) for what in one.keys() ^ other.keys())
+    return min(1.0, apart / most)
+
+
+def simplest(evaluator: Evaluator, plan: Plan) -> Plan:
+    """The plan without decisions that change nothing in it."""
+    problem = evaluator.problem
+    meant = evaluator.parts(plan)
+    place = len(problem.fixed)
+    while place < len(plan):
+        shorter = problem.canonical((*plan[:place], *plan[place + 1 :]))
+        if evaluator.parts(shorter) == meant:
+            plan = shorter
+        else:
+            place += 1
+    return plan
+
+
+def axis_swaps(mesh: Mesh) -> list[tuple[int, ...]]:
+    """[ways][axes] number of the axis that stands in for each: exchanges of axes of one size. The first changes
+    nothing."""
+    order = sorted(range(len(mesh.sizes)), key=lambda number: mesh.sizes[number])
+    alike = [tuple(numbers) for _, numbers in groupby(order, key=lambda number: mesh.sizes[number])]
+    found = []
+    for choice in islice(product(*map(permutations, alike)), _SWAPS):
+        place = dict(zip(order, chain(*choice), strict=True))
+        found.append(tuple(place[number] for number in range(len(order))))
+    return found
+
+
+class _Known:
+    """What is known of a plan's meaning; the costly part of it only once it is asked for."""
+
+    def __init__(self, evaluator: Evaluator, plan: Plan) -> None:
+        self._evaluator, self._plan = evaluator, plan
+        self.cost = evaluator.cost(plan)
+        self.parts = evaluator.parts(plan)
+        self._spent: Spent | None = None
+
+    @property
+    def spent(self) -> Spent:
+        if self._spent is None:
+            self._spent = spent(self._evaluator, self._plan)
+        return self._spent
+
+
+def _differ(one: _Known, other: _Known) -> bool:
+    """Whether two plans mean something else. Parts of the program that are split alike in both cost the same, so what
+    the other parts take is the most that can differ."""
+    least, most = sorted((one.cost.peak_bytes, other.cost.peak_bytes))
+    if most - least >= DIFFERENT * most > 0.0:
+        return True
+    if difference(one.parts, other.parts) < DIFFERENT:
+        return False
+    return difference(one.spent, other.spent) >= DIFFERENT
+
+
+def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -> Iterator[Plan]:
+    """The plan, and what becomes of it when axes change places that make no difference to its step."""
+    problem, seconds = evaluator.problem, evaluator.cost(plan).step_seconds
+    fixed = problem.fixed
+    yield plan
+    for swap in swaps[1:]:
+        other = problem.canonical((*fixed, *(d._replace(axis=swap[d.axis]) for d in plan[len(fixed) :])))
+        if other != plan and abs(evaluator.cost(other).step_seconds - seconds) <= _EQUAL * seconds:
+            yield other
+
+
+def _here(problem: Problem, plan: Plan) -> Plan:
+    """A plan for a problem with mirrored layers as one for the problem that has taken some of them apart."""
+    if problem.mirrored is None:
+        return plan
+    return problem.canonical(taken_apart(plan, problem.mirrored[1]))
