@@ -9,9 +9,9 @@ jaxlib.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from jaxlib import _jax
@@ -27,6 +27,26 @@ except ImportError:
 sdy = _sdy
 
 __all__ = ["ir", "sdy"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _refusing(native: Callable[P, T]) -> Callable[P, T]:
+    """A function of native code, whose other exceptions become RuntimeError.
+
+    The bindings pass on what the C++ libraries throw as Python's nearest: `std::length_error` as ValueError,
+    `std::out_of_range` as IndexError. For a reader they are all one: the input is not what it says.
+    """
+
+    @wraps(native)
+    def called(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return native(*arguments, **named)
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            raise RuntimeError(str(error)) from error
+
+    return called
 
 
 def make_context() -> Any:
@@ -45,14 +65,16 @@ def make_context() -> Any:
     return context
 
 
+@_refusing
 def parse_module(context: Any, program: bytes | str) -> Any:
     """An `ir.Module` from MLIR text or bytecode.
 
-    Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse.
+    Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse, RuntimeError where its sizes are absurd.
     """
     return ir.Module.parse(program, context)
 
 
+@_refusing
 def parse_portable_artifact(context: Any, artifact: bytes) -> Any:
     """An `ir.Module` from a StableHLO portable artifact. Raises `ir.MLIRError`; hostile bytes may abort the process."""
     return _stablehlo.deserialize_portable_artifact(context, artifact)
@@ -85,6 +107,7 @@ def write_bytecode(module: Any) -> bytes:
     return buffer.getvalue()
 
 
+@_refusing
 def hlo_text_to_proto(text: str) -> bytes:
     """A serialized HloModuleProto.
 
@@ -93,6 +116,7 @@ def hlo_text_to_proto(text: str) -> bytes:
     return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
+@_refusing
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     """StableHLO (with some mhlo ops) as bytecode.
 
@@ -101,6 +125,7 @@ def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     return bytes(_jax.mlir.hlo_to_stablehlo(proto))
 
 
+@_refusing
 def stablehlo_to_hlo_text(bytecode: bytes) -> str:
     """HLO text, constants in full, of a StableHLO module whose `mhlo.sharding` strings become GSPMD shardings.
 
@@ -120,6 +145,7 @@ def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
     return [tree(parameter) for parameter in shape.parameter_shapes()], tree(shape.result_shape())
 
 
+@_refusing
 def refine_shapes(bytecode: bytes) -> bytes:
     """Works out the dynamic shapes inside a program whose arguments are static.
 
@@ -130,6 +156,7 @@ def refine_shapes(bytecode: bytes) -> bytes:
     )
 
 
+@_refusing
 def run_passes(module: Any, pipeline: str) -> None:
     """Runs a pass pipeline, e.g. `func.func(sdy-populate-op-sharding-rules)`, on the module, in place.
 

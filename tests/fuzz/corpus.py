@@ -3,8 +3,10 @@ common."""
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 
 import zstandard
@@ -54,8 +56,20 @@ def frontend(name: str, text: str) -> bytes:
     return call(f'mhlo.frontend_attributes = {{{name} = "{text}"}}')
 
 
-# Texts that native code takes apart.
+# Bytecode with a size that no vector can have, which a library of C++ throws as `std::length_error`.
+ABSURD_SIZE = zlib.decompress(
+    base64.b85decode(
+        "c-n1HZE71a5Y_DLSQUd1i*Q9)j4{SFCL~R2LMf$$I3&g3K*$aJv27OCYvb;cfBBbV<r=w0uh3a1`PV^@nKzH8k>+Oh_s-tTrgvY)$0x@"
+        "pzw=7LPy?9+&>?A098%xyWA@X*6?eUF4tr+y{|iC}=Yk8`ar79GAAnI30nAu16$*Rmh5ClZLa7}9(P|2G5P(o{8bCX7_y8jt;81#ra4)"
+        "<sc_0`{FO}R8bOk-(?M{G@1UQhIrM6PbKR5+Wsn;_pSV9SgD3aNqkl@yXjw3{wdz+$;Um|3Wx})@@O9=L3j{wzM7)P=dE!w$8aMu?GiG"
+        "Vo1M2#-Ii^IKfBu0{r#824xSX+_4?S0?heLuv<{#7)sQ$%^5o{Sm6w9e#BpgI0ZhV<lc-#co0%<*Tk#<cp_45WB~rqu}QIdx2wSmT{*b"
+        "F!%OqRLD4t1g%7Pc>f@*?qB5>&>bzGPTR9dRMCDrWC2H)O@v45BIq!%guT_-(~7Zt<`!i7i{ZAkuTMUk)=LZXaj_?tkDr%q4@`at3H|"
+    )
+)
+
+# Texts and bytes that native code takes apart.
 NATIVE = [
+    known("a size that no vector can have", ABSURD_SIZE, 2, "unable to grow", INSPECT),
     known("empty sharding text", frontend("xla.sdy.sharding", ""), 2, "xla.sdy.sharding is empty"),
     known("empty rule text", frontend("xla.sdy.sharding_rule", ""), 2, "xla.sdy.sharding_rule is empty"),
     known("blank rule text", frontend("xla.sdy.sharding_rule", "  "), 2, "is empty"),
