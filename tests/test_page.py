@@ -1,21 +1,31 @@
-"""The page of one run: its numbers add up to the report's, and it needs nothing from outside."""
+"""The pages: their numbers add up to the report's, and they need nothing from outside."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toast_cli.cli import main
 from toast_cli.pipeline import Outcome, Request, partition
-from toast_cli.report.page import page
-from toast_cli.report.pictures import Pictures, pictures
-from toast_cli.report.tiles import mesh_grid, tile
+from toast_cli.report.comparison import compare
+from toast_cli.report.html import comparison_page, sweep_page
+from toast_cli.report.html.charts import front_line
+from toast_cli.report.html.frame import chart
+from toast_cli.report.html.pictures import OTHERS, Pictures, pictures
+from toast_cli.report.html.run_page import page
+from toast_cli.report.html.tiles import mesh_grid, tile
+from toast_cli.report.html.trees import Branch, plain
+from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
 
 ROOT = Path(__file__).resolve().parents[1]
 AXES = {"data": 4, "model": 2}
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +39,49 @@ def drawn(outcome: Outcome) -> Pictures:
     return pictures(outcome.source, outcome.evaluator, outcome.result)
 
 
-def test_memory_by_role_peaks_where_the_report_does(outcome: Outcome, drawn: Pictures) -> None:
-    total = [sum(sizes) for sizes in zip(*drawn.memory.values(), strict=True)]
-    assert max(total) == pytest.approx(outcome.report.predicted.peak_bytes, abs=1)
-    assert drawn.moments == sorted(drawn.moments)
-    assert "argument" in drawn.memory
+def test_memory_peaks_where_the_report_does_however_it_is_grouped(outcome: Outcome, drawn: Pictures) -> None:
+    memory = drawn.memory
+    assert memory.moments == sorted(memory.moments)
+    assert memory.moments[-1] <= drawn.step.seconds
+    for groups in (memory.by_role, memory.by_module):
+        total = [sum(sizes) for sizes in zip(*groups.values(), strict=True)]
+        assert max(total) == pytest.approx(outcome.report.predicted.peak_bytes, abs=1)
+    assert "arguments" in memory.by_role
+    assert len(memory.by_module.keys() - {OTHERS}) > 2
 
 
-def test_places_and_kernels_take_the_reports_time(outcome: Outcome, drawn: Pictures) -> None:
-    predicted = outcome.report.predicted
-    places = [*drawn.places, drawn.elsewhere]
-    assert sum(p.compute for p in places) == pytest.approx(predicted.compute_seconds)
-    assert sum(p.communication for p in places) == pytest.approx(predicted.communication_seconds)
-    assert any(p.location.startswith("decoder.py:") for p in places)
+def test_the_step_is_as_long_as_predicted_and_in_order(outcome: Outcome, drawn: Pictures) -> None:
+    predicted, step = outcome.report.predicted, drawn.step
+    assert step.seconds == pytest.approx(predicted.step_seconds)
+    assert sum(one.seconds for one in step.slices if one.lane == 0) == pytest.approx(predicted.compute_seconds)
+    starts = [one.start for one in step.slices]
+    assert starts == sorted(starts)
+    times = outcome.evaluator.items.lives.times
+    assert [times[one.op] for one in step.slices] == sorted(times[one.op] for one in step.slices)
+    layers = {name for one in step.slices for name in drawn.modules.of(one.op) if name.startswith("layer_")}
+    assert layers == {"layer_0", "layer_1"}, "each layer has its own kernels"
+
+
+def test_time_by_module_adds_up(outcome: Outcome, drawn: Pictures) -> None:
+    assert drawn.time.amount == pytest.approx(outcome.report.predicted.step_seconds)
+    layers = drawn.time.below["layer_*"]
+    assert {"attention", "mlp"} <= layers.below.keys()
+    assert layers.amount == pytest.approx(sum(part.amount for part in layers.below.values()))
+    assert any(name.startswith("decoder.py:") for name in layers.below["mlp"].below)
+
+
+def test_alive_at_the_peak_adds_up(outcome: Outcome, drawn: Pictures) -> None:
+    live = outcome.report.predicted.live_at_peak
+    assert drawn.alive.amount == pytest.approx(sum(one.bytes for one in live), rel=1e-3)
+    arguments = sum(one.bytes for one in live if one.role == "argument")
+    assert drawn.alive.below["arguments"].amount == pytest.approx(arguments, rel=1e-3)
+
+
+def test_kernels_stay_under_the_ceilings(drawn: Pictures) -> None:
     for kernel in drawn.kernels:
-        assert kernel.flops / kernel.seconds <= 1.001 * drawn.matrix_flops
-        assert kernel.bytes / kernel.seconds <= 1.001 * drawn.memory_rate
+        assert kernel.flops / kernel.seconds <= 1.001 * drawn.ceilings.matrix_flops
+        assert kernel.bytes / kernel.seconds <= 1.001 * drawn.ceilings.memory_bytes
+    assert 0 < drawn.ceilings.vector_flops < drawn.ceilings.matrix_flops
 
 
 def test_the_trail_ends_at_the_plan(outcome: Outcome, drawn: Pictures) -> None:
@@ -55,38 +92,138 @@ def test_the_trail_ends_at_the_plan(outcome: Outcome, drawn: Pictures) -> None:
     assert drawn.trail[-1][1] == pytest.approx(outcome.report.predicted.step_seconds)
 
 
-class Outside(HTMLParser):
-    """Collects whatever a browser would fetch, and the ids of what is drawn."""
+class Page(HTMLParser):
+    """Collects whatever a browser would fetch, the charts with their numbers, headings and tags."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: bytes) -> None:
         super().__init__()
         self.fetched: list[str] = []
-        self.ids: list[str] = []
+        self.charts: dict[str, Any] = {}
+        self.headings: list[str] = []
+        self.tags: list[str] = []
+        self._chart = self._inside = ""
+        self.feed(content.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
+        self.tags.append(tag)
         self.fetched += [str(found[key]) for key in ("src", "href") if key in found]
-        self.ids += [str(found["id"])] if "id" in found else []
+        self._chart = str(found.get("data-chart", self._chart))
+        self._inside = str(found.get("type", tag))
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "application/json":
+            self.charts[self._chart] = json.loads(data)
+        if self._inside == "h2":
+            self.headings.append(data)
+        self._inside = ""
 
 
-def test_the_page_stands_alone(outcome: Outcome, drawn: Pictures) -> None:
+def test_the_page_stands_alone_and_is_small(outcome: Outcome, drawn: Pictures) -> None:
+    content = page(outcome.report, drawn)
+    read = Page(content)
+    assert not read.fetched
+    assert b"@import" not in content
+    assert b"url(http" not in content
+    assert len(content) < 300_000
+    assert read.charts.keys() == {"step", "icicle", "treemap", "points", "trail"}
+    assert {"Plan", "One step", "Arguments", "Search"} <= set(read.headings)
+
+
+def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Pictures) -> None:
+    step = Page(page(outcome.report, drawn)).charts["step"]
+    columns = step["slices"]
+    assert len({len(column) for column in columns.values()}) == 1
+    assert sum(columns["long"]) == pytest.approx(outcome.report.predicted.step_seconds, rel=1e-4)
+    assert max(columns["module"]) < len(step["modules"]) == len(step["bands"]) == len(step["tops"])
+    for view in step["memory"]["views"].values():
+        assert {len(one["v"]) for one in view.values()} == {len(step["memory"]["moments"])}
+
+
+def test_the_search_is_shown_to_its_end(outcome: Outcome, drawn: Pictures) -> None:
+    trail = Page(page(outcome.report, drawn)).charts["trail"]
+    assert trail["total"] == outcome.report.search.evaluations > trail["trail"][-1][0]
+
+
+def test_arrays_that_are_whole_have_no_drawing(outcome: Outcome, drawn: Pictures) -> None:
     text = page(outcome.report, drawn).decode()
-    reader = Outside()
-    reader.feed(text)
-    assert not reader.fetched
-    assert reader.ids == ["memory", "places", "roofline", "strategies", "search"]
-    assert "@import" not in text
-    for heading in ("Mesh", "Alive at the peak", "Arguments at rest"):
-        assert f"<h2>{heading}</h2>" in text
+    arguments = text[text.index("<h2>Arguments") : text.index("<h2>Collectives")]
+    rows = arguments.split("<tr><td>")[1:]
+    assert {("<svg" in row, ">whole<" in row) for row in rows} == {(True, False), (False, True)}
 
 
-def test_names_are_escaped(outcome: Outcome, drawn: Pictures) -> None:
-    from dataclasses import replace
+def test_names_are_escaped_everywhere(outcome: Outcome, drawn: Pictures) -> None:
+    report = outcome.report
+    tags = Page(page(report, drawn)).tags
+    facts = replace(
+        report,
+        program=replace(report.program, name=HOSTILE),
+        plan=replace(report.plan, summary=HOSTILE, decisions=[replace(d, text=HOSTILE) for d in report.plan.decisions]),
+        arguments=[replace(one, name=HOSTILE + one.name) for one in report.arguments],
+        collectives=[replace(one, location=HOSTILE + one.location) for one in report.collectives],
+        baselines={HOSTILE + name: facts for name, facts in report.baselines.items()},
+        predicted=replace(
+            report.predicted,
+            peak_location=HOSTILE,
+            live_at_peak=[replace(one, name=HOSTILE + one.name) for one in report.predicted.live_at_peak],
+        ),
+    )
+    branch = Branch(HOSTILE)
+    branch.add([HOSTILE, HOSTILE + "x"], 1.0, "compute", HOSTILE)
+    hostile = replace(drawn, time=branch, alive=branch, places=dict.fromkeys(drawn.places, HOSTILE))
+    found = Page(page(facts, hostile))
+    assert set(found.tags) == set(tags)
+    assert found.tags.count("script") == tags.count("script")
+    assert not found.fetched
+    assert found.charts["step"]["places"] == [HOSTILE]
+    assert found.charts["icicle"]["root"]["c"][0]["n"] == HOSTILE
 
-    bad = "<script>alert(1)</script>"
-    facts = replace(outcome.report, program=replace(outcome.report.program, name=bad))
-    facts = replace(facts, arguments=[replace(facts.arguments[0], name=bad)], plan=replace(facts.plan, summary=bad))
-    assert bad not in page(facts, drawn).decode()
+
+def test_numbers_that_are_none_are_null_and_text_ends_no_script() -> None:
+    text = chart("points", HOSTILE, {"a": [float("nan"), float("inf"), 1 / 3], HOSTILE: "\ud800"})
+    assert text.count("<script") == text.count("</script") == 1
+    inside = text.partition('json">')[2].partition("</script>")[0]
+    assert json.loads(inside) == {"a": [None, None, 0.3333333], HOSTILE: "\ud800"}
+
+
+def test_small_parts_of_a_tree_stand_together() -> None:
+    root = Branch("all")
+    root.add(["large", "one"], 1000.0, "a")
+    root.add(["tiny"], 0.4, "b")
+    root.add(["least"], 0.1, "b")
+    found: dict[str, Any] = plain(root)
+    assert found["a"] == 1000.5
+    assert [(part["n"], part["a"]) for part in found["c"]] == [("large", 1000.0), ("2 smaller", 0.5)]
+    assert "k" not in found
+
+
+def test_the_front_is_drawn_in_steps() -> None:
+    (line,) = front_line([(2.0, 3.0), (1.0, 5.0), (4.0, 1.0), (3.0, 4.0)])
+    assert line["points"][:-1] == [[1.0, 5.0], [2.0, 5.0], [2.0, 3.0], [4.0, 3.0], [4.0, 1.0]]
+    assert front_line([]) == []
+
+
+def test_the_page_of_a_comparison(outcome: Outcome) -> None:
+    found = compare(outcome.evaluator, outcome.report, outcome.plans)
+    read = Page(comparison_page.page(found))
+    assert not read.fetched
+    points = read.charts["points"]["points"]
+    assert {one["n"] for one in points} == {one.name for one in found.contenders}
+    assert {one["n"] for one in points if one["bad"]} == {one.name for one in found.contenders if not one.fits}
+
+
+def test_the_page_of_a_sweep() -> None:
+    rows = [
+        SweepRow("a.mlir", "v4-32", "data=16", FITS, "", 0.2, 0.1, 0.1, 2**30, 2**34, 0.4, "batch", best=True),
+        SweepRow("a.mlir", "v4-32", "data=8,model=2", DOES_NOT_FIT, "", 0.1, 0.1, 0.0, 2**35, 2**34, 0.4, "heads"),
+        SweepRow(HOSTILE, "v5e-4", "", FAILED, HOSTILE),
+    ]
+    content = sweep_page.page(rows)
+    read = Page(content)
+    assert read.headings[0] == "a.mlir"
+    assert [one["n"] for one in read.charts["points"]["points"]] == ["data=16", "data=8,model=2"]
+    assert "img" not in read.tags
+    assert content.count(b"does not fit</span>") == 1
 
 
 # shape, sharding -> cuts to the right, cuts downwards
@@ -110,17 +247,14 @@ def test_the_mesh_has_a_cell_per_device() -> None:
     assert mesh_grid({"x": 2, "y": 3, "z": 5}).count("<rect") == 30
 
 
-def test_partition_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["partition", "--strategy", "fsdp:data"], ["compare", "--iterations", "20"], ["sweep", "--iterations", "20"]],
+    ids=lambda words: words[0],
+)
+def test_commands_write_pages(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "page.html"
-    command = ["partition", str(ROOT / "sample_models/mlp_tiny.mlir"), "--mesh", "h100-8", "--quiet"]
-    assert main([*command, "--html", str(target)]) == 0
+    command, *options = words
+    program = str(ROOT / "sample_models/mlp_tiny.mlir")
+    assert main([command, program, "--mesh", "h100-8", "--quiet", *options, "--html", str(target)]) == 0
     assert target.read_text().startswith("<!doctype html>")
-
-
-def test_without_plotly_one_line_says_how_to_get_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toast_cli.report.pages.find_spec", lambda name: None)
-    command = ["partition", str(ROOT / "sample_models/mlp_tiny.mlir"), "--mesh", "h100-8"]
-    assert main([*command, "--html", str(tmp_path / "page.html")]) == 2
-    assert "pip install 'toast-partitioner[html]'" in capsys.readouterr().err

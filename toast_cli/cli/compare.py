@@ -27,9 +27,7 @@ def compare(
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
     html: Annotated[
         str | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Plot time against memory on a page of its own (extra: html); - for stdout."
-        ),
+        typer.Option("--html", metavar="FILE", help="Plot time against memory on a page of its own; - for stdout."),
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
@@ -68,12 +66,9 @@ def compare(
     from toast_cli.report.comparison import STRATEGY, with_compiled
     from toast_cli.report.comparison import compare as tabulate
     from toast_cli.report.comparison_table import comparison_blocks, one_line
+    from toast_cli.report.html import comparison_page
     from toast_cli.report.json_file import write_json
 
-    if html is not None:
-        from toast_cli.report import comparison_page, pages
-
-        pages.check()
     if confirm:
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:

@@ -72,7 +72,7 @@ def partition(
     ] = None,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures (extra: html)."),
+        typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures; it needs no network."),
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
@@ -131,10 +131,6 @@ def partition(
     from toast_cli import pipeline
     from toast_cli.report.json_file import to_bytes
 
-    if page_target is not None:
-        from toast_cli.report import pages
-
-        pages.check()
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress, None if quiet else say_confirmed)
         report = outcome.report
@@ -158,8 +154,8 @@ def partition(
 
         write_target(trace_target, trace_of(outcome.source, outcome.evaluator, outcome.result))
     if page_target is not None:
-        from toast_cli.report.page import page
-        from toast_cli.report.pictures import pictures
+        from toast_cli.report.html.pictures import pictures
+        from toast_cli.report.html.run_page import page
 
         write_target(page_target, page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
 

@@ -73,6 +73,12 @@ def sweep(
         str | None, typer.Option(metavar="FILE", help="Write the table as CSV, also line by line; - for stdout.")
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table as JSON; - for stdout.")] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Plot all points, time against memory, on a page of its own; - for stdout."
+        ),
+    ] = None,
     best_by: Annotated[
         BestBy,
         typer.Option(
@@ -115,7 +121,7 @@ def sweep(
     table says why). See docs/sweeps.md.
     """
     given = {**locals(), "memory_limit": None, "jobs": None}  # of these a sweep has its own
-    named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl))
+    named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl), ("--html", html))
     targets = {option: Target(option, path) for option, path in named if path is not None}
     if "-" in programs:
         raise UsageError("a sweep reads each program more than once, so not from stdin", hint="save it to a file")
@@ -133,9 +139,10 @@ def sweep(
     rows, interrupted = _run(points, jobs, cluster, targets, fresh, quiet)
 
     from toast_cli.report import sweep_table
+    from toast_cli.report.html import sweep_page
 
     rows = sweep_table.mark_best(rows, best_by.value)
-    for option, write in (("--csv", sweep_table.to_csv), ("--json", sweep_table.to_json)):
+    for option, write in (("--csv", sweep_table.to_csv), ("--json", sweep_table.to_json), ("--html", sweep_page.page)):
         if option in targets:
             write_target(targets[option], write(rows))
     _show(rows, to_stderr=any(target.is_stdout for target in targets.values()), quiet=quiet)

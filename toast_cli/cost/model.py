@@ -95,13 +95,18 @@ class KernelUse:
     """Kernels of one kind on one device, all runs together.
 
     Attributes:
-        op: one of the ops they belong to. name: of the op. runs: executions in one run of the program.
+        ops: the ops they belong to. name: of each. runs: executions in one run of the program.
         flops, bytes: arithmetic, and bytes read and written. seconds: of all runs.
     """
 
-    op: int
+    ops: tuple[int, ...]
     name: str
     runs: float
     flops: float
     bytes: float
     seconds: float
+
+    @property
+    def op(self) -> int:
+        """The first of the ops, which stands for all."""
+        return self.ops[0]

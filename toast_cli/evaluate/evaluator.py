@@ -9,7 +9,7 @@ and what is alive at the peak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -152,17 +152,26 @@ class Evaluator:
                 seconds = self._work.seconds(work, lowered[work.pattern])
                 if seconds:
                     size = self._work.size(work, lowered[work.pattern])
-                    found.append(KernelUse(work.op, work.kind.name, work.runs, *size, seconds))
+                    found.append(KernelUse(work.ops, work.kind.name, work.runs, *size, seconds))
         return sorted(found, key=lambda use: -use.seconds)
 
-    def memory_by_role(self, plan: Plan) -> dict[str, Vector]:
-        """[timeline.candidates] bytes alive, by role (see `Alive`), as the chip's compiler lays them out."""
+    def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:
+        """[timeline.candidates] bytes alive, by group, as the chip's compiler lays them out.
+
+        Args:
+            group: what an array counts to, from the number of its value and its role (see `Alive`).
+        """
         found: dict[str, CountedBuffers] = defaultdict(CountedBuffers)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._held(item, lowered):
                 role = self._holdings.role(item, kind)
-                found[role].add(self._holdings, item, kind, size if role == "argument" else self._growth * size)
-        return self.timeline.shared({role: held.spans(self.timeline) for role, held in found.items() if held.intervals})
+                grown = size if role == "argument" else self._growth * size
+                members: dict[str, list[int]] = defaultdict(list)
+                for value in item.values:
+                    members[group(value, role)].append(value)
+                for name, values in members.items():
+                    found[name].add(self._holdings, replace(item, values=tuple(values)), kind, grown)
+        return self.timeline.shared({name: held.spans(self.timeline) for name, held in found.items() if held.intervals})
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""

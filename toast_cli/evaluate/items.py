@@ -49,7 +49,7 @@ class WorkItem:
         summed: a `SumItem` takes care of partial results. windows: see `plan.halo`.
         needed: [results] the part of the bits that readers need, see `narrowing`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
-        runs: executions in one run of the program, of all ops of the item together. op: one of them.
+        runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
     """
 
     pattern: int
@@ -68,6 +68,7 @@ class WorkItem:
     in_loop: bool
     runs: float
     op: int
+    ops: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
     program = problem.program
     sizes = [value.bytes for value in program.values]
     runs: dict[Any, float] = defaultdict(float)
-    example: dict[Any, int] = {}
+    members: dict[Any, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
@@ -166,8 +167,9 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             op.loop >= 0,
         )
         runs[key] += op.trips
-        example.setdefault(key, number)
-    return tuple(WorkItem(*key, *rest) for key, *rest in ((k, runs[k], example[k]) for k in runs))
+        members[key].append(number)
+    rows = ((key, count, members[key][0], tuple(members[key])) for key, count in runs.items())
+    return tuple(WorkItem(*key, *rest) for key, *rest in rows)
 
 
 def _work(

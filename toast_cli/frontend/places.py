@@ -17,6 +17,7 @@ USERS, ALL = "user", "all"
 FRAMES = (USERS, ALL)
 
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
+_NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
 # Where installed packages and Python's own library lie; what runs there is not the user's to change.
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
@@ -59,11 +60,16 @@ def place_text(location: str, frames: str = USERS) -> str:
     Args:
         frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
     """
-    stack = frames_of(location)
-    head = _HEAD.match(location) or re.match(r'^loc\("((?:[^"\\]|\\.)*)"', location)
-    label = head[1] if head and not (stack and head[1] == stack[0].path) else ""
+    stack, label = frames_of(location), name_stack_of(location)
     where = " ← ".join(map(str, stack)) if frames == ALL else _users(stack)
     return printable(f"{where} ({label})" if where and label else where or label)
+
+
+def name_stack_of(location: str) -> str:
+    """`jit(f)/layer_0/mul`: the names around an operation in a location; empty where it holds none."""
+    stack = frames_of(location)
+    head = _HEAD.match(location) or _NAME.match(location)
+    return head[1] if head and not (stack and head[1] == stack[0].path) else ""
 
 
 def users_frame(stack: tuple[Frame, ...]) -> int:

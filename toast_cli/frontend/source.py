@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.frontend.places import USERS, Frame, frames_of, place_text
+from toast_cli.frontend.places import USERS, Frame, frames_of, name_stack_of, place_text
+from toast_cli.printable import printable
 from toast_cli.program.model import Program
 
 if TYPE_CHECKING:
@@ -63,3 +64,7 @@ class Source:
     def stack(self, op: int) -> tuple[Frame, ...]:
         """Every frame of a program op's location, the innermost first."""
         return frames_of(str(self.operations[op].location))
+
+    def name_stack(self, op: int) -> str:
+        """The names around a program op, `jit(f)/layer_0/mul`; empty where its location holds none."""
+        return printable(name_stack_of(str(self.operations[op].location)))

@@ -1,8 +1,9 @@
 """Where a step's time goes, as a Chrome trace: what Perfetto (ui.perfetto.dev) and chrome://tracing open and zoom.
 
-Enters: source, evaluator and search result. Leaves: the bytes of a JSON file. One thread has the compute of a step on
-each device, one its communication. Slices are nested by the call stack of the user's source and as wide as their
-time; they stand by size, as in a flame graph, not in the order in which they run.
+Enters: source, evaluator and search result. Leaves: the bytes of a JSON file of two processes. In the first, a step
+runs in the program's order (see `step`): compute in one thread, the collectives over each set of mesh axes in one more.
+In the second, slices are nested by the call stack of the user's source and stand by size, as in a flame graph: one
+thread has the compute of a step, one its communication.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.source import Source
+from toast_cli.report.step import COMPUTE, Step, step_of
 from toast_cli.search import SearchResult
 
 _MICROSECONDS = 1e6
+IN_ORDER, BY_SIZE = 1, 2  # processes
 
 
 @dataclass
@@ -46,18 +49,32 @@ def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
         over = ", ".join(names[axis] for axis in use.axes)
         path = [*_stack(source, use.op), f"{use.kind} over {over}"]
         communication.add(path, use.seconds, {})
-    events: list[dict[str, Any]] = [
-        {
-            "ph": "M",
-            "pid": 1,
-            "name": "process_name",
-            "args": {"name": f"{source.program.name}, one step on each device"},
-        }
-    ]
+    events: list[dict[str, Any]] = []
+    for process, name in ((IN_ORDER, "one step in order"), (BY_SIZE, "one step by size")):
+        about = {"name": f"{source.program.name}, {name}, on each device"}
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": about})
     for thread, (name, root) in enumerate((("compute", compute), ("communication", communication)), start=1):
-        events.append({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}})
+        events.append(_thread(BY_SIZE, thread, name))
         _write(root, 0.0, thread, events)
+    _in_order(source, step_of(evaluator, result), events)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")).encode()
+
+
+def _in_order(source: Source, step: Step, events: list[dict[str, Any]]) -> None:
+    for lane, name in enumerate(step.lanes):
+        events.append(_thread(IN_ORDER, lane + 1, name if lane == COMPUTE else f"collectives over {name}"))
+    for one in step.slices:
+        args = {"at": source.location(one.op), "runs": one.runs, **({"may hide": True} if one.hides else {})}
+        start, length = one.start * _MICROSECONDS, one.seconds * _MICROSECONDS
+        events.append(_slice(IN_ORDER, one.lane + 1, one.name, start, length) | {"args": args})
+
+
+def _thread(process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}
+
+
+def _slice(process: int, thread: int, name: str, start: float, length: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": length}
 
 
 def _stack(source: Source, op: int) -> list[str]:
@@ -68,7 +85,7 @@ def _stack(source: Source, op: int) -> list[str]:
 
 def _write(slice: _Slice, start: float, thread: int, events: list[dict[str, Any]]) -> None:
     for name, one in sorted(slice.below.items(), key=lambda item: (-item[1].seconds, item[0])):
-        event = {"ph": "X", "pid": 1, "tid": thread, "name": name, "ts": start, "dur": one.seconds * _MICROSECONDS}
+        event = _slice(BY_SIZE, thread, name, start, one.seconds * _MICROSECONDS)
         events.append(event | ({"args": one.facts} if one.facts else {}))
         _write(one, start, thread, events)
         start += one.seconds * _MICROSECONDS

@@ -9,7 +9,7 @@ from toast_cli.report.model import DimensionAxes
 
 # Colours of mesh axes, in order: told apart also by the colour-blind (Okabe and Ito, "Color universal design", 2008).
 AXIS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-_WIDTH, _HEIGHT = 96, 60
+_WIDTH, _HEIGHT = 56, 36
 _MOST_LINES = 32
 
 

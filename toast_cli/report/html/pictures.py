@@ -1,0 +1,224 @@
+"""What only pictures show of a run: one step in order, memory in it, time and memory by module, kernels, the search.
+
+Enters: source, evaluator and search result. Leaves: `Pictures`, plain numbers that `run_page` draws.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend.modules import folded
+from toast_cli.frontend.source import Source
+from toast_cli.printable import printable
+from toast_cli.program.ops import ARGUMENT
+from toast_cli.report.html.trees import Branch
+from toast_cli.report.modules import Modules
+from toast_cli.report.step import COMPUTE, Step, step_of
+from toast_cli.search import SearchResult
+
+_MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
+_BANDS = 8  # groups of modules with a band of their own in memory over the step
+_KERNELS = 300
+OTHERS = "others"
+# Role of an array -> what people call it.
+ROLES = {
+    "argument": "arguments",
+    "carry": "loop state",
+    "temporary": "temporaries",
+    "gathered": "gathered copies",
+    "partial": "partial sums",
+}
+
+
+@dataclass(frozen=True)
+class KernelPoint:
+    """Kernels of one kind: FLOPs, bytes and seconds of all runs together, on each device."""
+
+    location: str
+    name: str
+    runs: float
+    flops: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes alive on a device. moments: [moments] seconds into the step.
+
+    by_role, by_module: name -> [moments]; either adds up to all that is alive.
+    """
+
+    moments: list[float]
+    by_role: dict[str, list[float]]
+    by_module: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What one device can do, per second: FLOPs of its matrix and its vector unit, bytes from and to its memory."""
+
+    matrix_flops: float
+    vector_flops: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """modules, places: of the ops in the step. time: seconds by module and place. alive: bytes at the peak by role and
+    module.
+
+    trail: (evaluation, step seconds, peak bytes, fits) of each best plan so far.
+    """
+
+    step: Step
+    modules: Modules
+    places: dict[int, str]
+    memory: Memory
+    time: Branch
+    alive: Branch
+    kernels: list[KernelPoint]
+    trail: list[tuple[int, float, float, bool]]
+    ceilings: Ceilings
+
+
+def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pictures:
+    """The numbers behind a page's pictures."""
+    chip, limit = evaluator.problem.mesh.chip, evaluator.problem.mesh.limit_bytes
+    step = step_of(evaluator, result)
+    producer = evaluator.problem.program.producer
+    makers = {producer[value] for item in evaluator.items.arrays if item.costs for value in item.values}
+    modules = Modules(source, makers | {one.op for one in step.slices})
+    places = {op: source.location(op).partition(" (")[0] for op in {one.op for one in step.slices}}
+    kernels = [
+        KernelPoint(source.location(use.op), use.name, use.runs, use.flops, use.bytes, use.seconds)
+        for use in evaluator.kernels(result.plan)[:_KERNELS]
+        if use.bytes and use.flops
+    ]
+    return Pictures(
+        step,
+        modules,
+        places,
+        _memory(evaluator, result, step, modules),
+        _time(step, modules, places),
+        _alive(evaluator, result, modules),
+        kernels,
+        [(found, cost.step_seconds, cost.peak_bytes, cost.peak_bytes <= limit) for found, cost in result.trail],
+        Ceilings(
+            chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()),
+            chip.vector_flops,
+            chip.memory_bytes_per_second,
+        ),
+    )
+
+
+def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Modules) -> Memory:
+    """Of neighbouring moments too close to be told apart, the one with the most alive."""
+    owner = _Owners(evaluator, modules)
+    candidates = evaluator.timeline.candidates
+    profiles = evaluator.memory_by(result.plan, lambda value, role: "\0".join((role, *owner(value))))
+    if not profiles or not len(candidates):
+        return Memory([], {}, {})
+    total = np.sum(list(profiles.values()), axis=0)
+    parts = np.array_split(np.arange(len(candidates)), min(_MOMENTS, len(candidates)))
+    chosen = [int(part[total[part].argmax()]) for part in parts]
+    profiles = {name: profile[chosen] for name, profile in profiles.items()}
+    by_role: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(chosen)))
+    by_path: dict[tuple[str, ...], NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(chosen)))
+    for name, profile in profiles.items():
+        role, *path = name.split("\0")
+        by_role[ROLES[role]] += profile
+        by_path[tuple(path)] += profile
+    roles = {name: by_role[name].tolist() for name in ROLES.values() if name in by_role}
+    return Memory(step.elapsed[candidates[chosen]].tolist(), roles, _bands(by_path))
+
+
+def _bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, list[float]]:
+    """A band for each of a few modules, the largest at the peak as finely as there is room."""
+    peak = int(np.sum(list(profiles.values()), axis=0).argmax())
+    depth: dict[tuple[str, ...], int] = dict.fromkeys(profiles, 1)
+
+    def grouped() -> dict[tuple[str, ...], float]:
+        sizes: dict[tuple[str, ...], float] = defaultdict(float)
+        for path, profile in profiles.items():
+            sizes[path[: depth[path]]] += float(profile[peak])
+        return sizes
+
+    sizes = grouped()
+    for head in sorted(sizes, key=lambda head: -sizes[head]):
+        front = [head]
+        while front:
+            largest = max(front, key=lambda path: sizes[path])
+            inside = [path for path in profiles if path[: len(largest)] == largest and len(path) > len(largest)]
+            deeper = len({path[: len(largest) + 1] for path in inside})
+            if not inside or len(sizes) - 1 + deeper > _BANDS or sizes[largest] < 0.25 * sum(sizes.values()):
+                break
+            depth.update((path, len(largest) + 1) for path in inside)
+            sizes = grouped()
+            front = [path for path in sizes if path[: len(head)] == head]
+    kept = sorted(sizes, key=lambda path: -sizes[path])[:_BANDS]
+    bands: dict[str, NDArray[np.float64]] = {}
+    for path, profile in profiles.items():
+        group = path[: depth[path]]
+        name = "/".join(group) if group in kept else OTHERS
+        bands[name] = bands.get(name, 0.0) + profile
+    order = [name for name in ("/".join(path) for path in kept) if name in bands]
+    bands = {name: bands[name] for name in [*order, *(OTHERS for _ in range(OTHERS in bands))]}
+    return {name: profile.tolist() for name, profile in bands.items()}
+
+
+class _Owners:
+    """value -> path of the module that makes it; of an argument, the role of the tree it is in (`weights`)."""
+
+    def __init__(self, evaluator: Evaluator, modules: Modules) -> None:
+        problem = evaluator.problem
+        self._producer, self._modules = problem.program.producer, modules
+        self._arguments = {
+            argument.value: problem.roles[role]
+            for argument, role in zip(problem.program.arguments, problem.argument_role, strict=True)
+        }
+
+    def __call__(self, value: int) -> tuple[str, ...]:
+        role = self._arguments.get(value)
+        if role is not None:
+            return ("arguments", printable(role))
+        return folded(self._modules.of(self._producer[value]))
+
+
+def _time(step: Step, modules: Modules, places: dict[int, str]) -> Branch:
+    """Module, place in the source, what runs there."""
+    root = Branch("step")
+    for one in step.slices:
+        kind = "compute" if one.lane == COMPUTE else "communication"
+        phase = modules.pass_of(one.op)
+        name = f"{one.name}, {phase}" if phase else one.name
+        path = [text for text in (*folded(modules.of(one.op)), places[one.op], name) if text]
+        root.add(path, one.seconds, kind)
+    return root
+
+
+def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Branch:
+    """Role, module, array."""
+    problem = evaluator.problem
+    program, owner = problem.program, _Owners(evaluator, modules)
+    paths = {argument.value: argument.path for argument in program.arguments}
+    counts: Counter[tuple[str, ...]] = Counter()
+    sizes: dict[tuple[str, ...], float] = defaultdict(float)
+    _, alive = evaluator.alive_at_peak(result.plan)
+    for one in alive:
+        name = paths.get(one.value) or program.ops[program.producer[one.value]].name.removeprefix("stablehlo.")
+        module = owner(one.value)
+        module = module[1:] if program.ops[program.producer[one.value]].name == ARGUMENT else module
+        key = (one.role, *folded(module), f"{folded((printable(name),))[0]} {program.values[one.value]}")
+        counts[key] += 1
+        sizes[key] += one.bytes
+    root = Branch("alive at the peak")
+    for (role, *path), size in sizes.items():
+        count = counts[(role, *path)]
+        root.add([ROLES[role], *path], size, role, f"{count} arrays" if count > 1 else "")
+    return root

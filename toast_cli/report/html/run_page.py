@@ -1,0 +1,114 @@
+"""One run as an HTML page: what was chosen, and pictures of memory, time, arithmetic, arrays and the search.
+
+Enters: a `Report`, and the numbers of its `Pictures`. Leaves: bytes.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.report.html import charts
+from toast_cli.report.html.arrays import arguments, axis_badge
+from toast_cli.report.html.frame import fold, frame, section, table
+from toast_cli.report.html.pictures import Pictures
+from toast_cli.report.html.tables import alive, collectives, constraints
+from toast_cli.report.html.tiles import axis_colours, mesh_grid
+from toast_cli.report.model import Report
+
+
+def page(report: Report, drawn: Pictures) -> bytes:
+    """UTF-8 HTML, scripts and styles inside."""
+    mesh, search = report.mesh, report.search
+    shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    about = (
+        f"{format_count(report.program.ops)} operations, {format_count(report.program.arguments)} arguments; "
+        f"{mesh.name}: {mesh.devices} {mesh.chip}, {shape}"
+    )
+    peak = report.predicted.peak_location or "the peak"
+    looked = f"{format_plural(search.evaluations, 'plan')} in {format_seconds(search.seconds)}"
+    sections = [
+        _figures(report),
+        section(
+            "Plan",
+            "Which dimensions lie on which mesh axis. Where two want one axis in the same operation, the upper has it.",
+            _plan(report),
+        ),
+        section(
+            "One step",
+            "On each device, in the program's order and with nothing overlapped; a loop is there once, as long as all "
+            "its trips. What is lighter may hide behind compute. Drag to zoom, double click for the whole step.",
+            charts.step_chart(report, drawn),
+        ),
+        section(
+            "Time by module",
+            "Where a step's time goes: by module, place in the source and operation. Blue computes, orange "
+            "communicates. Click to go in.",
+            charts.time_chart(drawn),
+        ),
+        section(
+            "Alive at the peak",
+            f"At {peak}. Click to go in.",
+            charts.alive_chart(drawn) and charts.alive_chart(drawn) + fold("as a table", alive(report)),
+        ),
+        section("Arguments", "How each lies on the devices between steps, the largest first.", arguments(report)),
+        section("Collectives", "The ones that take longest, and what causes them.", collectives(report)),
+        section(
+            "Constraints that carry the plan",
+            "What the step takes more, or the peak has more, without them.",
+            constraints(report),
+        ),
+        section(
+            "Arithmetic and memory traffic",
+            "Each dot is one kind of kernel; the lines are what the chip can do at most.",
+            charts.roofline_chart(drawn),
+        ),
+        section(
+            "Beside expert strategies",
+            "Faster is lower, less memory is further left; a cross does not fit.",
+            charts.strategies_chart(report),
+        ),
+        section("Search", f"{search.algorithm}, seed {search.seed}: {looked}.", charts.search_chart(report, drawn)),
+        section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in report.analysis.notes)),
+    ]
+    return frame(f"{report.program.name} on {mesh.name}", about, "\n".join(filter(None, sections)))
+
+
+def _figures(report: Report) -> str:
+    predicted = report.predicted
+    share = format_percent(predicted.peak_bytes / predicted.limit_bytes) if predicted.limit_bytes else ""
+    least = ""
+    if 0 < predicted.step_seconds_lower < predicted.step_seconds:
+        least = f"at least {format_seconds(predicted.step_seconds_lower)}, if communication hides behind compute"
+    fits = (
+        f"{share} of {format_bytes(predicted.limit_bytes)}"
+        if predicted.fits
+        else "<span class='bad'>does not fit</span>"
+    )
+    figures = [
+        ("step time", format_seconds(predicted.step_seconds), least),
+        ("compute", format_seconds(predicted.compute_seconds), ""),
+        ("communication", format_seconds(predicted.communication_seconds), ""),
+        ("peak memory", format_bytes(predicted.peak_bytes), fits),
+        ("MFU", format_percent(predicted.mfu), "of the chips' peak arithmetic rate"),
+    ]
+    cells = "".join(
+        f"<div>{name}<b>{value}</b><span class='faint'>{note}</span></div>" for name, value, note in figures
+    )
+    return f"<p>{escape(report.plan.summary or 'unsharded')}</p><div class='figures'>{cells}</div>"
+
+
+def _plan(report: Report) -> str:
+    axes = report.mesh.axes
+    colours = axis_colours(axes)
+    rows = [
+        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(one.target)}</td>"
+        f"<td class='text'>{escape(one.text)}</td></tr>"
+        for number, one in enumerate(report.plan.decisions, 1)
+    ]
+    idle = [name for name in axes if all(one.axis != name for one in report.plan.decisions)]
+    rows += [
+        f"<tr><td></td><td>{axis_badge(name, colours)}</td><td class='faint'>not used</td><td></td></tr>"
+        for name in idle
+    ]
+    return f"<div class='mesh'>{mesh_grid(axes)}{table((), rows)}</div>"

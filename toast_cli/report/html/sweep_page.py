@@ -1,0 +1,72 @@
+"""A sweep as one HTML page: for each program time against memory of all its points, and their table.
+
+Enters: rows of `sweep_table`. Leaves: bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from toast_cli.quantities import format_bytes, format_percent, format_plural, format_seconds
+from toast_cli.report.html.charts import front_line, plan_point, plans_chart
+from toast_cli.report.html.frame import frame, section, table
+from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
+
+_COLOURS = 8  # meshes told apart by colour
+_HEADS = ("mesh", "shape", "step time", "compute", "communication", "MFU", "peak memory", "of", "", "strategy")
+_VERDICTS = {FITS: "", DOES_NOT_FIT: "<span class='bad'>does not fit</span>", FAILED: "<span class='bad'>failed</span>"}
+
+
+def page(rows: Sequence[SweepRow]) -> bytes:
+    """UTF-8 HTML, scripts and styles inside."""
+    programs = list(dict.fromkeys(row.program for row in rows))
+    meshes = list(dict.fromkeys(row.mesh for row in rows))
+    colours = {mesh: f"k{number}" if number < _COLOURS else "others" for number, mesh in enumerate(meshes)}
+    parts = []
+    for program in programs:
+        own = [row for row in rows if row.program == program]
+        about = "Each point is one mesh shape; faster is lower, less memory is further left, a cross does not fit."
+        parts.append(section(program, about, _chart(own, colours) + _table(own)))
+    counted = f"{format_plural(len(programs), 'program')}, {format_plural(len(rows), 'point')}"
+    return frame("Sweep", counted, "\n".join(parts))
+
+
+def _chart(rows: Sequence[SweepRow], colours: dict[str, str]) -> str:
+    done = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
+    points = [
+        {
+            **plan_point(
+                row.mesh_shape or row.mesh, row.peak_bytes or 0, row.step_seconds or 0.0, row.status != DOES_NOT_FIT,
+                colours[row.mesh], [row.mesh, row.summary],
+            ),
+            "big": row.best,
+        }
+        for row in done
+    ]  # fmt: skip
+    limits = {row.limit_bytes for row in done}
+    limit = limits.pop() or 0 if len(limits) == 1 else 0
+    front = front_line((row.peak_bytes or 0, row.step_seconds or 0.0) for row in done if row.status == FITS)
+    legend = [[mesh, colour] for mesh, colour in colours.items() if any(row.mesh == mesh for row in done)]
+    return plans_chart(points, limit, legend, front)
+
+
+def _table(rows: Sequence[SweepRow]) -> str:
+    return table(_HEADS, [_row(row) for row in rows], (2, 3, 4, 5, 6, 7))
+
+
+def _row(row: SweepRow) -> str:
+    figures = [row.step_seconds, row.compute_seconds, row.communication_seconds]
+    cells = [
+        *("" if figure is None else format_seconds(figure) for figure in figures),
+        "" if row.mfu is None else format_percent(row.mfu),
+        *("" if size is None else format_bytes(size) for size in (row.peak_bytes, row.limit_bytes)),
+    ]
+    numbers = "".join(f"<td class='n'>{escape(cell)}</td>" for cell in cells)
+    verdict = _VERDICTS.get(row.status, "breaks a bound")
+    seed = f" <span class='faint'>seed {row.seed}</span>" if row.seed else ""
+    return (
+        f"<tr{' class=best' if row.best else ''}><td>{escape(row.mesh)}</td><td>{escape(row.mesh_shape)}{seed}</td>"
+        f"{numbers}"
+        f"<td>{verdict}</td><td class='text'>{escape(row.error or row.summary)}</td></tr>"
+    )

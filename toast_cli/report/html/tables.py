@@ -1,0 +1,73 @@
+"""Tables of a run: arrays alive at the peak, collectives, constraints. Facts in, markup out."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from html import escape
+
+from toast_cli.quantities import format_bytes, format_count, format_plural, format_seconds
+from toast_cli.report.html.frame import fold, table
+from toast_cli.report.model import CollectiveFacts, LiveValue, Report, matters
+
+_LIVE = 20
+_COLLECTIVES = 12
+_NUMBER = re.compile(r"(?<=[\[_])\d+")  # of a layer: [3], layer_3
+
+
+def alive(report: Report) -> str:
+    """Arrays alive at the peak, those of all layers together, the largest first."""
+    alike: dict[tuple[str, ...], list[LiveValue]] = defaultdict(list)
+    for one in report.predicted.live_at_peak:
+        alike[one.role, one.type, *(_NUMBER.sub("*", text) for text in (one.name, one.location))].append(one)
+    ordered = sorted(alike.items(), key=lambda item: -sum(one.bytes for one in item[1]))
+    rows = [
+        f"<tr><td class='n'>{format_bytes(sum(one.bytes for one in ones))}</td><td>{role}</td>"
+        f"<td><code>{escape(type_)}</code>{f' × {len(ones)}' if len(ones) > 1 else ''}</td><td>"
+        f"<code>{escape(ones[0].name if len(ones) == 1 else name)}</code></td>"
+        f"<td class='faint wide'>{escape(ones[0].location if len(ones) == 1 else location)}</td></tr>"
+        for (role, type_, name, location), ones in ordered[:_LIVE]
+    ]
+    return table(("", "", "type", "array", "made at"), rows, (0,)) if rows else ""
+
+
+def collectives(report: Report) -> str:
+    """The ones that take longest, those that look alike to a reader together."""
+    alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
+    for one in report.collectives:
+        alike[one.kind, *one.axes, one.bytes, one.location.partition(" (")[0]].append(one)
+    merged = [
+        replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
+        for ones in alike.values()
+    ]
+    rows = [_collective(one) for one in sorted(merged, key=lambda one: -one.seconds)]
+    if not rows:
+        return "<p>None: the devices never talk to each other.</p>" if report.mesh.devices > 1 else ""
+    heads = ("kind", "over", "runs", "time", "result", "caused by")
+    rest = rows[_COLLECTIVES:]
+    more = fold(f"{format_plural(len(rest), 'more row')}", table(heads, rest, (2, 3, 4))) if rest else ""
+    return table(heads, rows[:_COLLECTIVES], (2, 3, 4)) + more
+
+
+def _collective(one: CollectiveFacts) -> str:
+    figures = (format_count(one.count), format_seconds(one.seconds), format_bytes(one.bytes))
+    cells = "".join(f"<td class='n'>{figure}</td>" for figure in figures)
+    return (
+        f"<tr><td>{escape(one.kind)}</td><td>{escape(', '.join(one.axes))}</td>{cells}"
+        f"<td class='wide' title='{escape(one.location)}'>{escape(one.location.partition(' (')[0])}</td></tr>"
+    )
+
+
+def constraints(report: Report) -> str:
+    """Those that the plan is dearer without; nothing where nothing was written, or nothing matters."""
+    rows = [
+        f"<tr><td class='n'>{f'+{format_seconds(one.saved_seconds)}' if one.saved_seconds > 0 else ''}</td>"
+        f"<td class='n'>{f'+{format_bytes(one.saved_bytes)}' if one.saved_bytes > 0 else ''}</td>"
+        f"<td class='n'>{f'× {one.count}' if one.count > 1 else ''}</td>"
+        f"<td class='wide'>{escape(one.location.partition(' (')[0] or '(unknown)')}, "
+        f"<code>{escape(one.type)}</code><br><code>{escape(one.line)}</code></td></tr>"
+        for one in report.constraint_families
+        if matters(one)
+    ]
+    return table(("step", "peak", "", "where, and the line that says it"), rows, (0, 1, 2)) if rows else ""

@@ -1,0 +1,114 @@
+"""One step of a plan in the order in which the program has it: what one device computes and sends, one after another.
+
+Nothing overlaps here, as in the predicted step time. A loop is there once, as long as all its trips take. Equal
+collectives that the cost model counts together are spread over the ops that they belong to.
+
+Enters: evaluator and search result. Leaves: a `Step`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.cost.model import CollectiveUse
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.problem import Problem
+from toast_cli.search import SearchResult
+
+COMPUTE = 0
+# Collectives for which an op waits, its kernel, collectives that complete what it made.
+_BEFORE, _KERNEL, _AFTER = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What runs from `start` for `seconds` on `lane`.
+
+    Attributes:
+        op: number of the program op. name: `dot_general`, `all-reduce over data`. runs: how often, loops counted.
+        hides: a collective that nothing waits for, so that a scheduler may hide it behind compute.
+    """
+
+    start: float
+    seconds: float
+    lane: int
+    op: int
+    name: str
+    runs: float
+    hides: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order.
+
+    elapsed: [half steps] seconds gone when a half step (see `liveness`) begins.
+    """
+
+    lanes: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    elapsed: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> float:
+        return self.slices[-1].start + self.slices[-1].seconds if self.slices else 0.0
+
+
+def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
+    """One step of the plan that was found."""
+    problem, lives = evaluator.problem, evaluator.items.lives
+    names = problem.mesh.names
+    uses = evaluator.collectives(result.plan)
+    alike: dict[int, list[int]] = defaultdict(list)  # pattern -> ops
+    for op, pattern in enumerate(problem.op_pattern):
+        alike[pattern].append(op)
+    over = sorted({use.axes for use in uses}, key=lambda axes: (len(axes), axes))
+    lane_of = {axes: number for number, axes in enumerate(over, start=1)}
+    # (half step, before or after, op, seconds, lane, name, runs, hides)
+    found: list[tuple[int, int, int, float, int, str, float, bool]] = []
+    for kernel in evaluator.kernels(result.plan):
+        trips = [problem.program.ops[op].trips for op in kernel.ops]
+        name = kernel.name.removeprefix("stablehlo.")
+        for op, count in zip(kernel.ops, trips, strict=True):
+            share = count / sum(trips)
+            found.append((lives.times[op], _KERNEL, op, kernel.seconds * share, COMPUTE, name, count, False))
+    for use in uses:
+        name = f"{use.kind} over {', '.join(names[axis] for axis in use.axes)}"
+        when = _BEFORE if use.reason in ("reshard", "neighbours") else _AFTER
+        for op, share in _places(problem, use, alike[problem.op_pattern[use.op]]):
+            runs = use.count * share
+            lane = lane_of[use.axes]
+            found.append((lives.times[op], when, op, use.seconds * share, lane, name, runs, not use.waited_for))
+    found.sort(key=lambda one: one[:3])
+    slices: list[Slice] = []
+    now = 0.0
+    begins = np.zeros(lives.end + 2)
+    for half_step, _, op, seconds, lane, name, runs, hides in found:
+        slices.append(Slice(now, seconds, lane, op, name, runs, hides))
+        now += seconds
+        begins[half_step + 1] = now
+    lanes = ("compute", *(", ".join(names[axis] for axis in axes) for axes in over))
+    return Step(lanes, tuple(slices), np.maximum.accumulate(begins))
+
+
+def _places(problem: Problem, use: CollectiveUse, alike: Sequence[int]) -> list[tuple[int, float]]:
+    """Ops that collectives counted together belong to, each with its share of them: those ops of one pattern (`alike`)
+    that read, or make, an array of the same type."""
+    program = problem.program
+    own = program.ops[use.op]
+    reads = use.value in own.operands
+    place = own.operands.index(use.value) if reads else own.results.index(use.value)
+    type_ = str(program.values[use.value])
+    found = []
+    for number in alike:
+        op = program.ops[number]
+        arrays = op.operands if reads else op.results
+        if place < len(arrays) and str(program.values[arrays[place]]) == type_:
+            found.append((number, op.trips))
+    total = sum(trips for _, trips in found)
+    return [(number, trips / total) for number, trips in found]
