@@ -29,7 +29,8 @@ class ScatterFates:
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._profile = profile
-        self._program, self._mesh = problem.program, problem.mesh
+        self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
+        self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], Fate] = {}
 
     def fate(
@@ -57,7 +58,7 @@ class ScatterFates:
 
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
         """Whether the partitioner, left to find the reduce-scatter of a product, makes a windowed product of it."""
-        op, sizes = self._program.ops[number], self._mesh.sizes
+        op, sizes = self._program.ops[number], self._sizes
         if not found_by_partitioner(op, iteration, k, sizes):
             return False
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
@@ -66,28 +67,37 @@ class ScatterFates:
     def _stays(
         self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
     ) -> bool:
-        mesh, program, target = self._mesh, self._program, iteration.reduced_to[k]
-        op = program.ops[number]
-        value = program.values[op.results[k]]
+        sizes, target = self._sizes, iteration.reduced_to[k]
+        result = self._program.ops[number].results[k]
+        value = self._program.values[result]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         if len(dims) != 1:
             return not dims or reduce_scatter.NAME not in self._profile.passes
-        sides = sides_of(op)
-        product = set(sides[0] + sides[1])
-        read = transposed(program, op.results[k]) if product else None
-        order = read.order if read else range(len(value.shape))
-        long = [d for d in order if value.shape[d] > 1 or d not in product]  # a product has no dimensions of size 1
-        first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
+        long, sides = self._as_read(number, result)
 
         def local(sharding: Sharding) -> tuple[int, ...]:
-            return tuple([value.shape[d] // shards((sharding[d],), mesh.sizes) for d in long])
+            return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
 
         computed = iteration.computed[k]
         begun = split_further(computed, target, axes if sharding == computed else in_order(iteration, k)[:1])
-        made = Made((first, second), (local(begun), local(target)) if updates else ())
-        return stays_scatter(
-            self._profile, mesh, axes, local(sharding), long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), made
-        )
+        made = Made(sides, (local(begun), local(target)) if updates else ())
+        bits = DTYPE_BITS.get(value.dtype, 32)
+        return stays_scatter(self._profile, self._mesh, axes, local(sharding), long.index(dims[0]), bits, made)
+
+    def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
+        """Dimensions of a result of op `number` in the order in which it is read, without those of size 1 that a
+        product has; and the product's sides, by their places in that order."""
+        found = self._seen.get(result)
+        if found is None:
+            sides = sides_of(self._program.ops[number])
+            product = set(sides[0] + sides[1])
+            read = transposed(self._program, result) if product else None
+            shape = self._program.values[result].shape
+            order = read.order if read else range(len(shape))
+            long = tuple([d for d in order if shape[d] > 1 or d not in product])
+            first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
+            found = self._seen[result] = long, (first, second)
+        return found
 
 
 def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:

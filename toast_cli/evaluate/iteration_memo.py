@@ -27,9 +27,22 @@ RowNumbers = list[int] | dict[int, int]  # of the views; of all of them, or of t
 
 
 DecisionNumbers = tuple[int, ...]  # a plan by the numbers of its decisions, `Replicate`s first
-ViewState = tuple[int, ...]  # [kinds of the view] number of the state of its `Spender`
 
 _UNKNOWN = -1
+
+
+@dataclass(slots=True, eq=False)
+class ViewState:
+    """What the patterns of a view have made of some decisions.
+
+    Attributes:
+        spent: [kinds of the view] number of the state of its `Spender`.
+        after: decision -> the state it leads to, as far as known. row: number of the row where no more come.
+    """
+
+    spent: tuple[int, ...]
+    after: dict[int, ViewState] = field(default_factory=dict)
+    row: int = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +61,22 @@ class View:
     touches: frozenset[int]
     kinds: list[AlikePatterns]
     matters: dict[int, list[Bid | None]] = field(default_factory=dict)
-    states: list[ViewState] = field(default_factory=list)
-    state_number: dict[ViewState, int] = field(default_factory=dict)
-    after: list[dict[int, int]] = field(default_factory=list)  # [states] decision -> state
-    row_of: list[int] = field(default_factory=list)  # [states]
+    states: dict[tuple[int, ...], ViewState] = field(default_factory=dict)  # by what is spent
+    start: ViewState = field(init=False)
     rows: list[Row] = field(default_factory=list)
     row_number: dict[tuple[int, ...], int] = field(default_factory=dict)  # [kinds] choices -> row
 
-    def enter(self, state: ViewState) -> int:
-        """Number of a state."""
-        found = self.state_number.setdefault(state, len(self.states))
-        if found == len(self.states):
-            self.states.append(state)
-            self.after.append({})
-            self.row_of.append(_UNKNOWN)
+    def enter(self, spent: tuple[int, ...]) -> ViewState:
+        """The state in which that is spent."""
+        found = self.states.get(spent)
+        if found is None:
+            found = self.states[spent] = ViewState(spent)
         return found
+
+    def forget(self) -> None:
+        """Forgets where decisions lead."""
+        self.states.clear()
+        self.start = self.enter((START,) * len(self.kinds))
 
 
 def touch(decision: Decision) -> int:
@@ -128,32 +142,31 @@ class IterationMemo:
     def row(self, view: View, steps: DecisionNumbers) -> int:
         """Number of the view's row under a plan."""
         state = self.state(view, steps)
-        row = view.row_of[state]
-        if row == _UNKNOWN:
-            row = view.row_of[state] = self._settle(view, state)
-        return row
+        if state.row == _UNKNOWN:
+            state.row = self._settle(view, state)
+        return state.row
 
-    def state(self, view: View, steps: DecisionNumbers) -> int:
-        """Number of the view's state after these decisions."""
-        state, after, matters = START, view.after, view.matters
+    def state(self, view: View, steps: DecisionNumbers) -> ViewState:
+        """The view's state after these decisions."""
+        state, matters = view.start, view.matters
         for decision in steps:
             if decision in matters:
-                reached = after[state].get(decision)
+                reached = state.after.get(decision)
                 state = self._step(view, state, decision) if reached is None else reached
         return state
 
-    def _step(self, view: View, state: int, decision: int) -> int:
+    def _step(self, view: View, state: ViewState, decision: int) -> ViewState:
         made = [
             now if bid is None else kind.spender.after(now, bid)
-            for kind, now, bid in zip(view.kinds, view.states[state], view.matters[decision], strict=True)
+            for kind, now, bid in zip(view.kinds, state.spent, view.matters[decision], strict=True)
         ]
-        reached = view.after[state][decision] = view.enter(tuple(made))
+        reached = state.after[decision] = view.enter(tuple(made))
         self.size += 1
         return reached
 
-    def _settle(self, view: View, state: int) -> int:
+    def _settle(self, view: View, state: ViewState) -> int:
         """The row where no more decisions come."""
-        chosen = [kind.spender.choice(at) for kind, at in zip(view.kinds, view.states[state], strict=True)]
+        chosen = [kind.spender.choice(at) for kind, at in zip(view.kinds, state.spent, strict=True)]
         found = view.row_number.setdefault(tuple(chosen), len(view.rows))
         if found == len(view.rows):
             view.rows.append(
@@ -197,9 +210,7 @@ class IterationMemo:
     def forget(self) -> None:
         """Forgets where decisions lead; rows keep their numbers."""
         for view in self.views:
-            for memo in (view.states, view.state_number, view.after, view.row_of):
-                memo.clear()
-            view.enter((START,) * len(view.kinds))
+            view.forget()
         self.size = 0
 
     def distance(self, one: DecisionNumbers, other: DecisionNumbers) -> int:

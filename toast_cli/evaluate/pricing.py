@@ -7,8 +7,8 @@ plans; the evaluator adds that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.compiler.scatter_fates import ScatterFates
@@ -24,6 +24,8 @@ from toast_cli.plan.halo import exchanges
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import (
     REDUCE_SCATTER,
+    Hop,
+    Partial,
     completed,
     gathers_terms,
     one_at_a_time,
@@ -39,8 +41,7 @@ from toast_cli.program.ops import ARGUMENT
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduced:
+class _Reduced(NamedTuple):
     """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
     program. needed: [results] part of the bits that readers need. terms: partial results that are added up before."""
 
@@ -64,6 +65,7 @@ class Pricer:
         self._profile = items.compilation.profile
         self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
+        self._hops: dict[tuple[Partial, bool, bool, tuple[int, ...]], tuple[Hop, ...]] = {}
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -120,7 +122,11 @@ class Pricer:
             return
         op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
         apart, gathers = one_at_a_time(op, how.terms), gathers_terms(op)
-        for hop in completed(partial, self._sizes, apart=apart, gathers=gathers, cut=cut):
+        key = partial, apart, gathers, cut
+        hops = self._hops.get(key)
+        if hops is None:
+            hops = self._hops[key] = tuple(completed(partial, self._sizes, apart=apart, gathers=gathers, cut=cut))
+        for hop in hops:
             size = whole * hop.fraction
             if hop.kind == REDUCE_SCATTER:
                 yield self._scatter(hop.axes, size, sharding, iteration, k, how)

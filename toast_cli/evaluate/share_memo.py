@@ -82,16 +82,21 @@ class ShareMemo:
         return found
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
-        terms = [lowered[term.pattern] for term in item.terms]
-        if not any(iteration.reduced or iteration.scattered[0] for iteration in terms):
+        partial = reduced = False
+        for term in item.terms:
+            iteration = lowered[term.pattern]
+            reduced = reduced or bool(iteration.reduced)
+            partial = partial or reduced or bool(iteration.scattered[0])
+        if not partial:
             return 0.0
-        steps = [lowered[step.op] for step in item.steps] if len(item.steps) > len(terms) else terms
-        key: tuple[int | Sharding, ...] = (item.ops[0], *[iteration.number for iteration in steps])
-        if any(iteration.reduced for iteration in terms):  # what readers cut then matters
-            key += tuple([lowered[pattern].operands[position] for pattern, position in item.readers])
-        found = self._of_sums.get(key)
+        key: list[int | Sharding] = [item.ops[0]]
+        key += [lowered[pattern].number for pattern in item.decisive]
+        if reduced:  # what readers cut then matters
+            key += [lowered[pattern].operands[position] for pattern, position in item.readers]
+        known = tuple(key)
+        found = self._of_sums.get(known)
         if found is None:
-            found = self._of_sums[key] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
+            found = self._of_sums[known] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:

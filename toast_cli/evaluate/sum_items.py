@@ -30,7 +30,7 @@ class SumItem:
     """Sums that look alike. steps: see `partials.Sum`, with op patterns. readers: patterns and operand positions of all
     that read the sum, or a view of it. needed: part of the bits of the sum that they need. late: nothing waits for
     them, see `overlap`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the terms
-    of one of them."""
+    of one of them. decisive: patterns that decide what is reduced, but for readers."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -40,6 +40,7 @@ class SumItem:
     in_loop: bool
     runs: float
     ops: tuple[int, ...]
+    decisive: tuple[int, ...]
 
     @property
     def patterns(self) -> frozenset[int]:
@@ -68,7 +69,11 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[Sum
         key = (terms, steps, read, needs.of_value(found.end), late[first.results[0]], first.loop >= 0)
         runs[key] += first.trips
         example.setdefault(key, numbers)
-    return tuple(SumItem(*key, count, example[key]) for key, count in runs.items())
+    return tuple(SumItem(*key, count, example[key], _decisive(key[1])) for key, count in runs.items())
+
+
+def _decisive(steps: Steps) -> tuple[int, ...]:
+    return tuple(dict.fromkeys([step.op for step in steps]))
 
 
 def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[tuple[int, Reduction, tuple[int, ...]]]:

@@ -72,8 +72,7 @@ class Partial(NamedTuple):
     reduced: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """Terms of a sum that are reduced in one go.
 
     Attributes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import permutations
+from typing import NamedTuple
 
 from toast_cli.plan.sharding import Sharding, shards
 
@@ -36,8 +37,7 @@ class Step:
     fraction: float
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """A resharded copy of an array: in `sharding`, for the uses at `places`, by `steps` that communicate."""
 
     sharding: Sharding

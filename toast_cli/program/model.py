@@ -64,18 +64,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …)."""
+    """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …); how many
+    `elements` and `bytes` follows."""
 
     shape: tuple[int, ...]
     dtype: str
+    elements: int = field(init=False, repr=False, compare=False)
+    bytes: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return (self.elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8
+    def __post_init__(self) -> None:
+        elements = prod(self.shape)
+        object.__setattr__(self, "elements", elements)
+        object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
