@@ -108,7 +108,7 @@ def test_it_is_said_when_few_constraints_do_not_do(
     planned: tuple[Source, PartitionedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, lowered = planned
-    unsettled = ChosenMarks(shardy_marks(source, lowered, "arguments"), (3,), 10)
+    unsettled = ChosenMarks(shardy_marks(source, lowered, "arguments"), (3,), 10, {})
     monkeypatch.setattr(stablehlo, "choose_marks", lambda *_: unsettled)
     written = write(source, lowered, "stablehlo")
     assert written.notes == ("no few constraints reproduce the plan, so every value is constrained",)

@@ -47,11 +47,12 @@ PRUNING_WORK = 30_000
 @dataclass(frozen=True)
 class ChosenMarks:
     """Marks to write; `unsettled` are values that propagation takes elsewhere all the same; `rounds` of propagation
-    spent."""
+    spent; where `values` lie after propagation from these marks (empty where they do not settle)."""
 
     marks: Marks
     unsettled: tuple[int, ...]
     rounds: int
+    values: dict[int, Sharding]
 
 
 def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
@@ -81,6 +82,7 @@ class Chooser:
         self.pinned = set(self._fixed)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
+        self._settled: dict[int, Sharding] = {}
 
     def choose(self) -> ChosenMarks:
         wrong: list[int] = []
@@ -88,6 +90,7 @@ class Chooser:
             found = self._propagate(self.pinned)
             wrong, wrong_reshards = self._wrong(found)
             if not wrong and not wrong_reshards:
+                self._settled = found.values
                 break
             self._insufficient.append(set(self.pinned))
             for k in wrong_reshards:
@@ -100,7 +103,7 @@ class Chooser:
             self.pinned.update(map(self._behind_transpose, fresh))
         if not wrong:
             self._prune()
-        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds)
+        return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, self._settled)
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
         pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
@@ -176,7 +179,11 @@ class Chooser:
 
     def settles(self, pinned: set[int]) -> bool:
         """Whether everything lies as planned with these values pinned."""
-        return self._wrong(self._propagate(pinned)) == ([], [])
+        found = self._propagate(pinned)
+        if self._wrong(found) != ([], []):
+            return False
+        self._settled = found.values
+        return True
 
     def optional(self) -> set[int]:
         """Pinned values that propagation might take to the right place by itself."""

@@ -21,6 +21,7 @@ from toast_cli.emit.weigh import Family, Price, weigh
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir
 
 ANNOTATE = ("minimal", "full", "arguments")
@@ -67,12 +68,13 @@ def write_checked(
     program = source.program
     with in_regions(source, settled(program, lowered)) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
-        marks, note = choose(source, lowered, annotate)
+        marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
         notes = (note, check_note(source, lowered, marks, content))
         found = tuple(constraints_of(source, lowered, marks))
-        priced = price is not None and annotate == "minimal" and source.program is program and not note
-        families = weigh(source, lowered, marks, price) if priced and price is not None else []
+        families: list[Family] = []
+        if price is not None and values and source.program is program:
+            families = weigh(source, lowered, marks, values, price)
         return Written(content, found, tuple(filter(None, notes)), tuple(families))
 
 
@@ -81,18 +83,20 @@ def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "m
     return choose(source, lowered, annotate)[0]
 
 
-def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str]:
-    """The same, and a sentence where it is not what was asked for."""
+def choose(source: Source, lowered: PartitionedProgram, annotate: str) -> tuple[Marks, str, dict[int, Sharding]]:
+    """The same; a sentence where it is not what was asked for; and where values lie after propagation, if that is
+    known."""
     if annotate == "full":
-        return pinned_marks(source, lowered), ""
+        return pinned_marks(source, lowered), "", {}
     if annotate == "arguments":
-        return argument_marks(source, lowered), ""
+        return argument_marks(source, lowered), "", {}
     if annotate != "minimal":
         raise UsageError(f"unknown value {annotate!r}", where="--annotate", hint=f"choose from {', '.join(ANNOTATE)}")
     try:
         choice = choose_marks(source, lowered)
     except ir.MLIRError:  # a program that Shardy's passes refuse; XLA may still take it
-        return pinned_marks(source, lowered), "Shardy's propagation refuses the program, so every value is constrained"
+        note = "Shardy's propagation refuses the program, so every value is constrained"
+        return pinned_marks(source, lowered), note, {}
     if choice.unsettled:
-        return pinned_marks(source, lowered), "no few constraints reproduce the plan, so every value is constrained"
-    return choice.marks, ""
+        return pinned_marks(source, lowered), "no few constraints reproduce the plan, so every value is constrained", {}
+    return choice.marks, "", choice.values

@@ -49,11 +49,16 @@ class Family:
     saved_bytes: int
 
 
-def weigh(source: Source, lowered: PartitionedProgram, marks: Marks, price: Price) -> list[Family]:
+def weigh(
+    source: Source, lowered: PartitionedProgram, marks: Marks, planned: dict[int, Sharding], price: Price
+) -> list[Family]:
     """The families that were tried (those that speak of the most bytes), the dearest first.
 
     Each is left out alone. `price({})` is the plan as it is. What is priced is where values then lie; that an operation
     may be split otherwise though its result lies as planned is not, so a constraint at a use counts for what it moves.
+
+    Args:
+        planned: where values lie after propagation from all of the marks.
     """
     families: dict[tuple[str, str, str, str], list[tuple[float, tuple[str, int]]]] = defaultdict(list)
     for one, size, mark in located_constraints(source, lowered, marks):
@@ -67,7 +72,6 @@ def weigh(source: Source, lowered: PartitionedProgram, marks: Marks, price: Pric
     movable = pinnable_values(source, lowered)
     with numbered(source):
         propagation = Propagation(source, lowered)
-        planned = propagation.run(marks).values
         for (location, place, type_, line), members in ranked[:wanted]:
             moved = propagation.run(without(marks, {mark for _, mark in members})).values
             elsewhere = {
