@@ -35,7 +35,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
-from toast_cli.program.pins import Pin, Pins
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.confirmation import confirmation_facts
@@ -116,10 +115,7 @@ class Outcome:
 
     def _price(self, elsewhere: dict[int, Sharding]) -> tuple[float, int]:
         """Step seconds and peak bytes of the plan when these values are held elsewhere."""
-        problem, names = self.problem, self.problem.mesh.names
-        held: dict[int, Pin] = {v: tuple(tuple(names[a] for a in axes) for axes in s) for v, s in elsewhere.items()}
-        other = make_problem(problem.program, problem.dimensions, problem.mesh, (), Pins(values=held))
-        cost = Evaluator(other, [self.result.plan], self.evaluator).exact_cost(self.result.plan)
+        cost = self.evaluator.cost_elsewhere(self.result.plan, elsewhere)
         return cost.step_seconds, round(cost.peak_bytes)
 
     def _exported(

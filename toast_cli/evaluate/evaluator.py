@@ -9,7 +9,7 @@ and what is alive at the peak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
+from toast_cli.evaluate.displacement import Displacement
 from toast_cli.evaluate.items import ArrayItem, Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -29,6 +30,7 @@ from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
 
 MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
 
@@ -113,6 +115,20 @@ class Evaluator:
         if learn and peak > cost.peak_bytes * 1.000001 and self.timeline.add(place):
             self._forget()
         return replace(cost, peak_bytes=max(peak, cost.peak_bytes))
+
+    def cost_elsewhere(self, plan: Plan, elsewhere: Mapping[int, Sharding]) -> Cost:
+        """The exact cost of `plan` where some values lie elsewhere (value -> sharding), see `displacement`."""
+        cost = self.exact_cost(plan, learn=False)
+        if not elsewhere:
+            return cost
+        rows = self._rows_of(plan)
+        moved = Displacement(self.problem, self.items, self._pricer, self.timeline)
+        found = moved.displaced(elsewhere, lambda pattern: self._rows.iteration(pattern, rows))
+        first, last, sizes = found.less
+        spans = [self._bucket_spans(bucket, rows) for bucket in self._buckets]
+        profile = self.timeline.profile([*spans, found.more, (first, last, -sizes)])
+        peak = self._grown(float(profile.max(initial=0.0)), cost.argument_bytes)
+        return replace(cost, communication_seconds=cost.communication_seconds + found.seconds, peak_bytes=peak)
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""

@@ -16,6 +16,7 @@ from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
 from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Lives
+from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import Images
 from toast_cli.compiler.tiling import Tiling
@@ -86,6 +87,9 @@ class Reader:
     runs: float
     loop: int
     needed: float
+
+
+_Way = tuple[int, int, float, int, float]  # the fields of a `Reader`
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,24 +212,11 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             place[value] = k
     sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for value, uses in enumerate(program.users):
+    for value in range(len(program.values)):
         maker = producer[value]
         if maker < 0:
             continue
-        loops: dict[
-            int, int
-        ] = {}  # in the order of their first reads, so that arrays read alike in loops of their own are alike
-        readers = frozenset(
-            (
-                problem.op_pattern[op],
-                k,
-                problem.edge_trips(op, k),
-                loops.setdefault(problem.edge_loop(op, k), len(loops)),
-                needs.of_use(value, op),
-            )
-            for op, k in uses
-            if program.values[value].shape  # a scalar has one sharding
-        )
+        readers = _ways_of_reading(problem, needs, value)
         key = (
             problem.op_pattern[maker],
             place[value],
@@ -250,6 +241,24 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             )
         )
     return tuple(items)
+
+
+def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[Reader, ...]:
+    """Every way in which a value is read, also those that take it as it is made under every plan."""
+    return tuple([Reader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
+
+
+def _ways_of_reading(problem: Problem, needs: Narrowing, value: int) -> frozenset[_Way]:
+    program = problem.program
+    if not program.values[value].shape:  # a scalar has one sharding
+        return frozenset()
+    # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
+    loops: dict[int, int] = {}
+    ways = []
+    for op, k in program.users[value]:
+        loop = loops.setdefault(problem.edge_loop(op, k), len(loops))
+        ways.append((problem.op_pattern[op], k, problem.edge_trips(op, k), loop, needs.of_use(value, op)))
+    return frozenset(ways)
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:

@@ -174,7 +174,10 @@ class Pricer:
         """Shardings other than its own in which readers need the array, where getting there communicates."""
         if item.free or not item.readers:
             return []
-        made = lowered[item.pattern].shardings[item.result]
+        return self.copies_from(item, lowered[item.pattern].shardings[item.result], lowered)
+
+    def copies_from(self, item: ArrayItem, made: Sharding, lowered: Lowered) -> list[Copy]:
+        """The same of an array that lies as `made`; lowered: what its readers iterate over."""
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         return copies_of(made, needed, self._sizes, item.shape)
 
@@ -201,6 +204,14 @@ class Pricer:
                 yield _use(
                     kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
                 )
+
+    def bringing_seconds(self, item: ArrayItem, made: Sharding, there: Sharding) -> float:
+        """Seconds of bringing the item's arrays, as often as they are made, from one sharding to another."""
+        program, value = self._problem.program, item.values[0]
+        runs = program.ops[program.producer[value]].trips * len(item.values)
+        size = item.bytes * self._items.compilation.needs.of_value(value)
+        steps = reshard_steps(made, there, self._sizes, item.shape)
+        return runs * sum([self._seconds_of(step.kind, size * step.fraction, step.axes) for step in steps])
 
     def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""

@@ -1,0 +1,68 @@
+"""What a plan costs more where some values lie elsewhere than planned.
+
+Each of them is brought to its other sharding as soon as it is made, and from there to where ops read it; the ops
+themselves iterate as the plan says. Enters: a problem with its items and pricer, and under a plan what each pattern
+iterates over. Leaves: seconds of communication, and the memory held less and more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from toast_cli.evaluate.buffers import Buffers, CountedBuffers
+from toast_cli.evaluate.items import ArrayItem, Items, all_readers
+from toast_cli.evaluate.pricing import Pricer
+from toast_cli.evaluate.timeline import Spans, Timeline
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Displaced:
+    """seconds: of communication more (negative: less). less, more: memory that is not held any more, and that is held
+    instead."""
+
+    seconds: float
+    less: Spans
+    more: Spans
+
+
+class Displacement:
+    """Answers for one problem."""
+
+    def __init__(self, problem: Problem, items: Items, pricer: Pricer, timeline: Timeline) -> None:
+        self._problem, self._items, self._pricer, self._timeline = problem, items, pricer, timeline
+        # Copies are remembered by the places of their readers: here of all of them, elsewhere of those that can differ.
+        self._buffers = Buffers(problem, items, pricer)
+
+    def displaced(self, elsewhere: Mapping[int, Sharding], iteration_of: Callable[[int], Iteration]) -> Displaced:
+        """What becomes of a plan. elsewhere: value -> where it lies instead. iteration_of: by pattern."""
+        seconds, less, more = 0.0, CountedBuffers(), CountedBuffers()
+        for item in self._items.arrays:
+            together: dict[Sharding, list[int]] = defaultdict(list)
+            for value in item.values:
+                if value in elsewhere:
+                    together[elsewhere[value]].append(value)
+            for there, values in together.items():
+                readers = all_readers(self._problem, self._items.compilation.needs, values[0])
+                moved = replace(item, values=tuple(values), readers=readers)
+                made = iteration_of(item.pattern)
+                shardings = tuple([there if k == item.result else at for k, at in enumerate(made.shardings)])
+                seconds += self._pricer.bringing_seconds(moved, made.shardings[item.result], there)
+                seconds -= self._hold(moved, made, iteration_of, less)
+                seconds += self._hold(moved, replace(made, shardings=shardings), iteration_of, more)
+        return Displaced(seconds, less.spans(self._timeline), more.spans(self._timeline))
+
+    def _hold(
+        self, item: ArrayItem, made: Iteration, iteration_of: Callable[[int], Iteration], found: CountedBuffers
+    ) -> float:
+        """Adds what the item's arrays hold; seconds of bringing them to their readers."""
+        lowered = {reader.pattern: iteration_of(reader.pattern) for reader in item.readers}
+        sharding = made.shardings[item.result]
+        copies = self._pricer.copies_from(item, sharding, lowered)
+        for kind, size in self._buffers.held(item, made, copies):
+            found.add(self._buffers, item, kind, size)
+        return sum([use.seconds for use in self._pricer.array_collectives(item, sharding, copies)])
