@@ -25,6 +25,7 @@ SLOW = {
     "test_compare",
     "test_composite",
     "test_convolution_memory",
+    "test_displacement::test_it_is_priced_as_if_it_were_pinned",
     "test_cost_calibration",
     "test_explain",
     "test_golden",
