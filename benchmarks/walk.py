@@ -12,9 +12,10 @@ differs.
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -261,10 +262,23 @@ def walk(model: Model, command: str) -> None:
         print(f"  {way:12} the same; the largest array is {1 / share:.0f} parts")
 
 
+def recipes(page: Path, packages: Collection[str]) -> None:
+    """Runs the scripts of docs/frameworks.md (`# name.py, needs package`) whose package is here."""
+    for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        found = re.match(r"# (\w+\.py), needs ([\w-]+)\n", code)
+        if found and found[2] in packages:
+            Path(found[1]).write_text(code)
+            print(f"{found[1]} of {page.name}")
+            run(sys.executable, found[1])
+
+
 def main() -> None:
     command, *frameworks = sys.argv[1:]
+    if command == "--recipes":
+        recipes(Path(frameworks[0]), frameworks[1:])
+        return
     for framework in frameworks:
-        for model in FRAMEWORKS[framework]():
+        for model in FRAMEWORKS.get(framework, list)():  # Keras has a recipe only
             walk(replace(model, state=jax.tree.map(jnp.asarray, model.state)), command)
 
 

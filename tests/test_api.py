@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast_cli as toast
-from toast_cli.api import slash_expression
+from toast_cli.emit.specs import NamedSpec
+from toast_cli.frameworks import keras_layouts, mark_sharding_lines, slash_expression
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = {"data": 4, "model": 2}
@@ -123,6 +125,45 @@ def test_formats_of_frameworks(plan: toast.Plan) -> None:
     name = logical[0][0] if logical else ""
     read = yaml.safe_load(plan.maxtext_rules({name: ["first", "second"]}))["logical_axis_rules"] or []
     assert [entry[0] for entry in read][:2] == ["first", "second"][: len(read)]
+
+
+def test_layouts_for_keras(plan: toast.Plan) -> None:
+    assert plan.keras_layouts("params")["up"] == ("data", "model")
+    with pytest.raises(toast.ToastError, match="no argument 'weights'"):
+        plan.keras_layouts("weights")
+    named = [NamedSpec("params['a/kernel']", (None, ("data", "model"))), NamedSpec("params['a/bias']", (None,))]
+    with pytest.raises(toast.ToastError, match="over data and model"):
+        keras_layouts(named, "params")
+    assert keras_layouts(named[1:], "params") == {}, "what is whole has no layout"
+
+
+def test_lines_for_pytorch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines run, against a module that takes the place of torch_xla, and say what the plan says."""
+    named = [
+        NamedSpec("params['0.up.weight']", (("data", "model"), None)),
+        NamedSpec("params['0.up.bias']", (("data",),)),
+        NamedSpec("params['0.norm.weight']", (None,)),
+        NamedSpec("batch['x']", (("data",), None)),
+    ]
+    marked: list[tuple[Any, ...]] = []
+
+    class Model:
+        def named_parameters(self) -> list[tuple[str, str]]:
+            return [("0.up.weight", "weight"), ("0.up.bias", "bias")]
+
+        def named_buffers(self) -> list[tuple[str, str]]:
+            return []
+
+    stand_in: Any = ModuleType("torch_xla.distributed.spmd")
+    stand_in.Mesh = lambda devices, shape, names: (len(devices), shape, names)
+    stand_in.mark_sharding = lambda *given: marked.append(given)
+    for name in ("torch_xla", "torch_xla.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch_xla.distributed.spmd", stand_in)
+    monkeypatch.setattr(sys.modules["torch_xla.distributed"], "spmd", stand_in, raising=False)
+    exec(mark_sharding_lines(named, "params", {"data": 4, "model": 2}), {"model": Model()})
+    mesh = (8, (4, 2), ("data", "model"))
+    assert marked == [("weight", mesh, (("data", "model"), None)), ("bias", mesh, ("data",))]
 
 
 @pytest.mark.parametrize(

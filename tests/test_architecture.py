@@ -39,6 +39,7 @@ ORDER = [
     "explain",
     "report",
     "pipeline",
+    "frameworks",
     "runnable",
     "api",
     "compiled",

@@ -64,7 +64,7 @@ def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.
     out = capsys.readouterr().out
     assert out.splitlines()[2:] == [
         "                            predicted  allowed",
-        "ok      fits                 12.1 GiB  30.8 GiB usable on each device",
+        "ok      fits                 12.1 GiB  30.8 GiB usable per device",
         "ok      memory               12.1 GiB  13.0 GiB by max-memory",
         "ok      memory kept          12.1 GiB  12.1 GiB in the stored report (+0.0%, tolerance 5.0%)",
         "FAILED  step time kept        23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",

@@ -13,7 +13,8 @@ import pytest
 
 from toast_cli import child
 from toast_cli.child import ChildError, in_child
-from toast_cli.errors import SpecError
+from toast_cli.errors import InputError, SpecError
+from toast_cli.frontend.handover import read_parsed
 
 HERE = "tests.test_child"
 
@@ -92,6 +93,28 @@ def test_a_death_is_an_error(way: str, task: str, kind: type[Exception], reason:
     with pytest.raises(kind, match=reason):
         in_child(f"{HERE}:{task}", b"", seconds=1)
     assert in_child(f"{HERE}:doubled", b"a", 2, seconds=1) == b"aa"
+
+
+def slain(data: bytes) -> bytes:
+    os.kill(os.getpid(), 9)
+    return b""
+
+
+def test_a_machine_without_room_is_not_called_a_damaged_program(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is killed, or cannot be started, says nothing about the program."""
+    with pytest.raises(ChildError, match="killed it") as caught:
+        in_child(f"{HERE}:slain", b"", seconds=1)
+    assert not caught.value.of_input
+    monkeypatch.setattr(child._Helper, "_ours", None)
+    monkeypatch.setattr(os, "fork", no_room)
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    with pytest.raises(InputError, match=r"was not read, because of .* could not be started") as told:
+        read_parsed(b"module {}", "a.mlir")
+    assert told.value.hint is not None and "memory" in told.value.hint
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(11, "Resource temporarily unavailable")
 
 
 def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_quiet_is_one_line(pipeline: Pipeline, capsys: pytest.CaptureFixture[str
 
 def test_verbose_shows_more(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert partition("--verbose") == 0
-    assert "\ndimensions: 76 classes" in capsys.readouterr().out
+    assert "\ndimensions, 8 kinds" in capsys.readouterr().out
 
 
 def test_the_program_is_written(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -168,6 +168,9 @@ def test_the_program_is_written(pipeline: Pipeline, capsys: pytest.CaptureFixtur
     assert Path("out.hlo").read_text() == "program as hlo\n"
     assert json.loads(Path("report.json").read_text())["schema"] == "toast.report/1"
     assert capsys.readouterr().out.endswith("\nwrote out.hlo (hlo)\n")
+    assert partition("-o", "shardings.py") == 0
+    assert "shardings of arguments and results only" in capsys.readouterr().out
+    Path("shardings.py").unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mlir", "out.hlo", "report.json"]
 
 

@@ -121,7 +121,7 @@ def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert re.search(r"★  \S+", out)
     assert "fsdp x megatron" in out
-    assert "what differs from the search's plan" in out
+    assert "decisions that a strategy has and the search's plan has not" in out
     facts = json.loads(report.read_text())
     assert facts["schema"] == SCHEMA
     assert sum(one["best"] for one in facts["contenders"]) == 1

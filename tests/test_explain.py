@@ -93,14 +93,14 @@ def test_alternatives_to_a_decision_are_plans_with_something_in_its_place() -> N
     instead = {g.name for g in groups}
     for change in found.changes[1:]:
         if change.what.endswith(" instead"):
-            assert change.what.partition(" over ")[0].partition(",")[0] in instead
+            assert change.what.partition(" over ")[0].partition(" (")[0] in instead
     assert len(found.changes) > 3
 
 
 def test_keeping_weights_whole_is_explained() -> None:
     of = study("zero2")
     number = next(n for n, d in enumerate(of.plan, 1) if not isinstance(d, Shard))
-    assert "keeps weights whole" in explain_decision(of, number).sentences[0]
+    assert "each store weights whole" in explain_decision(of, number).sentences[0]
 
 
 # ---------------------------------------------------------------- arguments

@@ -19,6 +19,6 @@ def test_the_size_that_would_do(tmp_path: Path) -> None:
     path.write_text(TEXT)
     notes = partition(Request(str(path), "h100-8", mesh_shape="data=4,model=2")).report.analysis.notes
     assert (
-        "mesh axis data (4) is not used: nothing pays that is split over it; batch (399,998) does not divide by 8, "
-        "padded to 400,000 it would"
+        "mesh axis data (4) is not used: splitting over it pays nowhere; 8 does not divide batch (399,998), but would "
+        "if it were padded to 400,000"
     ) in notes

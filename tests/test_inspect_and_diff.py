@@ -55,7 +55,7 @@ def test_inspect_finds_ops_loops_dimensions_conflicts_and_arrays(program: Path, 
 def test_inspect_is_readable(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(program)]) == 0
     shown = capsys.readouterr().out
-    for line in ("program  looped (stablehlo)", "stablehlo.dot_general", "conflicts: a dimension", "f32[6,16,16]"):
+    for line in ("program  looped (stablehlo)", "stablehlo.dot_general", "conflicts: an array", "f32[6,16,16]"):
         assert line in shown
     assert max(map(len, shown.splitlines())) <= 100
 

@@ -79,21 +79,22 @@ def test_shorten_location(room: int, expected: str) -> None:
 
 REPORT_80 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
-mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable on each
-strategy   batch over data; heads over model; weights rest split over data
+mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
+strategy   batch over data; heads over model; weights stored split over data
            (ZeRO-3)
 
 decisions
-     decision         over       size  classes  array.dimension
-  1  shard batch      data     64 → 8       12  batch['tokens'].0
-  2  shard heads      model     8 → 4        2  conflict 0: side 1;
-                                                params['layers'][*]['wq'].1
-  3  shard embed      data   512 → 64        3  {params,mu}['embed'].1, …
-  4  replicate state  data                  14  state rests whole over data
+     decision         over       size  alike  array.dimension
+  1  shard batch      data     64 → 8     12  batch['tokens'].0
+  2  shard heads      model     8 → 4      2  params['layers'][*]['wq'].1; where
+                                              it occurs twice: f32[8,8].1
+                                              (a.py:7)
+  3  shard embed      data   512 → 64      3  {params,mu}['embed'].1, …
+  4  replicate state  data                14  store state whole over data
 
 predicted, per device and step
   step time     23.4 ms  ██████▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                     at least 16.1 ms, if communication hides
+                                     at least 16.1 ms, if communication overlaps
   peak memory  12.1 GiB  ████░░░░░░  39.3% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  █████░░░░░  of the chips' peak arithmetic rate
 
@@ -116,33 +117,33 @@ arguments, 16 in all
   batch['tokens']                      i32[64,1024]        (data, None)
 
 notes
-  ·  3 ops that cannot be split, computed whole on every device: chlo.top_k ×2,
-     stablehlo.sort ×1
+  ·  3 ops that toast cannot split, so every device computes the whole of each:
+     chlo.top_k ×2, stablehlo.sort ×1
   ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
 
-search     mcts, seed 0: 12,345 evaluations in 2.13 s, best at 8,201, stopped:
-           plateau
+search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number
+           8,201; stopped: no better plan for a long time
 time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
 
 # The same program where it does not fit, down to where the two reports are alike again.
 TOO_LARGE_120 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
-mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable on each
-strategy   batch over data; heads over model; weights rest split over data (ZeRO-3)
+mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
+strategy   batch over data; heads over model; weights stored split over data (ZeRO-3)
 
 ✗ does not fit: the smallest-memory plan found needs 45.2 GiB on each device, 14.4 GiB more than the limit of 30.8 GiB
 
 decisions
-     decision         over       size  classes  array.dimension
-  1  shard batch      data     64 → 8       12  batch['tokens'].0
-  2  shard heads      model     8 → 4        2  conflict 0: side 1; params['layers'][*]['wq'].1
-  3  shard embed      data   512 → 64        3  {params,mu}['embed'].1, params['layers'][0]['wq'].0
-  4  replicate state  data                  14  state rests whole over data
+     decision         over       size  alike  array.dimension
+  1  shard batch      data     64 → 8     12  batch['tokens'].0
+  2  shard heads      model     8 → 4      2  params['layers'][*]['wq'].1; where it occurs twice: f32[8,8].1 (a.py:7)
+  3  shard embed      data   512 → 64      3  {params,mu}['embed'].1, params['layers'][0]['wq'].0
+  4  replicate state  data                14  store state whole over data
 
 predicted, per device and step
   step time     23.4 ms  ████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
-                                                                             at least 16.1 ms, if communication hides
+                                                                             at least 16.1 ms, if communication overlaps
   peak memory  45.2 GiB  ██████████████████████████████████████████████████  147.0% of 30.8 GiB, arguments 3.20 GiB
   MFU             51.2%  ██████████████████████████░░░░░░░░░░░░░░░░░░░░░░░░  of the chips' peak arithmetic rate
 
@@ -169,17 +170,19 @@ results, 16 in all
   {params,mu,nu}['layers'][*]['norm']  f32[512]        ×6  replicated
   loss                                 f32[]               replicated
 
-dimensions: 76 classes, 8 groups, 648 conflicts, 18 components, 1 resolution group
-  group  classes  size  array.dimension
-  batch       12    64  batch['tokens'].0
-  heads        2     8  params['layers'][*]['wq'].1
-  embed        3   512  {params,mu}['embed'].1, params['layers'][0]['wq'].0
+dimensions, 8 kinds of them; 648 arrays with one of them twice, settled by 1 choice
+  dimension  alike  size  array.dimension
+  batch         12    64  batch['tokens'].0
+  heads          2     8  params['layers'][*]['wq'].1
+  embed          3   512  {params,mu}['embed'].1, params['layers'][0]['wq'].0
 
 notes
-  ·  3 ops that cannot be split, computed whole on every device: chlo.top_k ×2, stablehlo.sort ×1
+  ·  3 ops that toast cannot split, so every device computes the whole of each: chlo.top_k ×2,
+     stablehlo.sort ×1
   ·  the trip count of the loop at model.py:12 is unknown; 1 is assumed
 
-search     mcts, seed 0: 12,345 evaluations in 2.13 s (5,796/s), best at 8,201, stopped: plateau
+search     mcts, seed 0: 12,345 plans tried in 2.13 s (5,796/s), the best was number 8,201; stopped:
+           no better plan for a long time
 
 time
   stage         time
@@ -214,7 +217,7 @@ def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> Non
 
 
 CONSTRAINTS_100 = """\
-constraints, 9 in all
+sharding constraints inside the program, 9 in all
   at                    type            line to paste
   model.py:1 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
   model.py:2 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
@@ -222,7 +225,7 @@ constraints, 9 in all
   model.py:4 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
   model.py:5 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
   model.py:6 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  and 3 more, all with --verbose
+  and 3 more; --verbose lists all
 """
 
 
@@ -237,15 +240,14 @@ def constrained() -> Report:
 
 
 FEW_80 = """\
-constraints, 9 in all, and those that carry the plan
-  without it       peak      where, and the line that says it
-    +12.0 ms                 model.py:7 Block.__call__, bf16[8,1024]
-                             with_sharding_constraint(x, P("data", None))
-    +1.00 ms  +1.00 GiB  ×3  model.py:9 f, bf16[8,1024]
-                             with_sharding_constraint(x, P("data", None))
-  5 more are in the written program
-  nothing needs pasting: toast.load, toast.jit and the written program have all
-  of them; --verbose lists them
+sharding constraints inside the program, 9 in all, and those that save most
+  step time  peak memory      without this line
+   +12.0 ms                   model.py:7 Block.__call__, bf16[8,1024]
+                              with_sharding_constraint(x, P("data", None))
+   +1.00 ms    +1.00 GiB  ×3  model.py:9 f, bf16[8,1024]
+                              with_sharding_constraint(x, P("data", None))
+  and 5 more; --verbose lists all. You need not paste any of them: toast.load,
+  toast.jit and the written program apply them all.
 """
 
 
@@ -277,8 +279,8 @@ def test_what_does_not_fit_a_short_report_is_counted() -> None:
     notes = [f"note {n}" for n in range(9)]
     report = replace(make_report(), arguments=many, analysis=replace(make_report().analysis, notes=notes))
     found = shown(report, 80)
-    assert "and 8 smaller patterns, all with --verbose" in found
-    assert "4 more notes with --verbose" in found
+    assert "and 8 smaller patterns; --verbose lists all" in found
+    assert "4 more notes; --verbose lists all" in found
 
 
 def test_an_empty_plan_has_a_report() -> None:
@@ -294,7 +296,7 @@ def test_an_empty_plan_has_a_report() -> None:
     )
     found = shown(report, 80)
     assert "none: every device computes the whole program" in found
-    assert "none: the devices never talk to each other" in found
+    assert "none: the devices never communicate" in found
     assert "notes" not in found
 
 
@@ -329,7 +331,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
         (
             make_report(),
             "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; "
-            "batch over data; heads over model; weights rest split over data (ZeRO-3)",
+            "batch over data; heads over model; weights stored split over data (ZeRO-3)",
         ),
         (
             replace(make_report(TOO_LARGE), plan=PlanFacts([], "")),

@@ -112,7 +112,7 @@ def stored(**changes: Any) -> StoredReport:
         mesh_name="v4-32",
         chip="v4",
         devices=16,
-        summary="batch over data; heads over model; weights rest split over data (ZeRO-3)",
+        summary="batch over data; heads over model; weights stored split over data (ZeRO-3)",
         step_seconds=0.0234,
         communication_seconds=0.0082,
         peak_bytes=int(12.1 * GIB),
@@ -234,7 +234,7 @@ SWEEP_72 = """\
    mesh   shape           step time  peak memory
    v4-32  data=8,model=2    30.0 ms     12.1 GiB  batch over data; heads
                                                   over model; weights
-                                                  rest split over data
+                                                  stored split over data
                                                   (ZeRO-3)
 ★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
    v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8

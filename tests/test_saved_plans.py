@@ -176,7 +176,7 @@ def test_a_plan_goes_from_run_to_run(
     assert main(["partition", other, "--mesh", "v4-32", "--plan", "p.json", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "p.json: decision 1 (experts over data) is left out: nothing here is like experts" in " ".join(out.split())
-    assert "search     none, a saved plan was given" in out
+    assert "search     none, since a saved plan was given" in out
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_a_strategy_is_reported_as_one(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", "--strategy", "fsdp+megatron"]) == 0
     out = capsys.readouterr().out
     assert "from fsdp, megatron" in out
-    assert "none, a strategy was given" in out
+    assert "none, since a strategy was given" in out
 
 
 def test_a_tactic_that_does_not_apply_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,11 +377,11 @@ def test_tactics_needs_program_and_mesh_together(capsys: pytest.CaptureFixture[s
 
 # strategy -> what the summary must say of weights and of axes left alone, and what it must not
 SAID: list[tuple[str, list[str], list[str]]] = [
-    ("data-parallel", ["weights and state whole on every device"], ["not used", "ZeRO"]),
-    ("data-parallel:data", ["weights and state whole on every device", "model not used"], ["data not used"]),
-    ("fsdp", ["(ZeRO-3)"], ["whole on every device", "not used"]),
-    ("fsdp+megatron", ["(ZeRO-3)"], ["whole on every device", "not used"]),
-    ("megatron:model", ["data not used"], ["whole on every device"]),
+    ("data-parallel", ["weights and state replicated"], ["not used", "ZeRO"]),
+    ("data-parallel:data", ["weights and state replicated", "model not used"], ["data not used"]),
+    ("fsdp", ["(ZeRO-3)"], ["replicated", "not used"]),
+    ("fsdp+megatron", ["(ZeRO-3)"], ["replicated", "not used"]),
+    ("megatron:model", ["data not used"], ["replicated"]),
 ]
 
 
@@ -396,7 +396,7 @@ def test_the_summary_tells_of_whole_weights_and_idle_axes(name: str, present: li
 def test_an_idle_axis_is_remarked_on_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["partition", str(SMALL["t2b_tiny"]), "--mesh", "v4-32", "--strategy", "fsdp:data"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "mesh axis model (2) is not used: no tactic uses it and the search was kept from it" in shown
+    assert "mesh axis model (2) is not used: no tactic uses it, and the search was not allowed to" in shown
     options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data"]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
-    assert "mesh axis model (2) is not used: nothing pays that is split over it" in capsys.readouterr().out
+    assert "mesh axis model (2) is not used: splitting over it pays nowhere" in capsys.readouterr().out

@@ -10,9 +10,7 @@ program itself needs a `with_sharding_constraint` to come out as planned. `toast
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +22,7 @@ from typing import Any
 from toast_cli.emit.snippet import rules_of, spec_text
 from toast_cli.emit.specs import NamedSpec
 from toast_cli.errors import UsageError
+from toast_cli.frameworks import keras_layouts, mark_sharding_lines, maxtext_yaml, slash_expression
 from toast_cli.hardware import parse_bytes
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
@@ -120,21 +119,34 @@ class Plan:
                 ["activation_batch", "activation_embed_and_logits_batch"]}`); a dimension without an entry keeps its
                 own.
         """
-        lines = ["logical_axis_rules:"]
-        for name, axes in self.logical_axis_rules():
-            theirs = (names or {}).get(name, name)
-            listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
-            lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
-        return "\n".join(lines) + "\n"
+        return maxtext_yaml(self.logical_axis_rules(), names)
+
+    def keras_layouts(self, argument: str) -> dict[str, tuple[str | None, ...]]:
+        """For a `keras.distribution.LayoutMap`: the path of a variable -> a mesh axis or None for each dimension.
+
+        Args:
+            argument: the function's argument that holds the variables by their paths: `{v.path: v.value for v in
+                model.trainable_variables}`. Variables that are whole on every device are left out.
+
+        Raises `UsageError` where the plan splits a dimension over two mesh axes, which Keras cannot say.
+        """
+        return keras_layouts(self._argument_specs(), argument)
+
+    def mark_sharding_lines(self, argument: str) -> str:
+        """Python lines for PyTorch/XLA: a mesh, and `xs.mark_sharding(…)` for each parameter and buffer of `model` that
+        is split.
+
+        Args:
+            argument: the function's argument that holds them by name, as `torchax.extract_jax(model)` gives them.
+        """
+        return mark_sharding_lines(self._argument_specs(), argument, self.axes)
 
     def _named_specs(self) -> list[NamedSpec]:
-        arguments = [(argument.name, argument.sharding) for argument in self.report.arguments]
-        results = [(result.name, result.sharding) for result in self.report.results]
-        return [
-            NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
-            for name, sharding in (*arguments, *results)
-            if name
-        ]
+        results = (_named_spec(result.name, result.sharding) for result in self.report.results if result.name)
+        return [*self._argument_specs(), *results]
+
+    def _argument_specs(self) -> list[NamedSpec]:
+        return [_named_spec(argument.name, argument.sharding) for argument in self.report.arguments if argument.name]
 
     @property
     def summary(self) -> str:
@@ -425,12 +437,8 @@ def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
     )
 
 
-def slash_expression(pattern: str) -> str:
-    """A pattern over paths (`*['layers'][*]['w']`) as a regular expression over them in slashes:
-    `.*layers/.*/w$`."""
-    parts = [re.escape(part) for part in slash_path(pattern.replace("[*]", "/*")).split("*")]
-    whole = ".*".join(parts)
-    return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
+def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:
+    return NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
 
 
 def _shape_text(type: str) -> str:

@@ -48,13 +48,15 @@ _POLL_MILLISECONDS = 200
 class ChildError(Exception):
     """A child ended without an answer.
 
-    `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason.
+    `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason; `of_input`: whether
+    what the child was given can be the cause, and not only this machine.
     """
 
-    def __init__(self, reason: str, seconds: int | None = None) -> None:
+    def __init__(self, reason: str, seconds: int | None = None, of_input: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         self.seconds = seconds
+        self.of_input = of_input
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
     if os.WIFSIGNALED(ended.status):
         if os.WTERMSIG(ended.status) == signal.SIGXCPU:
             raise ChildError(f"it took more than {seconds} seconds of processor time", seconds)
+        if os.WTERMSIG(ended.status) == signal.SIGKILL:  # the system did it, or a person
+            raise ChildError("another process, or the system, killed it", of_input=False)
         raise ChildError(_abort_reason(ended.said))
     code = os.WEXITSTATUS(ended.status)
     if code == _ANSWER:
@@ -122,7 +126,10 @@ def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None)
                 stream.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are other threads: see `_may_fork`
-            child = os.fork()
+            try:
+                child = os.fork()
+            except OSError as error:
+                raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
         if child == 0:
             _be_child(function, arguments, seconds, parent, answer, said)
         try:
@@ -237,7 +244,10 @@ class _Helper:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", "-c", _HELPER, str(Path(__file__).resolve().parent.parent)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
         self._owner = os.getpid()
 
     @classmethod
@@ -262,7 +272,7 @@ class _Helper:
                 return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, said))
             except (OSError, EOFError):
                 self.close()
-                raise ChildError("the process that reads programs could not be started, or was ended") from None
+                raise ChildError("it could not be started, or was ended", of_input=False) from None
             except BaseException:
                 self.close()
                 raise

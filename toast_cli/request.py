@@ -86,49 +86,66 @@ class Request:
         None,
         "--mesh-shape",
         OptionKind.TEXT,
-        "Mesh axes and sizes, e.g. data=8,model=2; auto tries all (default: the SPEC's).",
+        "Mesh axes and their sizes, e.g. data=8,model=2; auto: try all shapes (default: as in SPEC).",
         "SHAPE",
     )
-    search: str = _option(SearchName.mcts.value, "--search", OptionKind.SEARCH, "How to look for a plan.")
+    search: str = _option(
+        SearchName.mcts.value,
+        "--search",
+        OptionKind.SEARCH,
+        "Search algorithm: tree search, greedy, or tree search with a proof of how good the plan is.",
+    )
     budget_seconds: float | None = _option(
         None,
         "--budget",
         OptionKind.SECONDS,
-        "Stop the search after this time, e.g. 10 or 500ms (default: by --iterations).",
+        "Stop the search after this time, e.g. 10 or 500ms (default: stop by --iterations).",
         "SECONDS",
     )
     iterations: int | None = _option(
         None,
         "--iterations",
         OptionKind.WHOLE,
-        "Stop the search after N plans; gives the same plan on any machine.",
+        "Stop the search after N plans (default: some thousands, by the program); unlike --budget, this "
+        "gives the same plan on any machine.",
         "N",
         least=1,
     )
-    seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search.", "N")
-    jobs: int = _option(1, "--jobs", OptionKind.WHOLE, "Search processes.", "N", least=1, in_projects=False)
+    seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search's random choices.", "N")
+    jobs: int = _option(
+        1,
+        "--jobs",
+        OptionKind.WHOLE,
+        "Number of processes to search with; the plan is the same.",
+        "N",
+        least=1,
+        in_projects=False,
+    )
     memory_limit: int | None = _option(
         None,
         "--memory-limit",
         OptionKind.BYTES,
-        "Memory a plan may use per device, e.g. 28GiB (default: the SPEC's).",
+        "Memory that a plan may use per device, e.g. 28GiB (default: as in SPEC).",
         "BYTES",
     )
     keep_shardings: bool = _option(
-        False, "--keep-shardings", OptionKind.FLAG, "Keep the shardings already in the program as constraints."
+        False,
+        "--keep-shardings",
+        OptionKind.FLAG,
+        "Keep the shardings that the program already has; without this they are dropped.",
     )
     pins: tuple[str, ...] = _option(
         (),
         "--pin",
         OptionKind.TEXTS,
-        "Fix arguments' shardings, e.g. '*wq*=data,None'; ? leaves a dimension open; repeatable.",
+        "Fix the sharding of arguments, e.g. '*wq*=data,None'; ? leaves a dimension to toast; repeatable.",
         "PATTERN=AXES",
     )
     names: tuple[str, ...] = _option(
         (),
         "--names",
         OptionKind.TEXTS,
-        "What you call arguments' dimensions, e.g. '*kernel=embed,mlp'; reports and tactics use it; repeatable.",
+        "Names for the dimensions of arguments, e.g. '*kernel=embed,mlp', for reports and tactics; repeatable.",
         "PATTERN=NAMES",
         in_projects=False,
         in_python=False,
@@ -137,7 +154,7 @@ class Request:
         FrameChoice.user.value,
         "--frames",
         OptionKind.FRAMES,
-        "Places in the source: your own line (what installed packages do is shown as what it calls), or all frames.",
+        "Show places in the source as the line of your own code, or with all frames, those of libraries too.",
         in_projects=False,
         in_python=False,
     )
@@ -145,8 +162,8 @@ class Request:
         (),
         "--minimise",
         OptionKind.TEXTS,
-        "What to make small: step_time (default), peak_memory, communication, communication[AXIS], compute or "
-        "argument_memory; repeated, the next one decides between plans equal in the first.",
+        "What to minimise: step_time (default), peak_memory, communication, communication[AXIS], compute or "
+        "argument_memory; given twice, the second decides between plans that are equal in the first.",
         "FIGURE",
         also="--minimize",
     )
@@ -154,14 +171,14 @@ class Request:
         (),
         "--subject-to",
         OptionKind.TEXTS,
-        "What a plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
+        "A limit that the plan must keep, e.g. 'peak_memory<=24GiB' or 'communication[data]<=20ms'; repeatable.",
         "BOUND",
     )
     certify: bool = _option(
         False,
         "--certify",
         OptionKind.FLAG,
-        "Prove how much faster any plan could be, at most; takes up to 20 seconds.",
+        "Prove how much faster any other plan could be at most; takes up to 20 seconds.",
         in_projects=False,
         in_python=False,
     )
@@ -169,9 +186,8 @@ class Request:
         (),
         "--tactic",
         OptionKind.TEXTS,
-        "Fix what a tactic decides, e.g. fsdp:data (`toast tactics` lists them; FILE:NAME:AXIS for your own); "
-        "the search "
-        "completes the plan, with search:AXIS on that axis only; repeatable.",
+        "Fix a part of the plan, e.g. fsdp:data, and search for the rest (`toast tactics` lists them; "
+        "FILE:NAME:AXIS for your own; search:AXIS lets the search use that axis only); repeatable.",
         "NAME:AXIS",
         in_python=False,
     )
@@ -179,7 +195,7 @@ class Request:
         None,
         "--strategy",
         OptionKind.TEXT,
-        "Take a whole plan made of tactics instead of searching, e.g. fsdp+megatron or fsdp:data+megatron:model.",
+        "Do not search: take a known strategy, e.g. fsdp+megatron or fsdp:data+megatron:model.",
         "NAME",
         in_python=False,
     )
@@ -188,7 +204,7 @@ class Request:
         None,
         "--plan",
         OptionKind.TEXT,
-        "Take the plan saved with --save-plan, as far as it suits, unsearched.",
+        "Do not search: take the plan that --save-plan wrote, as far as it applies to this program.",
         "FILE",
         in_python=False,
     )
@@ -196,7 +212,7 @@ class Request:
         False,
         "--complete",
         OptionKind.FLAG,
-        "Let the search add to --plan's decisions.",
+        "Let the search add decisions to those of --plan.",
         in_projects=False,
         in_python=False,
     )
@@ -221,14 +237,14 @@ class Request:
         None,
         "--confirm-with",
         OptionKind.COMPILER,
-        "Whose compiler to ask (default: that of the chip; cpu: XLA's partitioner alone, in seconds).",
+        "Which compiler --confirm asks (default: the chip's; cpu: only XLA's partitioner, in seconds).",
         in_python=False,
     )
     confirm_seconds: float | None = _option(
         None,
         "--confirm-budget",
         OptionKind.SECONDS,
-        "Start no compilation after so long, e.g. 10min.",
+        "Stop --confirm's compilations after this time, e.g. 10min.",
         "TIME",
         in_python=False,
     )

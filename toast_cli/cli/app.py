@@ -29,16 +29,16 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(short_help="Choose shardings for a program and write it back with them.")(partition)
+app.command(short_help="Find how to shard a program and write it with its shardings.")(partition)
 app.command(short_help="Check that the plan for a program stays within limits.")(check)
-app.command(short_help="Tabulate programs x meshes x shapes, worked on in parallel.")(sweep)
-app.command(short_help="Check with XLA that a written program does what its report says.")(verify)
-app.command(short_help="Tabulate expert strategies beside what the search finds.")(compare)
-app.command(short_help="Explain a plan: what decisions are worth, what causes what.")(explain)
-app.command(short_help="Show what a program is made of.")(inspect)
-app.command(short_help="Show what changed between two reports.")(diff)
-app.command(short_help="List tactics; with a program, which apply to it.")(tactics)
-app.add_typer(mesh_app, name="mesh", short_help="List, show or validate mesh specifications.")
+app.command(short_help="Plan programs for many meshes and settings, in one table.")(sweep)
+app.command(short_help="Check with XLA that a sharded program does what its report says.")(verify)
+app.command(short_help="Compare known strategies with the plan that the search finds.")(compare)
+app.command(short_help="Explain why a plan is as it is and what each decision saves.")(explain)
+app.command(short_help="Show what a program is made of, before anything is planned.")(inspect)
+app.command(short_help="Show what changed from one report to another.")(diff)
+app.command(short_help="List the known ways to shard, and which apply to a program.")(tactics)
+app.add_typer(mesh_app, name="mesh", short_help="List, show or check descriptions of hardware.")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -93,4 +93,4 @@ def toast(
         ),
     ] = False,
 ) -> None:
-    """Decide how to split a large StableHLO or HLO program over a mesh of accelerators."""
+    """Decide how to shard a large StableHLO or HLO program over a mesh of accelerators."""

@@ -44,7 +44,7 @@ def check(
     programs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROGRAM]...", help="Programs to check; without --mesh, those of the project file that are these."
+            metavar="[PROGRAM]...", help="Programs to check; without --mesh, only these of the project file's."
         ),
     ] = None,
     mesh: Annotated[
@@ -53,21 +53,23 @@ def check(
             "--mesh",
             metavar="SPEC",
             autocompletion=options.complete_spec,
-            help="Hardware; without it, a project file says what to check.",
+            help="Hardware: a name from `toast mesh list`, or a YAML file; else a project file says what to check.",
         ),
     ] = None,
     max_memory: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Most peak memory per device, e.g. 28GiB.")
+        str | None, typer.Option(metavar="BYTES", help="Largest peak memory allowed per device, e.g. 28GiB.")
     ] = None,
     max_step_time: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="Longest step, e.g. 120ms or 1.5s.")
+        str | None, typer.Option(metavar="SECONDS", help="Longest step time allowed, e.g. 120ms or 1.5s.")
     ] = None,
     max_communication: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="Most communication in a step, e.g. 20ms.")
+        str | None, typer.Option(metavar="SECONDS", help="Longest communication time allowed in a step, e.g. 20ms.")
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A report stored with --update or `toast partition --json FILE`."),
+        typer.Option(
+            metavar="FILE", help="Compare with this report, stored by --update or `toast partition --json FILE`."
+        ),
     ] = None,
     tolerance: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="How much worse than --against is allowed (default: 5%).")
@@ -82,15 +84,16 @@ def check(
         str | None, typer.Option(metavar="PERCENT", help="The same for the communication alone.")
     ] = None,
     same_plan: Annotated[
-        bool, typer.Option("--same-plan", help="Fail, and not only say so, when decisions are not --against's.")
+        bool, typer.Option("--same-plan", help="Also fail when the plan's decisions differ from those of --against.")
     ] = False,
     update: Annotated[
-        bool, typer.Option("--update", help="Write the stored reports anew instead of comparing with them.")
+        bool, typer.Option("--update", help="Replace the stored reports instead of comparing with them.")
     ] = False,
     config: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="The project file (default: the nearest toast.yaml or pyproject.toml, upwards)."
+            metavar="FILE",
+            help="The project file (default: the nearest toast.yaml or pyproject.toml, here or in a folder above).",
         ),
     ] = None,
     allow_project_code: Annotated[
@@ -105,7 +108,7 @@ def check(
         typer.Option(
             "--output-format",
             metavar="FORMAT[=FILE]",
-            help="How to tell it: text (default), json, junit or github; on stdout or into a file; repeatable.",
+            help="How to report: text (default), json, junit or github, on stdout or to FILE; repeatable.",
         ),
     ] = None,
     mesh_shape: options.MeshShape = None,
@@ -127,10 +130,12 @@ def check(
     jobs: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=whole_number(1, "--jobs"), help="Checks made at a time; for one, search processes."
+            metavar="N",
+            parser=whole_number(1, "--jobs"),
+            help="Number of checks at a time; for a single check, search processes.",
         ),
     ] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what failed.")] = False,
     verbose: options.Verbose = False,
 ) -> int:
     """Check that plans fit and stay within limits: exit code 0 if all do, 1 if not, 2 if one could not be checked.

@@ -21,13 +21,15 @@ def compare(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            "--strategy", metavar="NAME", help="One more to compare, e.g. fsdp:data+megatron:model; repeatable."
+            "--strategy", metavar="NAME", help="Compare this strategy too, e.g. fsdp:data+megatron:model; repeatable."
         ),
     ] = None,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the comparison as JSON; - for stdout.")
+    ] = None,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Plot time against memory on a page of its own; - for stdout."),
+        typer.Option("--html", metavar="FILE", help="Plot time against memory on a web page; - for stdout."),
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
@@ -48,10 +50,10 @@ def compare(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Tabulate the expert strategies that apply to PROGRAM on a mesh, what the search finds, and what differs.
+    """Compare the known strategies that apply to PROGRAM on a mesh with the plan that the search finds.
 
-    With --confirm they are compiled, and the best is that by the compiler's figures. Exit code 0: something fits in
-    memory and keeps all bounds; 3: nothing does.
+    With --confirm all of them are compiled, and the best is the best by the compiler's figures. Exit code 0: at least
+    one plan fits in memory and keeps every --subject-to; 3: none does.
     """
     given = locals()
     options.refuse_both(quiet, verbose)

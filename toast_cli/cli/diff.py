@@ -14,12 +14,14 @@ DIFFERENT = 1
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A.json", help="A report: `toast partition --json`.")],
-    now: Annotated[str, typer.Argument(metavar="B.json", help="Another.")],
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    now: Annotated[str, typer.Argument(metavar="B.json", help="Another report.")],
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the difference as JSON; - for stdout.")
+    ] = None,
 ) -> int:
     """Show what changed from one report to another: figures, decisions, shardings.
 
-    Exit code 0: nothing; 1: something did.
+    Exit code 0: nothing changed; 1: something did.
     """
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [before, now])

@@ -31,14 +31,14 @@ def explain(
     ] = None,
     line: Annotated[
         str | None,
-        typer.Option(metavar="FILE:LINE", help="Explain what a line of the source computes on, and what moves."),
+        typer.Option(metavar="FILE:LINE", help="Explain what the devices compute and send for a line of the source."),
     ] = None,
     collective: Annotated[
         int | None,
         typer.Option(
             metavar="K",
             parser=whole_number(1, "--collective"),
-            help="Explain collective K, the most expensive being 1.",
+            help="Explain one collective; 1 is the one that takes longest.",
         ),
     ] = None,
     peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,
@@ -46,7 +46,9 @@ def explain(
         str | None,
         typer.Option(metavar="FILE", help="Explain the plan of a report stored with --json instead of searching."),
     ] = None,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the explanation as JSON; - for stdout.")
+    ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
     budget: options.Budget = None,
@@ -66,7 +68,7 @@ def explain(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Explain the plan for PROGRAM on a mesh: what each decision is worth, or one thing about it at length.
+    """Explain the plan for PROGRAM on a mesh: what each decision saves, or one thing about it in detail.
 
     The plan is the one `toast partition` finds with the same options, or that of --report or --plan.
     """

@@ -13,10 +13,12 @@ from toast_cli.outputs import Target, check_targets, write_target
 
 def inspect(
     program: options.Program,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the facts as JSON; - for stdout.")
+    ] = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Show what PROGRAM is made of: ops, loops, dimensions that are split alike, conflicts, its largest arrays."""
+    """Show what PROGRAM is made of: ops, loops, the dimensions that toast can split, conflicts, the largest arrays."""
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [program])
 

@@ -85,8 +85,10 @@ ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
 ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
 Names = Annotated[list[str] | None, declared("names")]
 Frames = Annotated[FrameChoice, declared("frames")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say it in one line.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Say all there is to say; tracebacks for internal errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="List everything, and show a traceback if toast itself fails.")
+]
 
 
 def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from toast_cli.report.model import Report
 
 
+# What the formats lack that hold no program.
+LEFT_OUT = "shardings of arguments and results only, the compiler finds the others; OUT.mlir has the whole plan"
+
+
 @without_cycle_collection()
 def partition(
     program: options.Program,
@@ -34,7 +38,7 @@ def partition(
             "--format",
             parser=one_of(Format, "--format"),
             metavar=metavar(Format),
-            help="What to write (default: by OUT's extension).",
+            help="What to write (default: as OUT's extension says).",
         ),
     ] = None,
     annotate: Annotated[
@@ -43,7 +47,8 @@ def partition(
             "--annotate",
             parser=one_of(Annotate, "--annotate"),
             metavar=metavar(Annotate),
-            help="What carries a sharding in StableHLO besides arguments and results (default: minimal).",
+            help="Which arrays between arguments and results are written with a sharding: as few as give this "
+            "plan (minimal, the default), all, or none.",
         ),
     ] = None,
     json: Annotated[
@@ -55,7 +60,7 @@ def partition(
             "--verify",
             parser=one_of(CompilerName, "--verify"),
             metavar=metavar(CompilerName),
-            help="Then check with this XLA that the program does what the report says, as `toast verify` does.",
+            help="Then let this compiler check that the program does what the report says, as `toast verify` does.",
         ),
     ] = None,
     top: options.Top = 1,
@@ -67,12 +72,12 @@ def partition(
         typer.Option(
             "--trace",
             metavar="FILE",
-            help="Write where a step's time goes, by place in the source, for ui.perfetto.dev.",
+            help="Write where a step's time goes, by line of your code, as a trace for ui.perfetto.dev.",
         ),
     ] = None,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as a page with pictures; it needs no network."),
+        typer.Option("--html", metavar="FILE", help="Write the report as a web page with plots; it needs no network."),
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
@@ -88,7 +93,7 @@ def partition(
     complete: options.Complete = False,
     save_plan: Annotated[
         str | None,
-        typer.Option("--save-plan", metavar="FILE", help="Write the plan by itself, for --plan; - for stdout."),
+        typer.Option("--save-plan", metavar="FILE", help="Write only the plan, for --plan; - for stdout."),
     ] = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
@@ -99,10 +104,11 @@ def partition(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Choose shardings for PROGRAM on a mesh, write it back with them, and report what that should cost.
+    """Find how to shard PROGRAM over a mesh, report what that should cost, and write the sharded program.
 
-    Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory and keeps all
-    bounds, and nothing is written. With --verify, exit code 1: XLA disagrees, 2: it could not be asked.
+    Ctrl-C during the search takes the best plan found so far. Exit code 3: no plan fits in memory (or keeps every
+    --subject-to), and no program is written. With --verify, exit code 1: XLA disagrees with the report, 2: it could
+    not be asked.
     """
     given = locals()
     options.refuse_both(quiet, verbose)
@@ -173,7 +179,8 @@ def _written(target: Target | None, chosen: Format, report: Report) -> str:
         return "nothing written; -o OUT writes the sharded program" if report.met else ""
     name = "stdout" if target.is_stdout else target.path
     if report.met:
-        return f"wrote {name} ({chosen.value})"
+        left_out = f"; {LEFT_OUT}" if chosen in (Format.specs, Format.python) else ""
+        return f"wrote {name} ({chosen.value}){left_out}"
     return f"{name} was not written: the plan {'breaks a bound' if report.predicted.fits else 'does not fit'}"
 
 

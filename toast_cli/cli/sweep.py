@@ -45,7 +45,7 @@ def sweep(
             "--mesh-shape",
             metavar="SHAPES",
             help="Mesh shapes: all, 'data=*,model=*' (every size for *), or 'data=8,model=2;data=16' "
-            "(default: the SPEC's).",
+            "(default: as in SPEC).",
         ),
     ] = None,
     shapes: Annotated[
@@ -56,7 +56,7 @@ def sweep(
         typer.Option(
             "--memory-limit",
             metavar="BYTES",
-            help="Memory a plan may use per device, e.g. 28GiB (default: the SPEC's); repeatable.",
+            help="Memory a plan may use per device, e.g. 28GiB (default: as in SPEC); repeatable.",
         ),
     ] = None,
     seeds: Annotated[
@@ -65,10 +65,13 @@ def sweep(
     jsonl: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Add a JSON line as each point is done, and do not redo points in FILE; - for stdout."
+            metavar="FILE",
+            help="Add a JSON line for each point when it is done, and skip points that FILE has; - for stdout.",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Empty --jsonl's FILE first, and do every point.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Empty --jsonl's FILE first, and compute every point.")
+    ] = False,
     csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the table as CSV, also line by line; - for stdout.")
     ] = None,
@@ -85,7 +88,7 @@ def sweep(
             "--best-by",
             parser=one_of(BestBy, "--best-by"),
             metavar=metavar(BestBy),
-            help="What the marked point has least of; device_time is devices x step time.",
+            help="Mark the point with the least of this; device_time is devices x step time.",
         ),
     ] = BestBy.step_time,
     search: options.Search = SearchName.mcts,
@@ -102,7 +105,7 @@ def sweep(
         typer.Option(
             metavar="N",
             parser=whole_number(1, "--jobs"),
-            help="Points worked on at a time (default: 1; on a cluster as many as it has room for).",
+            help="Number of points at a time (default: 1; on a cluster, as many as it has room for).",
         ),
     ] = None,
     cluster: Annotated[
@@ -113,12 +116,11 @@ def sweep(
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:
-    """Partition every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost;
-    the best is marked.
+    """Plan every PROGRAM for every mesh SPEC, shape, memory limit and seed, and tabulate what each should cost.
 
-    A sweep that was interrupted or killed goes on where it was when run again with the same --jsonl FILE. Exit code 0:
-    every point was done and something fits for each program; 3: nothing does for one; 2: a point failed (a row of the
-    table says why). See docs/sweeps.md.
+    Run again with the same --jsonl FILE, a sweep that was interrupted continues where it stopped. Exit code 0: all
+    points are done and every program has one that fits; 3: a program has none; 2: a point failed (its row says why).
+    See docs/sweeps.md.
     """
     given = {**locals(), "memory_limit": None, "jobs": None}  # of these a sweep has its own
     named = (("--csv", csv), ("--json", json), ("--jsonl", jsonl), ("--html", html))

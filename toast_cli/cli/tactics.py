@@ -16,7 +16,7 @@ from toast_cli.outputs import Target, check_targets, write_target
 def tactics(
     program: Annotated[
         str | None,
-        typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program: say which tactics apply to it."),
+        typer.Argument(metavar="PROGRAM", help="StableHLO or HLO program: show which tactics apply to it."),
     ] = None,
     mesh: Annotated[
         str | None,
@@ -32,9 +32,14 @@ def tactics(
         str | None,
         typer.Option("--file", metavar="FILE", help="Tactics of your own, YAML or Python, instead of toast's."),
     ] = None,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for stdout.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the list as JSON; - for stdout.")
+    ] = None,
 ) -> int:
-    """List the tactics for --tactic; with PROGRAM and --mesh, what each would split, or why it does not apply."""
+    """List the known ways to shard, for --tactic and --strategy.
+
+    With PROGRAM and --mesh: what each would split there, or why it does not apply.
+    """
     if (program is None) != (mesh is None):
         raise UsageError(
             "what applies depends on both",

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def verify(
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A program that `toast partition -o` wrote.")],
     report: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The report written with it (`--json`): what was promised.")
+        str | None,
+        typer.Option(metavar="FILE", help="The report written with the program (`--json`): what was promised."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="ORIGINAL", help="The program it came from: run both, compare the numbers.")
+        str | None,
+        typer.Option(metavar="ORIGINAL", help="The program before sharding: run both and compare the numbers."),
     ] = None,
     mesh: Annotated[
         str | None,
@@ -42,7 +44,7 @@ def verify(
             "--compiler",
             parser=one_of(CompilerName, "--compiler"),
             metavar=metavar(CompilerName),
-            help="Which XLA judges collectives and memory.",
+            help="Which compiler to check collectives and memory with.",
         ),
     ] = CompilerName.cpu,
     json: Annotated[

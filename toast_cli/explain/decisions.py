@@ -29,12 +29,14 @@ def explain_plan(study: Study) -> Explanation:
         f"would take {format_seconds(unsharded.step_seconds)} and {format_bytes(unsharded.peak_bytes)}."
     ]
     if not study.plan:
-        sentences.append("The plan decides nothing: every device computes the whole program.")
+        sentences.append("The plan splits nothing: every device computes the whole program.")
     changes = [
         study.change(f"{number}  {study.words(decision)}", study.without(number))
         for number, decision in enumerate(study.plan, 1)
     ]
-    return study.explanation("plan", sentences, alternatives="what the plan would cost without", changes=changes)
+    return study.explanation(
+        "plan", sentences, alternatives="what the plan would cost without this decision", changes=changes
+    )
 
 
 def explain_decision(study: Study, number: int) -> Explanation:
@@ -49,8 +51,8 @@ def explain_decision(study: Study, number: int) -> Explanation:
     changes = [study.change("without it", study.without(number)), *_instead(study, number, decision)]
     return study.explanation(
         f"decision {number}: {study.words(decision)}", _what_it_does(study, number, decision),
-        listed="collectives that come (+) and go (-) with it", items=_traffic(study, number),
-        alternatives="what else", changes=changes,
+        listed="communication that it adds (+) and avoids (-)", items=_traffic(study, number),
+        alternatives="what the plan would cost otherwise", changes=changes,
     )  # fmt: skip
 
 
@@ -60,8 +62,8 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     if isinstance(decision, Replicate):
         role = problem.roles[decision.role]
         return [
-            f"It keeps {role} whole on every device along {axis} between steps, whatever other decisions say: "
-            "no gathers, more memory."
+            f"Devices along {axis} each store {role} whole between steps, whatever other decisions say. "
+            "That takes no gathers, and more memory."
         ]
     group = problem.dimensions.groups[decision.group]
     meaning = f": {DIMENSIONS[group.role]}" if group.role in DIMENSIONS else ""
@@ -69,8 +71,8 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     sentences = [f"It splits {group.name} ({format_count(group.size)}{alike}) {ways} ways over {axis}{meaning}."]
     arguments, ops, blocked = _reach(study, number, decision)
     sentences.append(
-        f"With it {format_count(len(arguments))} arguments rest split over {axis} ({_rest(study, arguments)}), and "
-        f"{format_count(ops)} other ops compute on pieces."
+        f"With it {format_count(len(arguments))} arguments are stored split over {axis} "
+        f"({_rest(study, arguments)}), and {format_count(ops)} other ops compute on pieces."
     )
     sentences += [f"In {format_count(count)} ops it does nothing: {why}." for why, count in blocked.most_common(3)]
     return sentences

@@ -13,10 +13,11 @@ from toast_cli.cost.model import CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
+from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.axis_assignment import bid_of
-from toast_cli.plan.decisions import ASIDE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -36,6 +37,11 @@ class Study:
     def problem(self) -> Problem:
         """With everything open: what was fixed for the search need not be fixed in what is explained."""
         return replace(self.evaluator.problem, fixed=(), closed=frozenset())
+
+    @cached_property
+    def _sights(self) -> dict[int, Sight]:
+        """Conflicts that were looked at so far."""
+        return {}
 
     @cached_property
     def cost(self) -> Cost:
@@ -100,14 +106,22 @@ class Study:
         problem = self.problem
         axis = problem.mesh.names[decision.axis]
         if isinstance(decision, Replicate):
-            return f"{problem.roles[decision.role]} whole at rest over {axis}"
+            return f"{problem.roles[decision.role]} stored whole over {axis}"
         groups = problem.dimensions.groups
-        side = (
-            f", side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)}," if any(decision.sides) else ""
-        )
+        side = self._sides(decision)
         apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""
         apart = " except where summed" if decision.unless == SUMMED else apart
         return f"{groups[decision.group].name}{side} over {axis}{apart}"
+
+    def _sides(self, decision: Shard) -> str:
+        """` as f32[4,128,128].1`: what it splits where an array has the dimension twice."""
+        resolutions = self.problem.dimensions.groups[decision.group].resolutions
+        found = []
+        for resolution, side in zip(resolutions, decision.sides, strict=False):
+            if resolution not in self._sights:
+                self._sights[resolution] = sight(self.problem, resolution)
+            found.append(self._sights[resolution].called(side))
+        return f" ({', '.join(found)})" if found else ""
 
     def numbered(self, number: int) -> str:
         """`decision 3 (batch over data)`."""
@@ -162,7 +176,7 @@ class Study:
             taken = prod(self.problem.mesh.sizes[a] for a in axes[slot])
             if of.form.sizes[slot] % (taken * size):
                 return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
-        return "it is the minor part of a dimension whose major part is not split to the end"
+        return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
 
     def place(self, op: int) -> str:
         return self.source.location(op) or self.problem.program.ops[op].name

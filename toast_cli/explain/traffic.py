@@ -105,7 +105,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
             where="--collective",
             hint=f"the plan has {total}, the most expensive first"
             if total
-            else "in this plan the devices never talk to each other",
+            else "in this plan the devices never communicate",
         )
     use = study.collectives[number - 1]
     names = "+".join(study.problem.mesh.names[a] for a in use.axes)

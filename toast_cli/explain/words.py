@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
-    """E.g. "batch over data; heads, ff and vocab over model; weights rest split over data (ZeRO-3)"."""
+    """E.g. "batch over data; heads, ff and vocab over model; weights stored split over data (ZeRO-3)"."""
     if not plan:
         return "everything replicated"
     in_weights = set(weight_groups(problem))
@@ -46,14 +46,14 @@ def idle_axes(problem: Problem, plan: Plan) -> list[int]:
 
 
 def _whole(problem: Problem, plan: Plan) -> list[str]:
-    """That weights (and state) rest whole on every device, where a plan splits none of them."""
+    """That every device stores weights (and state) whole, where a plan splits none of them."""
     whole = []
     for role in (WEIGHTS, STATE):
         number = problem.roles.index(role)
         patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
         if patterns and not any(any(problem.iterate(p, plan).shardings[0]) for p in patterns):
             whole.append(role)
-    return [f"{' and '.join(whole)} whole on every device"] if WEIGHTS in whole else []
+    return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
 
 
 def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
@@ -78,17 +78,19 @@ def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
         if split:
             found[split].append(problem.mesh.names[axis])
     stage = {
-        (WEIGHTS, STATE): "weights and state rest split over {} (ZeRO-3)",
-        (STATE,): "state rests split over {} (ZeRO-2)",
+        (WEIGHTS, STATE): "weights and state stored split over {} (ZeRO-3)",
+        (STATE,): "state stored split over {} (ZeRO-2)",
     }
-    return [stage.get(split, "weights rest split over {}").format(" x ".join(names)) for split, names in found.items()]
+    return [
+        stage.get(split, "weights stored split over {}").format(" x ".join(names)) for split, names in found.items()
+    ]
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:
     """One decision in words."""
     axis, size = problem.mesh.names[decision.axis], problem.mesh.sizes[decision.axis]
     if isinstance(decision, Replicate):
-        return f"keep {problem.roles[decision.role]} whole over {axis} at rest"
+        return f"store {problem.roles[decision.role]} whole over {axis}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
     scope = scope_name(problem, decision)
@@ -106,12 +108,11 @@ def scope_name(problem: Problem, decision: Shard) -> str:
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:
-    """`, not where it meets itself` where a decision leaves ops of conflicts to others; which, where it does so in
-    some only."""
+    """`, except in ops that have it twice` where a decision leaves the ops of its conflicts to other decisions."""
     resolutions = problem.dimensions.groups[decision.group].resolutions
-    left = [r for r, side in zip(resolutions, decision.sides, strict=False) if side == ASIDE]
-    which = f" (conflict {', '.join(map(str, left))})" if len(left) < len(resolutions) else ""
-    return f", except where it meets itself{which}" if left else ""
+    left = [side for side in decision.sides if side == ASIDE]
+    some = "some " if len(left) < len(resolutions) else ""
+    return f", except in {some}ops that have it twice" if left else ""
 
 
 def name_list(names: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from toast_cli.frontend.statements import Sharding
 # it.
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
+ROOM = "is there memory for one more Python process, and does `ulimit -u` allow one?"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str,
     try:
         answer = in_child(f"toast_cli.frontend.in_child:{task}", data, where, *arguments, seconds=seconds)
     except ChildError as error:
+        if not error.of_input:
+            what = f"the program was not read, because of the process that reads programs: {error.reason}"
+            raise InputError(what, where=where, hint=ROOM) from None
         late = error.seconds is not None
         what = f"reading it takes too long: {error.reason}" if late else f"the program is damaged: {error.reason}"
         hint = "write repeated layers as a loop (`jax.lax.scan`)" if late else hint_for(recognise(data))

@@ -55,7 +55,7 @@ def _folded(
         drawn.add_row(_broken(pattern, room), type_, times, sharding)
         stacked += [pattern, style.indented(Text(" ").join([Text(f"{type_} {times}".strip()), sharding]))]
     hidden = len(folded) - len(largest)
-    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}, all with --verbose", style.LABEL)] if hidden else []
+    more = [Text(f"and {format_plural(hidden, 'smaller pattern')}; --verbose lists all", style.LABEL)] if hidden else []
     body = [drawn] if width >= style.NARROW else stacked
     return style.section(f"{title}, {format_count(len(entries))} in all", *body, *more)
 

@@ -11,6 +11,7 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
@@ -18,7 +19,7 @@ from toast_cli.plan.goal import Bound
 from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
-from toast_cli.quantities import format_count, format_percent
+from toast_cli.quantities import format_count, format_percent, format_plural
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -65,7 +66,9 @@ def build_report(
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(
-            [_decision(problem, d) for d in result.plan], summary(problem, result.plan), fixed=len(problem.fixed)
+            [_decision(source, problem, d) for d in result.plan],
+            summary(problem, result.plan),
+            fixed=len(problem.fixed),
         ),
         _predicted(source, evaluator, result),
         _baselines(evaluator),
@@ -200,7 +203,7 @@ def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[
     return arguments, results
 
 
-def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
+def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionFacts:
     axis = problem.mesh.names[decision.axis]
     text = decision_text(problem, decision)
     if isinstance(decision, Replicate):
@@ -209,14 +212,24 @@ def _decision(problem: Problem, decision: Decision) -> DecisionFacts:
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
     unless = scope_name(problem, decision)
-    return DecisionFacts("shard", group.name, axis, sides, len(group.classes), group.size, text, unless)
+    return DecisionFacts(
+        "shard",
+        group.name,
+        axis,
+        sides,
+        len(group.classes),
+        group.size,
+        text,
+        unless,
+        side_texts(source, problem, decision),
+    )
 
 
 def _idle(problem: Problem, plan: Plan, axis: int) -> str:
     why = (
-        "no tactic uses it and the search was kept from it"
+        "no tactic uses it, and the search was not allowed to"
         if axis in problem.closed
-        else f"nothing pays that is split over it{_odd(problem, plan, axis)}"
+        else f"splitting over it pays nowhere{_odd(problem, plan, axis)}"
     )
     return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
 
@@ -231,8 +244,8 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
         if found.size % count and found.size > count:
             padded = -(-found.size // count) * count
             return (
-                f"; {found.name} ({format_count(found.size)}) does not divide by {count}, padded to "
-                f"{format_count(padded)} it would"
+                f"; {count} does not divide {found.name} ({format_count(found.size)}), but would if it were padded to "
+                f"{format_count(padded)}"
             )
     return ""
 
@@ -243,9 +256,9 @@ def _tight(problem: Problem, cost: Cost) -> list[str]:
     if not limit * (1 - error) < cost.peak_bytes <= limit:
         return []
     return [
-        f"the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one prediction in "
-        "ten is off by more than "
-        f"{format_percent(error)}: it may not fit; `toast verify --compiler {problem.mesh.chip.platform}` tells"
+        f"it may not fit: the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one "
+        f"prediction in ten is off by more than {format_percent(error)}; "
+        f"`toast verify --compiler {problem.mesh.chip.platform}` asks the compiler"
     ]
 
 
@@ -260,7 +273,8 @@ def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> Analy
         *problem.notices,
     ]
     if dimensions.misaligned:
-        notes.append(f"{len(dimensions.misaligned)} reshapes cut dimensions at places that do not line up")
+        count = format_plural(len(dimensions.misaligned), "reshape")
+        notes.append(f"{count} regroup dimensions so that no split carries over: arrays move there")
     return AnalysisFacts(
         len(dimensions.class_sizes), len(dimensions.groups), dimensions.conflicts, dimensions.components,
         len(dimensions.resolutions), groups, dict(opaque.most_common()), notes,

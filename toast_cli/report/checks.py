@@ -97,7 +97,7 @@ def judge(report: Report, limits: Limits, stored: StoredReport | None = None) ->
     communication = f"{format_seconds(now.communication_seconds)}{now.by}"
     limit_bytes = report.predicted.limit_bytes
     fits = now.peak_bytes <= limit_bytes and not (report.confirmation and report.confirmation.rejected)
-    checks = [Check("fits", fits, peak, f"{format_bytes(limit_bytes)} usable on each device")]
+    checks = [Check("fits", fits, peak, f"{format_bytes(limit_bytes)} usable per device")]
     if report.confirmation is not None and report.confirmation.chosen is None:
         checks.append(Check("compiles", False, "no plan", f"one, by {report.confirmation.compiler}"))
     if limits.max_bytes is not None:

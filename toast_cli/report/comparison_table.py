@@ -23,7 +23,7 @@ def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[Rend
         rows = style.table([("", "left"), ("", "fold")])
         for name, why in found.not_applicable.items():
             rows.add_row(name, Text(why, style.LABEL))
-        blocks += [Text(), style.section("not here", rows)]
+        blocks += [Text(), style.section("strategies that do not apply", rows)]
     return blocks
 
 
@@ -72,12 +72,13 @@ def _figures(found: Comparison, width: int) -> RenderableType:
         )
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     by = f" compiled with {found.compiler}" if found.compiler else ""
-    title = f"{found.program.name} on {found.mesh.name}, {shape}, {format_bytes(found.limit_bytes)} usable on each"
+    shown = f"{format_bytes(found.limit_bytes)} usable per device"
+    title = f"{found.program.name} on {found.mesh.name}, {shape}, {shown}"
     words = Text(
         "★ best by "
         + ", then ".join(found.minimised)
         + by
-        + "; on the front: no other is better in both time and memory",
+        + "; on the front: no other plan is better in both time and memory",
         style.LABEL,
     )
     return style.section(title, rows, words)
@@ -116,7 +117,9 @@ def _decisions(found: Comparison) -> RenderableType:
             rows.add_row("" if one.adds else one.name, "lacks", lacks)
         if not one.adds and not one.lacks:
             rows.add_row(one.name, "", "decides the same")
-    return style.section("what differs from the search's plan", rows)
+    return style.section(
+        "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)", rows
+    )
 
 
 def listed(decisions: Sequence[str], axes: Sequence[str]) -> Text:

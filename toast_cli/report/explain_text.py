@@ -29,7 +29,7 @@ def explanation_blocks(found: Explanation, width: int, verbose: bool) -> list[Re
     if found.changes:
         shown = found.changes if verbose else found.changes[:_SHORT]
         rest = len(found.changes) - len(shown)
-        more = [Text(f"and {format_count(rest)} more, all with --verbose", style.LABEL)] if rest else []
+        more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
         blocks += [Text(), style.section(found.alternatives, _changes(found, shown, width), *more)]
     return blocks
 

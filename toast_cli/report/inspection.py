@@ -209,7 +209,11 @@ def _op_table(found: Inspection, limit: int | None) -> RenderableType:
         share = format_percent(kind.flops / found.flops) if found.flops and kind.flops else ""
         flops = format_flops(kind.flops) if kind.flops else ""
         rows.add_row(
-            kind.name, format_count(kind.count), flops, share, "computed whole on every device" if kind.whole else ""
+            kind.name,
+            format_count(kind.count),
+            flops,
+            share,
+            "cannot be split: every device computes it whole" if kind.whole else "",
         )
     return style.section("ops", rows, *_more(len(found.op_kinds), limit, "kind"))
 
@@ -225,19 +229,21 @@ def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
 
 
 def _class_table(found: Inspection, limit: int | None) -> RenderableType:
-    rows = style.table([("", "left"), ("size", "right"), ("classes", "right"), ("array.dimension", "fold")])
+    rows = style.table([("", "left"), ("size", "right"), ("alike", "right"), ("array.dimension", "fold")])
     for one in found.classes[:limit]:
         patterns = [row.pattern for row in fold([NamedArray(member, ()) for member in one.members])]
         rows.add_row(one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns))
     return style.section(
-        "dimensions, those that are split alike together", rows, *_more(len(found.classes), limit, "group")
+        "dimensions that toast can split; those on one line are always split together",
+        rows,
+        *_more(len(found.classes), limit, "group"),
     )
 
 
 def _conflict_table(found: Inspection) -> RenderableType | None:
     if not found.conflicts:
         return None
-    rows = style.table([("", "left"), ("sides", "right"), ("alike", "right"), ("arrays", "right"), ("at", "fold")])
+    rows = style.table([("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")])
     for one in found.conflicts:
         more = f" and {len(one.locations) - _PLACES} more places" if len(one.locations) > _PLACES else ""
         rows.add_row(
@@ -248,11 +254,18 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
             ", ".join(one.locations[:_PLACES]) + more,
         )
     notes = (
-        [Text(f"{format_plural(found.misaligned, 'reshape')} cut dimensions where they do not line up", style.LABEL)]
+        [
+            Text(
+                f"{format_plural(found.misaligned, 'reshape')} regroup dimensions so that no split carries over",
+                style.LABEL,
+            )
+        ]
         if found.misaligned
         else []
     )
-    return style.section("conflicts: a dimension that one array has twice", rows, *notes)
+    return style.section(
+        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", rows, *notes
+    )
 
 
 def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
@@ -266,4 +279,6 @@ def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
 
 def _more(count: int, limit: int | None, noun: str) -> Sequence[RenderableType]:
     hidden = count - limit if limit is not None else 0
-    return [Text(f"and {format_plural(hidden, f'more {noun}')}, all with --verbose", style.LABEL)] if hidden > 0 else []
+    return (
+        [Text(f"and {format_plural(hidden, f'more {noun}')}; --verbose lists all", style.LABEL)] if hidden > 0 else []
+    )

@@ -53,7 +53,7 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
         drawn.add_row(*cells, shorten_location(one.location, room))
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
     rest = sum(count for _, count, _ in folded[len(shown) :])
-    more = [Text(f"and {format_plural(rest, 'smaller one')}, all with --verbose", style.LABEL)] if rest else []
+    more = [Text(f"and {format_plural(rest, 'smaller one')}; --verbose lists all", style.LABEL)] if rest else []
     return style.section(f"alive at the peak{where}", drawn, *more)
 
 

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from toast_cli.explain.words import SUMS
 from toast_cli.folding import NamedArray, fold
 from toast_cli.quantities import (
     format_bytes,
@@ -29,6 +30,16 @@ from toast_cli.report.style import Part
 SHORT_COLLECTIVES = 6
 SHORT_NOTES = 6
 SHORT_CONSTRAINTS = 6
+# Why a search ended, in words.
+STOPPED = {
+    "budget": "its time was over",
+    "iterations": "all its iterations were done",
+    "plateau": "no better plan for a long time",
+    "exhausted": "there was nothing left to try",
+    "nodes": "it had looked at as many plans as it may",
+}
+# In place of an algorithm: nothing was searched.
+UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}
 # What stands before every line to paste; a report has no room for it.
 JAX = "x = jax.lax."
 # What the words and figures beside a bar need.
@@ -43,7 +54,7 @@ def header(report: Report) -> RenderableType:
     program, mesh = report.program, report.mesh
     arguments = f"{format_plural(program.arguments, 'argument')} of {format_bytes(program.parameter_bytes)}"
     shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
-    limit = f"{format_bytes(report.predicted.limit_bytes)} usable on each"
+    limit = f"{format_bytes(report.predicted.limit_bytes)} usable per device"
     lines = _labelled()
     lines.add_row(
         "program",
@@ -90,7 +101,7 @@ def decisions(report: Report, width: int) -> RenderableType:
         (str(number), f"{decision.kind} {decision.target}", decision.axis, size, format_count(decision.classes))
         for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
     ]
-    heads = [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("classes", "right")]
+    heads = [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("alike", "right")]
     room = style.room(width, rows) if width >= style.NARROW else 0
     drawn = style.table([*heads, ("array.dimension", "fold")] if room >= LEAST_WORDS else heads)
     for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True):
@@ -164,7 +175,7 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     """The ones that take longest, and what in the source causes them."""
     ordered = _together(report.collectives)
     if not ordered:
-        return style.section("collectives", Text("none: the devices never talk to each other"))
+        return style.section("collectives", Text("none: the devices never communicate"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
     with_bytes = width >= style.NARROW
     heads = [
@@ -190,9 +201,8 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
         location = shorten_location(one.location or "(unknown)", room)
         drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
     total = f"{format_count(sum(one.count for one in ordered))} a step"
-    return style.section(
-        f"collectives, {total}" if len(shown) == len(ordered) else f"largest collectives, of {total}", drawn
-    )
+    rest = "" if len(shown) == len(ordered) else ", those that take longest"
+    return style.section(f"collectives, {total}{rest}", drawn)
 
 
 def _together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
@@ -221,8 +231,10 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     for ((location, _, _), _), cells in zip(listed, rows, strict=True):
         drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
     rest = len(report.constraints) - sum(count for _, count in listed)
-    more = [Text(f"and {format_count(rest)} more, all with --verbose", style.LABEL)] if rest else []
-    return style.section(f"constraints, {format_count(len(report.constraints))} in all", drawn, *more)
+    more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
+    return style.section(
+        f"sharding constraints inside the program, {format_count(len(report.constraints))} in all", drawn, *more
+    )
 
 
 def _few_constraints(report: Report) -> RenderableType:
@@ -230,7 +242,7 @@ def _few_constraints(report: Report) -> RenderableType:
     mesh_axes = list(report.mesh.axes)
     carrying = [one for one in report.constraint_families if matters(one)]
     drawn = style.table(
-        [("without it", "right"), ("peak", "right"), ("", "right"), ("where, and the line that says it", "fold")]
+        [("step time", "right"), ("peak memory", "right"), ("", "right"), ("without this line", "fold")]
     )
     for one in carrying:
         where = (one.location or "(unknown)").partition(" (")[0]
@@ -238,12 +250,11 @@ def _few_constraints(report: Report) -> RenderableType:
         cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
         drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
     rest = len(report.constraints) - sum(one.count for one in carrying)
-    words = f"{format_count(rest)} more are in the written program" if rest else ""
-    hint = "nothing needs pasting: toast.load, toast.jit and the written program have all of them; --verbose lists them"
-    parts: list[RenderableType] = [drawn]
-    title = f"constraints, {format_count(len(report.constraints))} in all, and those that carry the plan"
-    parts += [Text(sentence, style.LABEL) for sentence in (words, hint) if sentence]
-    return style.section(title, *parts)
+    count = format_count(len(report.constraints))
+    others = f"and {format_count(rest)} more; --verbose lists all. " if rest else ""
+    hint = "You need not paste any of them: toast.load, toast.jit and the written program apply them all."
+    title = f"sharding constraints inside the program, {count} in all, and those that save most"
+    return style.section(title, drawn, Text(others + hint, style.LABEL))
 
 
 def _more(figure: float, text: Callable[[float], str]) -> str:
@@ -257,7 +268,7 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
     lines += report.analysis.notes
     hidden = 0 if verbose else max(len(lines) - SHORT_NOTES, 0)
     if hidden:
-        lines = [*lines[:-hidden], f"{format_plural(hidden, 'more note')} with --verbose"]
+        lines = [*lines[:-hidden], f"{format_plural(hidden, 'more note')}; --verbose lists all"]
     if not lines:
         return None
     rows = style.table([("", "left"), ("", "fold")])
@@ -267,55 +278,47 @@ def notes(report: Report, verbose: bool) -> RenderableType | None:
 
 
 def groups(report: Report) -> RenderableType:
-    """The named dimension classes and how many there are of everything."""
+    """The dimensions by name, how many of each are alike, and how many arrays have one of them twice."""
     analysis = report.analysis
-    counts = ", ".join(
-        [
-            format_plural(analysis.classes, "class"),
-            format_plural(analysis.groups, "group"),
-            format_plural(analysis.conflicts, "conflict"),
-            format_plural(analysis.components, "component"),
-            format_plural(analysis.resolution_groups, "resolution group"),
-        ]
+    twice = (
+        f"; {format_plural(analysis.conflicts, 'array')} with one of them twice, "
+        f"settled by {format_plural(analysis.resolution_groups, 'choice')}"
     )
-    rows = style.table([("group", "left"), ("classes", "right"), ("size", "right"), ("array.dimension", "fold")])
+    title = f"dimensions, {format_plural(analysis.groups, 'kind')} of them{twice if analysis.conflicts else ''}"
+    rows = style.table([("dimension", "left"), ("alike", "right"), ("size", "right"), ("array.dimension", "fold")])
     for group in analysis.group_list:
         rows.add_row(
             group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members))
         )
-    return style.section(f"dimensions: {counts}", rows)
+    return style.section(title, rows)
 
 
 def certificate(report: Report) -> str:
-    """How far from the best the plan can be: `proven within 1.3 % of the best: no sharding of the arrays takes
-    less than 12.3 ms`, and what the bound does not know."""
+    """How far from the best the plan can be: `at most 1.3 % slower than the best: no sharding takes less than
+    12.3 ms`, and what the bound leaves out."""
     found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
     if least <= 0.0:
-        return "none: the program on this mesh is too large for a bound in the time there was"
+        return "none: this program and mesh are too large to prove anything in 20 seconds"
     if report.search.proven:
-        return "proven: no sharding of the arrays is faster"
+        return "no sharding of the arrays is faster"
     percent = 100.0 * (found / least - 1.0)
     return (
-        f"proven within {percent:.2g} % of the best: no sharding of the arrays takes less than {format_seconds(least)}"
-        " (what memory forbids is not left out, and mirrored layers are split alike)"
+        f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
+        "(memory limits ignored, layers that look alike sharded alike)"
     )
 
 
 def statistics(report: Report, verbose: bool) -> RenderableType:
     """How the search went and where the time went."""
     search = report.search
-    if search.algorithm == "strategy":
-        search = replace(search, algorithm="none, a strategy was given")
-    if search.algorithm == "plan":
-        search = replace(search, algorithm="none, a saved plan was given")
     rate = f" ({format_count(round(search.evaluations / search.seconds))}/s)" if verbose and search.seconds > 0 else ""
-    ended = f", stopped: {search.stopped}" if search.stopped else ""
+    ended = f"; stopped: {STOPPED.get(search.stopped, search.stopped)}" if search.stopped else ""
     rows = _labelled()
-    rows.add_row(
-        "search",
-        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'evaluation')} in "
-        f"{format_seconds(search.seconds)}{rate}, best at {format_count(search.best_found_at)}{ended}",
+    words = (
+        f"{search.algorithm}, seed {search.seed}: {format_plural(search.evaluations, 'plan')} tried in "
+        f"{format_seconds(search.seconds)}{rate}, the best was number {format_count(search.best_found_at)}{ended}"
     )
+    rows.add_row("search", UNSEARCHED.get(search.algorithm, words))
     if search.algorithm == "exact" or "certify" in report.timings:
         rows.add_row("proof", certificate(report))
     total = sum(report.timings.values())
@@ -338,27 +341,26 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     shown = ordered if verbose else ordered[:4]
     named = ", ".join(f"{name} ×{format_count(count)}" for name, count in shown)
     rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
-    yield (
-        f"{format_plural(sum(ops.values()), 'op')} that cannot be split, computed whole on every device: {named}{rest}"
-    )
+    count = format_plural(sum(ops.values()), "op")
+    yield f"{count} that toast cannot split, so every device computes the whole of each: {named}{rest}"
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
-    """[decisions] the sides it chooses and the first time the arrays that have the dimension, as many as there is
-    room for."""
+    """[decisions] the first time the arrays that have the dimension, as many as there is room for; what it splits
+    where an array has the dimension twice; where it does not hold."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
     found = []
     for decision in report.plan.decisions:
-        words = [
-            f"{conflict}: side {side}" if side >= 0 else f"{conflict}: left alone"
-            for conflict, side in decision.sides.items()
-        ]
+        words = []
         if decision.target not in seen and decision.kind == "shard":
             patterns = _patterns(members.get(decision.target, []))
             words += [_as_many(patterns, room)] if patterns else []
         elif decision.kind != "shard":
             words.append(decision.text)
+        words += [f"where it occurs twice: {choice}" for choice in decision.choices]
+        if decision.unless:
+            words.append(f"not in ops that {'' if decision.unless == SUMS else 'have '}{decision.unless}")
         seen.add(decision.target)
         found.append("; ".join(words))
     return found
@@ -399,8 +401,9 @@ def _split(report: Report, between: str) -> Text:
         ("▒", style.COMMUNICATION),
         f" communication {format_seconds(predicted.communication_seconds)}",
     )
-    if 0 < predicted.step_seconds_lower < predicted.step_seconds:
-        words.append(f"\nat least {format_seconds(predicted.step_seconds_lower)}, if communication hides")
+    least = format_seconds(predicted.step_seconds_lower)
+    if predicted.step_seconds_lower > 0 and least != format_seconds(predicted.step_seconds):
+        words.append(f"\nat least {least}, if communication overlaps")
     return words
 
 

@@ -19,11 +19,11 @@ def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[Renderab
     rows = style.table([("", "left"), ("", "fold")])
     for tactic in tactics:
         rows.add_row(Text(tactic.name, style.TITLE), tactic.about)
-    rows.add_row(Text("search", style.TITLE), "nothing: it names the axes the search may use")
+    rows.add_row(Text("search", style.TITLE), "nothing by itself: it names the mesh axes that the search may use")
     return [
-        style.section("tactics, for --tactic NAME:AXIS", rows),
+        style.section("tactics for --tactic NAME:AXIS, and what each splits over the axis", rows),
         Text(),
-        style.section("strategies, for --strategy NAME", Text(", ".join(strategies))),
+        style.section("strategies for --strategy NAME", Text(", ".join(strategies))),
     ]
 
 
@@ -40,7 +40,7 @@ def applying(
         else:
             rows.add_row(Text(one.name, style.LABEL), "-", Text(one.reason, style.LABEL))
     missing = [name for name, why in reasons.items() if why.startswith("here the same")]
-    same = Text(f"the same as another here: {', '.join(missing)}", style.LABEL) if missing else Text()
+    same = Text(f"for this program the same as one of these: {', '.join(missing)}", style.LABEL) if missing else Text()
     return [
         style.section("tactics", rows),
         Text(),

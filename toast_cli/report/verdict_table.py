@@ -79,7 +79,7 @@ def difference_table(differences: list[dict[str, Any]]) -> Table:
             Text(one["place"]),
         )  # fmt: skip
     if len(differences) > _DIFFERENCES:
-        rows.add_row("", f"and {len(differences) - _DIFFERENCES} more, all with --json")
+        rows.add_row("", f"and {len(differences) - _DIFFERENCES} more; --json lists all")
     return rows
 
 

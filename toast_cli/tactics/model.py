@@ -18,18 +18,18 @@ from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 
 # Role of a dimension -> what such a dimension is; the analysis finds them (see `dimensions.evidence`).
 DIMENSIONS = {
-    "batch": "what inputs have and weights do not, along which elements never meet",
-    "seq": "what attention weighs, or tokens have besides the batch",
-    "embed": "the width of the stream between blocks",
+    "batch": "inputs have it and weights do not; its elements are computed independently",
+    "seq": "the positions that attention weighs, or that tokens have besides the batch",
+    "embed": "the model width: what blocks hand on to the next",
     "ff": "a hidden width between two products with weights",
     "heads": "what attention's scores have besides batch and sequence",
     "head_dim": "what attention's scores are summed over",
     "vocab": "the rows of a table that tokens look up, or logits over as many",
     "labels": "what the loss picks one of",
-    "experts": "what products with weights are batched over and a router chooses from",
-    "ensemble": "what products with weights are batched over and nothing chooses from",
-    "edges": "what a scatter sums over",
-    "nodes": "what edges look up and scatter into",
+    "experts": "weights have one of each, and a router chooses among them",
+    "ensemble": "weights have one of each, and all are used",
+    "edges": "what a graph's sums over neighbours run over",
+    "nodes": "what edges look up and add to",
     "channels": "a convolution's features",
     "height": "the first dimension a convolution slides along",
     "width": "the second dimension a convolution slides along",
@@ -38,8 +38,8 @@ DIMENSIONS = {
 # Words for several dimensions at once.
 WORDS = {
     "weights": "all dimensions of the weights",
-    "inner": "all dimensions of the weights but the stream",
-    "data": "the batch; without one, what else most of the arithmetic can be split along that weights do not have",
+    "inner": "all dimensions of the weights but the model width (embed)",
+    "data": "the batch; in a program without one, the dimension outside the weights that splits most of the arithmetic",
 }
 
 

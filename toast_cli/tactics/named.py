@@ -28,39 +28,49 @@ _ALL = (
     Tactic("data-parallel", "the batch", lambda look: look.split("batch")),
     Tactic(
         "fsdp",
-        "the batch; weights and optimizer state rest split (ZeRO-3)",
+        "the batch; weights and optimizer state are stored split too (ZeRO-3)",
         _fsdp,
     ),
     Tactic("zero3", "the same as fsdp", _fsdp),
     Tactic(
         "zero2",
-        "the batch; optimizer state rests split, weights whole; gradients are reduce-scattered",
+        "the batch; optimizer state is stored split, weights whole; gradients are reduce-scattered",
         _zero2,
     ),
     Tactic("zero1", "within one step the same as zero2", _zero2),
     Tactic(
         "megatron",
-        "all dimensions of the weights but the stream between blocks: heads, hidden widths, vocabulary",
+        "all dimensions of the weights but the model width (embed): heads, hidden widths, vocabulary",
         lambda look: look.split("inner"),
     ),
     Tactic(
         "sequence",
-        "the sequence, where nothing else has the axis: between the blocks of megatron",
+        "the sequence, where nothing else uses the axis: between the blocks that megatron splits",
         lambda look: look.split("seq"),
         place=1,
         companion=True,
     ),
-    Tactic("context", "the sequence, in attention too: keys and values travel", lambda look: look.split("seq")),
+    Tactic(
+        "context", "the sequence, in attention too: devices exchange keys and values", lambda look: look.split("seq")
+    ),
     Tactic(
         "expert",
-        "experts; over an axis of the batch, tokens travel to them in an all-to-all",
+        "experts; where the batch is split over the same axis, all-to-alls bring tokens to their experts",
         lambda look: look.experts(),
         place=-1,
         companion=True,
     ),
-    Tactic("edge", "edges of a graph; what they send to a node is summed", lambda look: look.split("edges")),
+    Tactic(
+        "edge",
+        "the edges of a graph; what edges send to a node is summed over devices",
+        lambda look: look.split("edges"),
+    ),
     Tactic("vocabulary", "rows of embedding tables, and logits", lambda look: look.split("vocab"), companion=True),
-    Tactic("spatial", "the height of images; halos travel", lambda look: look.split("height")),
+    Tactic(
+        "spatial",
+        "the height of images; devices exchange the rows next to their own",
+        lambda look: look.split("height"),
+    ),
 )
 TACTICS = {tactic.name: tactic for tactic in _ALL}
 
