@@ -55,6 +55,8 @@ MADE_ON: dict[str, frozenset[str]] = {
     "shared-exponentials": frozenset({"decoder"}),
     "polynomials": frozenset(),
     "narrow-stores": frozenset({"decoder", "unet"}),
+    "product-operands": frozenset(),
+    "one-hot-scatters": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),

@@ -55,7 +55,7 @@ def measure(loaded: Loaded, plan: Plan) -> Point:
     devices = xla.tpu_devices(target.topology, target.megacore)[: target.devices]
     start = time.monotonic()
     try:
-        xla.compile_ahead(written.content, devices, shardy=True, options=_starved(loaded.spec.chip))
+        xla.compile_ahead(written.content, devices, shardy=True, options=starved_options(loaded.spec.chip))
         told: Point = {"failed": f"compiles in {GIVEN_MIB} MiB"}
     except RuntimeError as error:
         told = needed(str(error))
@@ -68,7 +68,7 @@ def needed(said: str) -> Point:
     return {"needed_bytes": point["exhausted"][0]} if "exhausted" in point else point
 
 
-def _starved(chip: Chip) -> dict[str, str]:
+def starved_options(chip: Chip) -> dict[str, str]:
     """Options that leave next to no memory, and have it saved only where the whole chip's would be short."""
     percent = round(SAVING_FROM * (chip.memory_bytes - chip.reserved_bytes) / 2**20 / GIVEN_MIB)
     return {

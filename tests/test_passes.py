@@ -35,6 +35,22 @@ def reused(x: Any, v: Any, w: Any) -> Any:
     return y @ v, y.T @ w
 
 
+def queried(x: Any, v: Any, w: Any, g: Any) -> Any:
+    """Queries that products alone read, and a gradient of theirs whose sum is a bias' gradient."""
+    queries = x @ v
+    gradient = g @ queries
+    return queries @ w, w @ gradient, gradient.sum(0)
+
+
+def looked_up(x: Any, w: Any, labels: Any) -> Any:
+    """The gradient of a classifier's loss."""
+
+    def loss(w: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels, axis=-1).sum()
+
+    return jax.grad(loss)(w)
+
+
 def widened(x: Any, w: Any) -> Any:
     y = (x @ w).astype(jnp.float32)
     return y.sum(0), jnp.sort(y, 1)
@@ -90,6 +106,7 @@ def finished_twice(x: Any, w: Any) -> Any:
 S, SQUARE = arg(16, 16), arg(64, 64)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
+PIECES = replace(PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters"})
 LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
@@ -115,6 +132,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
+    "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
+    "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

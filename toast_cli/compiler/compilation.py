@@ -18,6 +18,7 @@ from toast_cli.compiler.liveness import Lives, find_lives
 from toast_cli.compiler.memory_space_assignment import elapsed_seconds
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.overlap import early_values, late_values
+from toast_cli.compiler.product_operands import written_parts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import Images, space_to_batch
 from toast_cli.compiler.tile_dimensions import tilings
@@ -31,13 +32,15 @@ class Compilation:
     """What a chip's compiler makes of a program whatever the plan.
 
     Attributes:
-        stored, tiled: [values] whether each is written to memory, and how it can lie there.
+        stored, tiled: [values] whether each is written to memory, and how it can lie there. parts: with which part of
+            its bits, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. needs: see `narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
     """
 
     profile: CompilerProfile
     stored: list[bool]
+    parts: list[float]
     tiled: list[Tiling]
     early: list[bool]
     late: list[bool]
@@ -54,11 +57,14 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
-    done = kernels(program, written, free, profile, paddings(program, tiled, tile))
+    done = kernels(
+        program, written, free, profile, paddings(program, tiled, tile), written_parts(program, written, profile)
+    )
     lives = find_lives(program, stored, free, profile)
     return Compilation(
         profile=profile,
         stored=stored,
+        parts=written_parts(program, stored, profile),
         tiled=tiled,
         early=early_values(program, free, profile),
         late=late_values(program, profile),

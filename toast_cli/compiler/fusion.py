@@ -16,6 +16,7 @@ from __future__ import annotations
 from toast_cli.compiler import (
     multi_output_fusion,
     narrow_stores,
+    one_hot_scatters,
     output_fusion,
     polynomials,
     recomputation,
@@ -81,8 +82,10 @@ class _Fusion:
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
         self._polynomials = polynomials.expansions(profile)
-        self._shared_exponentials = most and shared_exponentials.NAME in profile.passes
+        self._functions_first = shared_exponentials.NAME in profile.passes
+        self._most = most
         self._free = free
+        self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
         self.stored = [bool(known) for known in self._settled]
@@ -93,7 +96,8 @@ class _Fusion:
         """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none."""
         latest = [-1] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
-            own = number if not (op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible) else -1
+            fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
+            own = -1 if fused else number
             found = max([own, *[latest[v] for v in op.operands]])
             for value in op.results:
                 latest[value] = found
@@ -118,7 +122,7 @@ class _Fusion:
             return kept and self._sizes[value] > self._limits.constant_bytes
         if kept or crosses:  # nothing is fused across a loop's boundary
             return True
-        return None if producer.kind.matrix_unit or producer.kind.fusible else True
+        return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
         """Which values are written, given the kernels that read each (`readers` [values])."""
@@ -175,6 +179,8 @@ class _Fusion:
         count = len(readers)
         if count < 2:
             return False
+        if self._polynomials and polynomials.is_written(op, self._program.values[value]):
+            return True
         if not self._recomputation or steps > self._limits.steps or len(read) > self._limits.sources:
             return True
         fresh = max((size for v, size in read.items() if ops[producer[v]].kind.matrix_unit), default=0)
@@ -186,7 +192,7 @@ class _Fusion:
         readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
         if not readers:
             return False
-        return effort > 1 or (self._shared_exponentials and shared_exponentials.is_written(readers))
+        return self._functions_first and (effort > 1 or (self._most and shared_exponentials.is_written(readers)))
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
         """Whether one op, in the kernel of the product that makes the value, is all that reads it."""

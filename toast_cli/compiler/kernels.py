@@ -29,11 +29,12 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding: [values]. cost: see `polynomials`. read: (value, op that takes a part of it or -1) already counted.
-    product: the contraction found on the way; others: more of them.
+    padding, parts: [values] see `kernels`. cost: see `polynomials`. read: (value, op that takes a part of it or -1)
+    already counted. product: the contraction found on the way; others: more of them.
     """
 
     padding: list[float]
+    parts: list[float]
     cost: Mapping[str, float]
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
@@ -47,12 +48,14 @@ def kernels(
     free: tuple[bool, ...],
     profile: CompilerProfile,
     padding: list[float] | None = None,
+    parts: list[float] | None = None,
 ) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries and results of the program have none.
 
-    padding: [values] elements in memory over elements, see `tiling`; bytes, elements and flops count with it.
+    padding: [values] elements in memory over elements, see `tiling`; bytes, elements and flops count with it. parts:
+    [values] the part of its bits with which each lies there, see `product_operands`; bytes count with it.
     """
-    padded = padding or [1.0] * len(program.values)
+    padded, parts = padding or [1.0] * len(program.values), parts or [1.0] * len(program.values)
     found: list[Kernel | None] = [None] * len(program.ops)
     # With the products that are written after all: a kernel finishes one.
     taken = list(stored)
@@ -65,12 +68,12 @@ def kernels(
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found, _Walk(padded, cost))
+            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
             joined = hosts.of(end, walk.read) if joins and walk.product < 0 else []
             if joined:
-                _join(program, taken, free, end, found, hosts, joined, padded, cost)
+                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost))
             hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
     if reduction_fusion.NAME in profile.passes:
         reduction_fusion.let_reductions_ride(program, found, reads)
@@ -79,13 +82,13 @@ def kernels(
 
 def _join(
     program: Program, taken: list[bool], free: tuple[bool, ...], end: int, found: list[Kernel | None], hosts: Hosts,
-    joined: list[int], padding: list[float], cost: Mapping[str, float],
+    joined: list[int], walk: _Walk,
 ) -> None:  # fmt: skip
     """Makes what op `end` does part of the kernels `joined`: it reads nothing that they have."""
-    walk = _Walk(padding, cost, set().union(*(hosts.holds[kernel] for kernel in joined)))
+    walk.read.update(*(hosts.holds[kernel] for kernel in joined))
     op, host = program.ops[end], found[joined[-1]]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
+    results = [_written(program, taken, op, k, walk) for k in range(len(op.results))]
     if program.ops[joined[-1]].kind.matrix_unit and host is not None:
         found[end] = None
         _finish(program, op, host.results[0], operands, results, walk)
@@ -100,7 +103,7 @@ def _add(
     finish."""
     op = program.ops[number]
     operands = [_side(program, taken, free, op, position, walk) for position in range(len(op.operands))]
-    results = [_written(program, taken, op, k, walk.padding) for k in range(len(op.results))]
+    results = [_written(program, taken, op, k, walk) for k in range(len(op.results))]
     if walk.product < 0:
         found[number] = Kernel(operands, results)
         return walk
@@ -172,14 +175,14 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     it = program.values[value]
     part = program.values[reader.results[0]] if takes else it
     padding = walk.padding[value]
-    size = round(min(it.bytes, part.bytes) * padding)
+    size = round(min(it.bytes, part.bytes) * padding * walk.parts[value])
     side.bytes += size
     if program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
         side.passing += size
     side.elements += round(min(it.elements, part.elements) * padding)
 
 
-def _written(program: Program, taken: list[bool], op: Op, k: int, padding: list[float]) -> Side:
+def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -> Side:
     value = op.results[k]
     if not taken[value]:
         return Side()
@@ -187,6 +190,6 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, padding: list[
     if op.kind.updates:
         update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
-    size = round(it.bytes * padding[value])
+    size = round(it.bytes * walk.padding[value] * walk.parts[value])
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
-    return Side(size, round(it.elements * padding[value]), passing=0 if kept else size)
+    return Side(size, round(it.elements * walk.padding[value]), passing=0 if kept else size)

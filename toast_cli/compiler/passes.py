@@ -26,9 +26,11 @@ from toast_cli.compiler import (
     narrow_stores,
     narrowing,
     on_chip_reuse,
+    one_hot_scatters,
     output_fusion,
     overlap,
     polynomials,
+    product_operands,
     recomputation,
     reduce_scatter,
     reduction_combining,
@@ -68,7 +70,7 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores,
+    narrow_stores, product_operands, one_hot_scatters,
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

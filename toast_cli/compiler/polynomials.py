@@ -1,11 +1,12 @@
 """Polynomials: functions without an instruction of their own are expanded into dozens of operations of the vector unit.
 
-The error function and its kin become polynomials, and no contraction computes its operands with these, once for each
-tile, so that they are written before it reads them. The number of operations is the profile's
-(`FusionLimits.polynomials`), from the cycles that libtpu 0.0.42.1 estimates for arrays of 4096 x 4096. Without this
-pass they count as one operation, and contractions compute them.
+The number of operations for the error function and its kin is the profile's (`FusionLimits.polynomials`), from the
+cycles that libtpu 0.0.42.1 estimates for arrays of 4096 x 4096. Without this pass they count as one operation.
 
-Enters: a profile. Leaves: how many operations each of these functions takes.
+Where several kernels read one of 16 bits it is written, since what is computed in f32 and rounded is too much to do
+again for two bytes (a gelu's erfc in bf16, beside its argument); one of f32 is computed again in each of them.
+
+Enters: a profile, or an op. Leaves: how many operations each of these functions takes, and whether it is written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.program.model import DTYPE_BITS, Op, Value
 
 NAME = "polynomials"
 
@@ -20,3 +22,8 @@ NAME = "polynomials"
 def expansions(profile: CompilerProfile) -> Mapping[str, float]:
     """Name of an operation -> operations of the vector unit for one element."""
     return profile.fusion.polynomials if NAME in profile.passes else {}
+
+
+def is_written(op: Op, result: Value) -> bool:
+    """Whether an op's result is written where several kernels read it."""
+    return op.kind.polynomial and DTYPE_BITS.get(result.dtype, 32) <= 16

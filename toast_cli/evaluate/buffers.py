@@ -56,7 +56,7 @@ class Buffers:
             yield REDUCED, self._pricer.kept(item, made)
             if iteration.scattered[item.result]:
                 computed = iteration.computed[item.result]
-                yield PARTIAL, self._pricer.laid_out(item, item.bytes, computed, computed)
+                yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
         for copy in copies:
             yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
 
@@ -101,9 +101,10 @@ class Buffers:
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is
-        counted anyway."""
-        lives = self._lives
-        last = max([made, *(self._deaths[op] for op, _ in self._problem.program.users[value])])
+        counted anyway. A view of it that is written is it."""
+        lives, program = self._lives, self._problem.program
+        ends = [(lives.deaths if program.ops[op].kind.view else self._deaths)[op] for op, _ in program.users[value]]
+        last = max([made, *ends])
         if not item.stored:
             return [(made, last)]
         own = max((end for _, end in lives.intervals[value]), default=last)

@@ -98,7 +98,8 @@ class ArrayItem:
 
     Attributes:
         pattern, result: which result of which pattern they are.
-        bytes: of one whole array. moved_bytes: the same where it is resharded, see `sunk_conversions`.
+        bytes: of one whole array. moved_bytes: the same where it is resharded, see `sunk_conversions`. written_bytes:
+            the same as it lies in memory, see `product_operands`.
         shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: it is neither early nor late, see `overlap`.
@@ -111,6 +112,7 @@ class ArrayItem:
     result: int
     bytes: int
     moved_bytes: int
+    written_bytes: float
     shape: tuple[int, ...]
     tiling: Tiling
     images: Images | None
@@ -222,6 +224,7 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             place[value],
             program.values[value].bytes,
             sunk_conversions.moved_bytes(program, stored, value) if sinks else program.values[value].bytes,
+            program.values[value].bytes * made.parts[value],
             program.values[value].shape,
             made.tiled[value],
             made.images[value],
@@ -232,14 +235,11 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         )
         found[key].append(value)
     items: list[ArrayItem] = []
-    for (pattern, k, size, moved, shape, tiling, images, free, kept, waited_for, readers), values in found.items():
+    for key, values in found.items():
+        (pattern, k), measures, (free, kept, waited_for, readers) = key[:2], key[2:-4], key[-4:]
         left = tuple(Reader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         costs = kept or bool(left) or SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
-        items.append(
-            ArrayItem(
-                pattern, k, size, moved, shape, tiling, images, free, kept, waited_for, left, costs, tuple(values)
-            )
-        )
+        items.append(ArrayItem(pattern, k, *measures, free, kept, waited_for, left, costs, tuple(values)))
     return tuple(items)
 
 

@@ -233,8 +233,8 @@ class Pricer:
         are kept of it."""
         shape = self._local_shape(item.shape, made) if item.images else ()
         if not item.images or not item.images.applies(shape):
-            return self.laid_out(item, item.bytes, made, made)
-        return item.images.kept(shape, item.tiling.dims, self._tile) * item.bytes / prod(item.shape)
+            return self.laid_out(item, item.written_bytes, made, made)
+        return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
         return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from toast_cli.program.ops import OpKind, kind_of
+from toast_cli.program.ops import DOT_GENERAL, OpKind, kind_of
 
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
 DimFactors = tuple[int, ...]
@@ -60,6 +60,14 @@ class Rule:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def only_scales(self) -> bool:
+        """Of a contraction: whether it adds up nothing and one operand has no dimension that the other has not."""
+        if any(self.sizes[factor] > 1 for factor in self.reduction):
+            return False
+        first, second = ({f for dim in dims for f in dim if self.sizes[f] > 1} for dims in self.operands[:2])
+        return bool(first or second) and (first <= second or second <= first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class Op:
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
-        kind: what is true of every op of this name.
+        kind: what is true of every op of this name; of a contraction that contracts nothing, see `OpKind.scaling`.
         windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
     """
@@ -133,7 +141,8 @@ class Op:
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", kind_of(self.name))
+        scaling = self.name == DOT_GENERAL and self.rule.only_scales
+        object.__setattr__(self, "kind", kind_of(self.name, scaling))
 
 
 @dataclass(frozen=True, slots=True)

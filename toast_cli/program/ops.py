@@ -54,6 +54,8 @@ class OpKind:
         view: it rearranges one array in a way that is known before the program runs, and pads nothing.
         identity: its result is its operand.
         contraction, convolution: it multiplies and adds up, in a chip's matrix unit.
+        scaling: a contraction that contracts nothing and multiplies each element of one operand with one of the other:
+            XLA makes a multiplication of it (`kind_of` says it of such ops only).
         lookup: indices that the program computes say which rows it reads or updates (gather, scatter).
         reduction: it combines elements along dimensions with a body of its own.
         takes_part: it reads only as much of its first operand as it makes.
@@ -80,6 +82,7 @@ class OpKind:
     identity: bool = False
     contraction: bool = False
     convolution: bool = False
+    scaling: bool = False
     lookup: bool = False
     reduction: bool = False
     takes_part: bool = False
@@ -108,7 +111,9 @@ class OpKind:
     @cached_property
     def fusible(self) -> bool:
         """Whether XLA can compute it inside the kernels that read it."""
-        return self.elementwise or self.rearranges or self.name in ("stablehlo.constant", "stablehlo.iota")
+        return (
+            self.elementwise or self.rearranges or self.scaling or self.name in ("stablehlo.constant", "stablehlo.iota")
+        )
 
     @cached_property
     def fuses_operands(self) -> bool:
@@ -126,7 +131,7 @@ class OpKind:
         return self.source or self.rearranges or self.identity or self.no_arithmetic
 
     def __reduce__(self) -> tuple[object, ...]:
-        return kind_of, (self.name,)
+        return kind_of, (self.name, self.scaling)
 
 
 _ROWS = """
@@ -312,15 +317,19 @@ def _read_rows() -> dict[str, OpKind]:
 
 
 OP_KINDS = _read_rows()
+_SCALING = OpKind(DOT_GENERAL, scaling=True)
 _BROADCASTING = "chlo.broadcast_"
 
 
-def kind_of(name: str) -> OpKind:
+def kind_of(name: str, scaling: bool = False) -> OpKind:
     """The kind of the op of a dialect name. Nothing is known of an op without a row but that Shardy's ops count no
     arithmetic.
 
-    `chlo.broadcast_add` and the like are what they are without the prefix.
+    `chlo.broadcast_add` and the like are what they are without the prefix. scaling: it is a contraction that only
+    scales.
     """
+    if scaling:
+        return _SCALING
     kind = OP_KINDS.get(name)
     if kind is not None:
         return kind

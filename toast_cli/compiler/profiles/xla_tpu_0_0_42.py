@@ -47,9 +47,9 @@ ON_CHIP = {
     for name, mib in {"v4": 128, "v5e": 112, "v5p": 46, "v6e": 94}.items()
 }
 
-PASSES = plain.PASSES | {
+PASSES = (plain.PASSES - {"shared-exponentials"}) | {
     "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing",
-    "tiled-reduce-scatter", "small-gathers", "windowed-products",
+    "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
 }  # fmt: skip
 
 SOURCES = {
