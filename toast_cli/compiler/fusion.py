@@ -3,7 +3,8 @@
 What arguments, loops, reductions, gathers, scatters and results hold lies in memory. Everything elementwise, and what
 only moves data, is computed where it is read: in a reduction, in a kernel of its own, or in a contraction, whose kernel
 computes its operands as it reads them (XLA:TPU's input fusion, as seen in its compiled programs). No kernel reaches
-across the boundary of a loop. Without this pass every value is written.
+across the boundary of a loop. What a barrier against optimisation takes is written, and what it gives is the same
+array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
 `multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials` and `shared_exponentials`.
@@ -24,7 +25,7 @@ from toast_cli.compiler import (
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT
+from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, RESULT
 
 NAME = "fusion"
 NONE = -1
@@ -113,15 +114,18 @@ class _Fusion:
         name = producer.name
         if name in (ARGUMENT, CARRY, JOIN):
             return True
-        kept = crosses = False
+        kept = crosses = held = False
         for user, _ in program.users[value]:
             reader = ops[user]
             kept = kept or reader.name in _KEEPING
             crosses = crosses or reader.loop != producer.loop
+            held = held or reader.name == BARRIER
         if self._free[value]:
             return kept and self._sizes[value] > self._limits.constant_bytes
-        if kept or crosses:  # nothing is fused across a loop's boundary
+        if kept or crosses or (held and name != BARRIER):  # nothing is fused across a loop's boundary, nor a barrier
             return True
+        if name == BARRIER:  # the array is the one that came in
+            return False
         return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:

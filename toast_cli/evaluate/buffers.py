@@ -101,14 +101,24 @@ class Buffers:
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is
-        counted anyway. A view of it that is written is it."""
+        counted anyway. Where it is read as a view of it that is written, it is that."""
         lives, program = self._lives, self._problem.program
-        ends = [(lives.deaths if program.ops[op].kind.view else self._deaths)[op] for op, _ in program.users[value]]
-        last = max([made, *ends])
+        users = program.users[value]
+        last = max([made, *(self._deaths[op] for op, _ in users)])
         if not item.stored:
-            return [(made, last)]
+            return [] if self._is_written_view(value) else [(made, last)]
         own = max((end for _, end in lives.intervals[value]), default=last)
         return [(own + 1, last)] if own < last else []
+
+    def _is_written_view(self, value: int) -> bool:
+        """Whether one array that is written and counted is all that is made of a value, and is the same one in other
+        words."""
+        program = self._problem.program
+        while len(users := program.users[value]) == 1 and program.ops[users[0][0]].kind.view_or_convert:
+            value = program.ops[users[0][0]].results[0]
+            if self._lives.intervals[value]:
+                return True
+        return False
 
     def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[Interval]:
         """Nothing where only loops or donated arguments take the copy over."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 ADD = "stablehlo.add"
+BARRIER = "stablehlo.optimization_barrier"
 BROADCAST_IN_DIM = "stablehlo.broadcast_in_dim"
 CONCATENATE = "stablehlo.concatenate"
 CONVERT = "stablehlo.convert"
