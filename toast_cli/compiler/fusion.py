@@ -24,7 +24,7 @@ from toast_cli.compiler import (
     shared_exponentials,
 )
 from toast_cli.compiler.profile import CompilerProfile
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, RESULT
 
 NAME = "fusion"
@@ -88,6 +88,7 @@ class _Fusion:
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
+        self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
         self.stored = [bool(known) for known in self._settled]
         self.sources: list[dict[int, int]] = [{}] * len(program.values)
@@ -196,7 +197,9 @@ class _Fusion:
         readers = [kind for user, _ in self._program.users[value] if (kind := ops[user].kind).matrix_unit]
         if not readers:
             return False
-        return self._functions_first and (effort > 1 or (self._most and shared_exponentials.is_written(readers)))
+        if not self._functions_first or self._bits[value] > self._limits.shared_bits:
+            return False
+        return effort > 1 or (self._most and shared_exponentials.is_written(readers))
 
     def _finished_by_reader(self, product: int, value: int) -> bool:
         """Whether one op, in the kernel of the product that makes the value, is all that reads it."""

@@ -27,6 +27,7 @@ class FusionLimits:
         readers: more readers of a value than this no longer matter. sources: arrays that one kernel reads at most.
         steps: operations in a row that are computed again in each reader. results: that the kernel of one contraction
             writes.
+        shared_bits: exponentials of at most so many bits count as written, see `shared_exponentials`.
         constant_bytes: a value derived from constants alone is stored beyond this size if it is kept at all.
         polynomials: operation without an instruction of its own -> operations of the vector unit that it is expanded
             into.
@@ -36,6 +37,7 @@ class FusionLimits:
     sources: int = 12
     steps: int = 32
     results: int = 4
+    shared_bits: int = 64
     constant_bytes: int = 1024
     polynomials: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
 

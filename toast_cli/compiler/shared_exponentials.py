@@ -3,9 +3,14 @@
 Where two contractions read exponentials and the like of one array (the probabilities of an attention), memory is
 counted as if they were written and time as if they were not; convolutions compute them. What takes polynomials (an
 error function, see `polynomials`) is written before any contraction reads it. So on GPUs, where most contractions are
-calls of a library that computes nothing on its way in. XLA:TPU (libtpu 0.0.42.1) does not have this pass: attentions
-and MLPs compiled for v4 and v5e, in f32 and bf16, with and without masks and dropout, compute both in the kernels of
-the contractions. Without this pass nobody writes them.
+calls of a library that computes nothing on its way in.
+
+XLA:TPU (libtpu 0.0.42.1) computes both in the kernels of the contractions: attentions and MLPs compiled for v4, v5e and
+v6e, in f32 and bf16, with and without masks and dropout, keep the scores alone. Those of f32 are counted so
+(`FusionLimits.shared_bits`). Those of 16 bits still count as written, on the safe side: in whole programs in bf16 a
+softmax in one pass writes its exponentials beside the scores, and gradients of weights that are left for later keep
+what they read, which nothing else here counts (without it the sample models are 5 % short). Without this pass nobody
+writes them.
 
 Enters: the contractions that read a value. Leaves: whether the value counts as written.
 """

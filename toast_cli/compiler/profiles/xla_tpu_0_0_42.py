@@ -8,6 +8,8 @@ tpu7x: their figures are those of the chips nearest to them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from toast_cli.compiler.profile import CompilerProfile, OnChip
 from toast_cli.compiler.profiles import plain
 from toast_cli.cost.model import Attained
@@ -47,7 +49,7 @@ ON_CHIP = {
     for name, mib in {"v4": 128, "v5e": 112, "v5p": 46, "v6e": 94}.items()
 }
 
-PASSES = (plain.PASSES - {"shared-exponentials"}) | {
+PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing",
     "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
 }  # fmt: skip
@@ -80,7 +82,7 @@ def _profile(chip: str) -> CompilerProfile:
         passes=PASSES | ({"loop-gathers-first"} if chip == "v5e" else set()),
         attained=ATTAINED[chip],
         memory_tile=(8, 128),
-        fusion=plain.FUSION,
+        fusion=replace(plain.FUSION, shared_bits=16),
         on_chip=ON_CHIP.get(chip, OnChip()),
         sources=sources,
     )
