@@ -34,6 +34,7 @@ SLOW = {
     "test_partition_verify",
     "test_sample_models",
     "test_saved_plans",
+    "test_loop_sums::test_what_is_written_is_promised",
     "test_spmd_ops",
     "test_streams",
     "test_three_forms",

@@ -13,7 +13,8 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
-from toast_cli.emit.misread import misread_note
+from toast_cli.emit.misread import in_regions
+from toast_cli.emit.propagate import read_sharding
 from toast_cli.emit.settle import settled
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
@@ -24,7 +25,10 @@ from toast_cli.plan.sharding import Sharding
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
+REGION = "sdy.manual_computation"
 CONSTRAINT_TARGET = "Sharding"
+MANUAL = "{manual}"
+ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
@@ -32,26 +36,69 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
-    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls,
-    and for plans that need some.
+    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
     """
     refuse_shardy_operations(source)
-    if note := misread_note(source, lowered):
-        raise UsageError(
-            f"{note}; HLO text cannot hold the manual regions that avoid it",
-            where="--format",
-            hint="write it with --format stablehlo or spmd",
-        )
-    lowered = reduced_behind_transposes(source, settled(source.program, lowered))
-    marks = operation_marks(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
-    with annotated(source.module, marks, notation, devices):
-        text = xla.stablehlo_to_hlo_text(bare_bytecode(source.module))
+    with in_regions(source, settled(source.program, lowered), every_loop=True) as (source, lowered):
+        lowered = reduced_behind_transposes(source, lowered)
+        marks = operation_marks(source, lowered)
+        with annotated(source.module, marks, notation, devices):
+            text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))
     text = with_partitions(text, devices)
     check_arrival(text, marks, notation)
     xla.hlo_text_to_proto(text)
     return text.encode()
+
+
+def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
+    """The module as bytecode, with what manual regions hold between custom calls instead."""
+    regions = xla.walk_ops(source.module.operation, REGION)
+    if not regions:
+        return bare_bytecode(source.module)
+    with source.module.context, ir.Location.unknown():
+        module = source.module.operation.clone()
+        for region in xla.walk_ops(module, REGION):
+            ways_in, ways_out = (
+                tuple(
+                    read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings
+                )
+                for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
+            )
+            flatten(region, ways_in, ways_out, lowered.axis_sizes)
+        return bare_bytecode(module)
+
+
+def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...], sizes: tuple[int, ...]) -> None:
+    """Puts what is in a manual region between custom calls instead: `SPMDFullToShardShape` behind a constraint makes a
+    device's piece of an operand, `SPMDShardToFullShape` a whole array of the pieces of a result."""
+    block = region.regions[0].blocks[0]
+
+    def call(target: str, value: Any, kind: Any, sharding: str) -> Any:
+        made = ir.Operation.create(
+            "stablehlo.custom_call",
+            results=[kind],
+            operands=[value],
+            attributes={
+                "call_target_name": ir.StringAttr.get(target),
+                GspmdNotation.attribute: ir.StringAttr.get(sharding),
+            },
+            loc=region.location,
+            ip=ir.InsertionPoint(region),
+        )
+        return made.results[0]
+
+    for operand, argument, sharding in zip(list(region.operands), block.arguments, ways_in, strict=True):
+        whole = call(CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
+        argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, MANUAL))
+    *inside, last = [op.operation for op in block.operations]
+    for operation in inside:
+        operation.move_before(region)
+    for piece, result, sharding in zip(list(last.operands), list(region.results), ways_out, strict=True):
+        local = call(CONSTRAINT_TARGET, piece, piece.type, MANUAL)
+        result.replace_all_uses_with(call(EXIT, local, result.type, gspmd_string(sharding, sizes)))
+    region.erase()
 
 
 def refuse_shardy_operations(source: Source) -> None:
@@ -111,7 +158,8 @@ def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
     """A sharding that XLA cannot read is dropped without a word on the way to HLO; this says so instead."""
     entry = text[text.index("\nENTRY ") :]
     parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
-    constraints = text.count(f'custom_call_target="{CONSTRAINT_TARGET}"')
+    constraints, *regions = (text.count(f'custom_call_target="{name}"') for name in (CONSTRAINT_TARGET, ENTRANCE, EXIT))
+    constraints -= sum(regions)  # regions have one at each end of their own
     missing = [sharding for sharding in notation.written if sharding not in text]
     if parameters != len(marks.arguments) or constraints != notation.constraints or missing:
         raise ToastError(

@@ -209,7 +209,7 @@ def sharding_finder(
 def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
     found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
-    return list(dict.fromkeys(found))
+    return [loop for loop in dict.fromkeys(found) if loop.name == "stablehlo.while"]  # others are in manual regions
 
 
 def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:

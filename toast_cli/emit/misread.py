@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from toast_cli.emit.annotate import Undo
+from toast_cli.emit.loops import loops_in_regions
 from toast_cli.emit.shardy import ShardyNotation, quoted
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder, identity
@@ -38,9 +39,24 @@ from toast_cli.xla import ir
 
 
 @contextmanager
-def in_regions(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Source, PartitionedProgram]]:
-    """Both, with every misread op in a manual region that does its reductions as well."""
-    numbers = misread_ops(source, lowered)
+def in_regions(
+    source: Source, lowered: PartitionedProgram, *, every_loop: bool = False
+) -> Iterator[tuple[Source, PartitionedProgram]]:
+    """Both, with every loop that carries partial sums (or every loop) in a manual region, and every misread op in one
+    that does its reductions as well."""
+    with (
+        loops_in_regions(source, lowered, every=every_loop) as (there, rest, inside),
+        _ops_in_regions(there, rest, inside) as found,
+    ):
+        yield found
+
+
+@contextmanager
+def _ops_in_regions(
+    source: Source, lowered: PartitionedProgram, inside: frozenset[int]
+) -> Iterator[tuple[Source, PartitionedProgram]]:
+    """Both, with every misread op that is not in a region yet in one."""
+    numbers = misread_ops(source, lowered, inside)
     if not numbers:
         yield source, lowered
         return
@@ -66,12 +82,12 @@ def in_regions(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[So
             step()
 
 
-def misread_ops(source: Source, lowered: PartitionedProgram) -> list[int]:
-    """Numbers of the ops that are split in a way that XLA gets wrong."""
+def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
+    """Numbers of the ops that are split in a way that XLA gets wrong; those in `inside` are in regions already."""
     found = []
     for number, op in enumerate(source.program.ops):
         check = _CHECKS.get(op.name)
-        if check is None:
+        if check is None or number in inside:
             continue
         ways_in, ways_out = lying(lowered, number, op)
         over = align(op.rule, ways_in, ways_out, lowered.axis_sizes).partial

@@ -7,6 +7,7 @@ item says which op patterns decide them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,13 +213,14 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
+    into_carries = {use for one in problem.accumulations for use in one.first}  # sum items take care of these uses
     sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
         maker = producer[value]
         if maker < 0:
             continue
-        readers = _ways_of_reading(problem, needs, value)
+        readers = _ways_of_reading(problem, needs, value, into_carries)
         key = (
             problem.op_pattern[maker],
             place[value],
@@ -248,7 +250,9 @@ def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[Reader,
     return tuple([Reader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
 
 
-def _ways_of_reading(problem: Problem, needs: Narrowing, value: int) -> frozenset[_Way]:
+def _ways_of_reading(
+    problem: Problem, needs: Narrowing, value: int, but: Collection[tuple[int, int]] = ()
+) -> frozenset[_Way]:
     program = problem.program
     if not program.values[value].shape:  # a scalar has one sharding
         return frozenset()
@@ -256,6 +260,8 @@ def _ways_of_reading(problem: Problem, needs: Narrowing, value: int) -> frozense
     loops: dict[int, int] = {}
     ways = []
     for op, k in program.users[value]:
+        if (op, k) in but:
+            continue
         loop = loops.setdefault(problem.edge_loop(op, k), len(loops))
         ways.append((problem.op_pattern[op], k, problem.edge_trips(op, k), loop, needs.of_use(value, op)))
     return frozenset(ways)

@@ -19,7 +19,7 @@ from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
-from toast_cli.evaluate.sum_items import SumItem, reduced
+from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import exchanges
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import (
@@ -77,7 +77,9 @@ class Pricer:
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
             for k, whole in enumerate(work.whole_bytes):
-                yield from self._reductions(iteration, k, whole, how)
+                partial = partial_of(iteration, k)
+                if partial is not None:
+                    yield from self._reductions(iteration, partial, k, whole, how)
         for k, (source, target) in enumerate(zip(iteration.reduced_to, iteration.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
@@ -107,19 +109,31 @@ class Pricer:
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
-        for place, part, cut in reduced(item, lowered):
-            term, number = item.terms[place], item.ops[place]
-            needed = item.needed if part.terms == len(item.terms) else 1.0
-            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.terms)
-            yield from self._reductions(lowered[term.pattern], 0, term.bytes, how, cut)
+        for part in reduced(item, lowered):
+            term, number = item.terms[part.place], item.ops[part.place]
+            needed = item.needed if part.count == len(item.terms) else 1.0
+            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count)
+            if part.partial is not None:
+                yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
+        if item.into is not None and item.left(lowered) is None:
+            yield from self._to_carry(item, item.into, lowered)
+
+    def _to_carry(self, item: SumItem, into: tuple[Carried, int], lowered: Lowered) -> Iterator[CollectiveUse]:
+        """Reshards of a sum that is reduced in each trip to where the loop adds it to what it carries."""
+        carried, place = into
+        reader, position = carried.first[place]
+        source = iteration_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
+        target, number = lowered[reader].operands[position], item.ops[0]
+        (value,) = self._problem.program.ops[number].results
+        for step in reshard_steps(source, target, self._sizes, self._shape(value)):
+            size = item.terms[0].bytes * step.fraction
+            seconds = self._seconds_of(step.kind, size, step.axes)
+            yield _use(step.kind, step.axes, size, item.runs, seconds, number, value, "reshard")
 
     def _reductions(
-        self, iteration: Iteration, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
+        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
-        partial = partial_of(iteration, k)
-        if partial is None:
-            return
         op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
         apart, gathers = one_at_a_time(op, how.terms), gathers_terms(op)
         key = partial, apart, gathers, cut

@@ -82,8 +82,8 @@ class ShareMemo:
         return found
 
     def _sum_seconds(self, item: SumItem, lowered: Lowered) -> float:
-        partial = reduced = False
-        for term in item.terms:
+        partial, reduced = item.of_loops, False
+        for term in () if item.of_loops else item.terms:
             iteration = lowered[term.pattern]
             reduced = reduced or bool(iteration.reduced)
             partial = partial or reduced or bool(iteration.scattered[0])

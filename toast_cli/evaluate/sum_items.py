@@ -7,12 +7,24 @@ Enters: a `Problem`. Leaves: `SumItem`s, and for one of them and a plan, what is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import Reduction, Steps, SumStep, cut_by_readers, one_at_a_time, readers, reductions_of
+from toast_cli.plan.partials import (
+    Partial,
+    Steps,
+    Sum,
+    SumStep,
+    cut_by_readers,
+    one_at_a_time,
+    partial_of,
+    readers,
+    reductions_of,
+)
 from toast_cli.plan.problem import Problem
 
 
@@ -26,11 +38,49 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What a loop adds up, with op patterns, see `plan.accumulation.Accumulation`. sums: those that each trip adds to
+    it, with what inner loops add up for them, see `SumItem`. first: (pattern, operand position) of what reads each."""
+
+    carry: int
+    path: tuple[PathUse, ...]
+    first: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[Steps, tuple[Carried, ...]], ...]
+
+    def left(self, lowered: Mapping[int, Iteration]) -> tuple[Left, ...]:
+        """What a trip leaves of each sum; nothing where it leaves nothing."""
+        path = [
+            (lowered[use.op].operands[use.position], None if use.maker == LEAF else lowered[use.maker])
+            for use in self.path
+        ]
+        sums = [(steps, iteration_finder(within, lowered)) for steps, within in self.sums]
+        first = [lowered[pattern].operands[k] for pattern, k in self.first]
+        return left_open(sums, path, first, lowered[self.carry].shardings[0])
+
+    @property
+    def patterns(self) -> frozenset[int]:
+        inner = frozenset[int]().union(*(one.patterns for _, within in self.sums for one in within))
+        steps = [step.op for steps, _ in self.sums for step in steps if step.op >= 0]
+        return inner.union([self.carry, *(use.op for use in self.path), *steps])
+
+
+def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteration]) -> Callable[[int], Iteration]:
+    """A function from the op of a step to what it iterates over: an op pattern, or below 0 one of `within`, -1 the
+    first."""
+    if not within:
+        return lowered.__getitem__
+    found = {-1 - place: partial_carry(lowered[one.carry], one.left(lowered)) for place, one in enumerate(within)}
+    return lambda op: found[op] if op < 0 else lowered[op]
+
+
+@dataclass(frozen=True)
 class SumItem:
-    """Sums that look alike. steps: see `partials.Sum`, with op patterns. readers: patterns and operand positions of all
-    that read the sum, or a view of it. needed: part of the bits of the sum that they need. late: nothing waits for
-    them, see `overlap`. in_loop: within a loop. runs: of all of them together in one run of the program. ops: the terms
-    of one of them. decisive: patterns that decide what is reduced, but for readers."""
+    """Sums that look alike. steps: see `partials.Sum`, with op patterns, or below 0 what loops add up, see
+    `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
+    of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
+    its terms that loops add up. into: what a loop adds it to, and which of its sums it is. runs: of all of them
+    together in one run of the program. ops: the terms of one of them. decisive: patterns that decide what is
+    reduced, but for readers; for sums of loops all of `patterns`."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -38,21 +88,47 @@ class SumItem:
     needed: float
     late: bool
     in_loop: bool
+    within: tuple[Carried, ...]
+    into: tuple[Carried, int] | None
     runs: float
     ops: tuple[int, ...]
     decisive: tuple[int, ...]
 
-    @property
+    @cached_property
     def patterns(self) -> frozenset[int]:
         """All that decide what is reduced."""
-        return frozenset([*(step.op for step in self.steps), *(pattern for pattern, _ in self.readers)])
+        loops = frozenset[int]().union(*(one.patterns for one in (*self.within, *(self.into or ())[:1])))
+        steps = (step.op for step in self.steps if step.op >= 0)
+        return loops.union([*steps, *(pattern for pattern, _ in self.readers)])
+
+    def left(self, lowered: Mapping[int, Iteration]) -> Left | None:
+        """What the loop that adds the sum up leaves of it; None where it is reduced in each trip."""
+        if self.into is None:
+            return None
+        carried, place = self.into
+        found = carried.left(lowered)
+        return found[place] if found else None
+
+    @property
+    def of_loops(self) -> bool:
+        """Whether a loop adds it up further, or has added up a term of it."""
+        return bool(self.within or self.into)
 
     def term(self, place: int) -> int:
         """The place in `terms` of the term that step `place` brings in."""
         return sum([step.does == "term" for step in self.steps[:place]])
 
 
-_Alike = tuple[tuple[Term, ...], Steps, tuple[tuple[int, int], ...], float, bool, bool]
+_Alike = tuple[
+    tuple[Term, ...],
+    Steps,
+    tuple[tuple[int, int], ...],
+    float,
+    bool,
+    bool,
+    tuple[Carried, ...],
+    tuple[Carried, int] | None,
+]
 
 
 def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[SumItem, ...]:
@@ -60,36 +136,100 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[Sum
     program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
     example: dict[_Alike, tuple[int, ...]] = {}
+    loops = _Loops(problem)
     for found in problem.sums:
         numbers = found.terms
-        first = program.ops[numbers[0]]
-        terms = tuple([_term(problem, number) for number in numbers])
-        steps = tuple([SumStep(does, pattern[op]) for does, op in found.steps])
+        first = numbers[0]
+        steps, within = loops.seen(found)
+        terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
-        key = (terms, steps, read, needs.of_value(found.end), late[first.results[0]], first.loop >= 0)
-        runs[key] += first.trips
+        result, in_loop = program.ops[first].results[0], problem.edge_loop(first, 0) >= 0
+        key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found))
+        runs[key] += problem.edge_trips(first, 0)
         example.setdefault(key, numbers)
-    return tuple(SumItem(*key, count, example[key], _decisive(key[1])) for key, count in runs.items())
+    made = (SumItem(*key, count, example[key], _decisive(key[1])) for key, count in runs.items())
+    return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
 
 
 def _decisive(steps: Steps) -> tuple[int, ...]:
     return tuple(dict.fromkeys([step.op for step in steps]))
 
 
-def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[tuple[int, Reduction, tuple[int, ...]]]:
-    """What is reduced together, each with the place of its first term in `terms` and the axes that uses cut it along.
+class _Loops:
+    """What the loops of a problem add up, with op patterns."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._pattern = problem.op_pattern
+        self._of_carry = {one.carry: one for one in problem.accumulations}
+        self._of_end = {end: (one, k) for one in problem.accumulations for k, end in enumerate(one.ends)}
+        self._sums = {each.end: each for each in problem.sums} if problem.accumulations else {}
+
+    def seen(self, found: Sum) -> tuple[Steps, tuple[Carried, ...]]:
+        """The steps of a sum, and its terms that loops add up."""
+        steps, within = [], []
+        for does, op in found.steps:
+            one = self._of_carry.get(op)
+            if one is None:
+                steps.append(SumStep(does, self._pattern[op]))
+            else:
+                within.append(self._carried(one))
+                steps.append(SumStep(does, -len(within)))
+        return tuple(steps), tuple(within)
+
+    def adding(self, found: Sum) -> tuple[Carried, int] | None:
+        """What the loop around a sum adds it to, and which of its sums it is; None where it does not."""
+        if found.end not in self._of_end:
+            return None
+        one, place = self._of_end[found.end]
+        return self._carried(one), place
+
+    def _carried(self, one: Accumulation) -> Carried:
+        of = self._pattern
+        path = tuple(
+            [PathUse(of[use.op], use.position, LEAF if use.maker == LEAF else of[use.maker]) for use in one.path]
+        )
+        sums = tuple([self.seen(self._sums[end]) for end in one.ends])
+        first = tuple([(self._pattern[op], k) for op, k in one.first])
+        return Carried(self._pattern[one.carry], path, first, sums)
+
+
+def _terms(steps: Steps) -> list[SumStep]:
+    return [step for step in steps if step.does == "term"]
+
+
+def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced]:
+    """What is reduced together.
 
     Args:
         lowered: pattern -> what it iterates over.
     """
-    for part in reductions_of(item.steps, lowered.__getitem__):
+    iteration_of = iteration_finder(item.within, lowered)
+    left = item.left(lowered)
+    if left is not None:
+        if left.scattered is not None:
+            yield Reduced(0, left.scattered, len(item.terms), (), iteration_of(item.steps[0].op))
+        return
+    for part in reductions_of(item.steps, iteration_of):
         cut = (*part.cut_before, *part.cut)
         if part.whole and part.partial.reduced:
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
             cut = tuple(dict.fromkeys((*cut, *cut_by_readers(part.partial.reduced, wanted))))
-        yield item.term(part.first), part, cut
+        first = iteration_of(item.steps[part.first].op)
+        yield Reduced(item.term(part.first), partial_of(first), part.terms, cut, first)
 
 
-def _term(problem: Problem, number: int) -> Term:
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Terms that are reduced in one go. place: of the first in `SumItem.terms`. partial: how it lies and what it
+    becomes, None where it is complete. count: of terms. cut: axes that uses cut it along. iteration: of the first."""
+
+    place: int
+    partial: Partial | None
+    count: int
+    cut: tuple[int, ...]
+    iteration: Iteration
+
+
+def _term(problem: Problem, number: int, step: int) -> Term:
     op = problem.program.ops[number]
-    return Term(problem.op_pattern[number], problem.program.values[op.results[0]].bytes, one_at_a_time(op, 1))
+    return Term(step, problem.program.values[op.results[0]].bytes, one_at_a_time(op, 1))

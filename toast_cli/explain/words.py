@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
@@ -90,7 +91,10 @@ def decision_text(problem: Problem, decision: Decision) -> str:
     """One decision in words."""
     axis, size = problem.mesh.names[decision.axis], problem.mesh.sizes[decision.axis]
     if isinstance(decision, Replicate):
-        return f"store {problem.roles[decision.role]} whole over {axis}"
+        role = problem.roles[decision.role]
+        if role == ACCUMULATORS:
+            return f"keep {role} whole over {axis}, and reduce them behind the loop"
+        return f"store {role} whole over {axis}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
     scope = scope_name(problem, decision)

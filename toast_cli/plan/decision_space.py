@@ -12,6 +12,7 @@ from functools import cached_property
 
 from toast_cli.dimensions.model import Dimensions, SlotKind
 from toast_cli.hardware.model import Mesh
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Replicate, Shard
 from toast_cli.plan.iteration import OpPattern
 from toast_cli.program.model import Program
@@ -58,6 +59,8 @@ class DecisionSpace:
                         Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
                     )
             found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
+            if ACCUMULATORS in self.roles:
+                found.append(Replicate(self.roles.index(ACCUMULATORS), axis))
         return tuple(found)
 
     def _useful_groups(self) -> set[int]:

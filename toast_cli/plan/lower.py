@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+from toast_cli.plan.accumulation import Left, left_by_loops
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.halo import exchanges
 from toast_cli.plan.partials import (
@@ -26,6 +27,7 @@ from toast_cli.plan.partials import (
     partial_of,
     readers,
     reductions_of,
+    split_further,
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
@@ -64,7 +66,16 @@ class _Lowering:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._program, self._sizes = problem, problem.program, problem.mesh.sizes
         iterated = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
-        self._iterations = tuple([iterated[pattern] for pattern in problem.op_pattern])
+        self._left, found = left_by_loops(
+            problem.sums, problem.accumulations, [iterated[pattern] for pattern in problem.op_pattern]
+        )
+        self._iterations = tuple(found)
+        # the end of a sum -> what a loop leaves of it, and in which carry
+        self._open = {
+            end: (left, one)
+            for one in problem.accumulations
+            for end, left in zip(one.ends, self._left.get(one.carry, ()), strict=False)
+        }
         self._made: list[Sharding] = [replicated(len(v.shape)) for v in problem.program.values]
         for op, iteration in zip(problem.program.ops, self._iterations, strict=True):
             for k, value in enumerate(op.results):
@@ -102,6 +113,7 @@ class _Lowering:
                 partial[part.value] = partial[ops[part.op].results[0]]
                 if over:
                     computed[part.value] = part.partial.at
+        summed = self._summed(shardings, computed, required, partial, added)
         alone = {value for value in computed if one_at_a_time(ops[self._program.producer[value]], 1)}
         return PartitionedProgram(
             self._problem.mesh.names,
@@ -114,13 +126,73 @@ class _Lowering:
             iterations=iterations,
             partial=partial,
             added=added,
+            carried={carry: left[0] for carry, left in self._left.items()},
+            summed=frozenset(summed),
             found=frozenset(found & computed.keys()),
             collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
 
+    def _summed(
+        self,
+        shardings: list[Sharding],
+        computed: dict[int, Sharding],
+        required: dict[tuple[int, int], Sharding],
+        partial: dict[int, tuple[int, ...]],
+        added: dict[int, int],
+    ) -> Iterator[int]:
+        """Enters what loops leave partial; values that stay so on the way to a carry."""
+        ops, steps = self._program.ops, {each.end: each.steps for each in self._problem.sums}
+        for end, (left, one) in self._open.items():
+            (carried,) = ops[one.carry].results
+            over = tuple(sorted({*left.axes, *axes_of(left.lies).difference(axes_of(left.at))}))
+            values = [ops[step.op].results[0] for step in steps[end]]
+            for value in values:
+                added[value], partial[value] = carried, over
+                shardings[value] = without(shardings[value], over)
+                computed.pop(value, None)
+            shardings[end] = left.lies
+            if left.scattered is not None:
+                computed[end] = left.at
+            for use in one.first:
+                required.pop(use, None)
+            way = [ops[use.op].results[0] for use in one.path if use.op != one.carry]
+            for value in way:
+                partial[value] = left.axes
+            yield from (*values, *way)
+            if carried not in added:
+                self._completed_behind(carried, left, shardings, computed, required)
+
+    def _completed_behind(
+        self,
+        carried: int,
+        left: Left,
+        shardings: list[Sharding],
+        computed: dict[int, Sharding],
+        required: dict[tuple[int, int], Sharding],
+    ) -> None:
+        """Enters how a carry lies once it is reduced behind its loop: as all that read it want it."""
+        uses = readers(self._program, carried)
+        cut = cut_by_readers(left.axes, [self._iterations[op].operands[k] for op, k in uses])
+        if not cut:
+            return
+        op, position = uses[0]
+        wanted = split_further(left.lies, self._iterations[op].operands[position], cut)
+        computed[carried], shardings[carried] = left.lies, wanted
+        for use in self._program.users[carried]:
+            sharding = self._iterations[use[0]].operands[use[1]]
+            required.pop(use, None)
+            if sharding != wanted:
+                required[use] = sharding
+
     def _reduced(self, of: Sum) -> Iterator[_Reduced]:
         """What is reduced of a sum."""
         ops = self._program.ops
+        if of.end in self._open:
+            scattered = self._open[of.end][0].scattered
+            if scattered is not None:
+                terms = sum(step.does == "term" for step in of.steps)
+                yield _Reduced(of.end, of.steps[0].op, terms, scattered, (), (), ())
+            return
         for part in reductions_of(of.steps, self._iterations.__getitem__):
             first = of.steps[part.first].op
             value = ops[of.steps[part.added].op].results[0]
@@ -169,8 +241,12 @@ class _Lowering:
     def _completion(self, hop: Hop, number: int, value: int) -> Collective:
         op, size = self._program.ops[number], self._program.values[value].bytes
         local = size * hop.fraction
+        runs = op.trips
+        edge: Edge = "inside"
+        if op.name == CARRY:
+            runs, edge = self._problem.edge_trips(number, 0), "behind"
         return Collective(
-            hop.kind, hop.axes, value, number, hop.before, hop.after, local, op.trips, op.loop, "inside", "partial"
+            hop.kind, hop.axes, value, number, hop.before, hop.after, local, runs, op.loop, edge, "partial"
         )
 
     def _pinned(self, number: int) -> Iterator[Collective]:
@@ -197,6 +273,8 @@ class _Lowering:
     def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
         """Between where an array is made and where it is read."""
         program, problem = self._program, self._problem
+        if value in self._open:
+            return
         made, whole, maker = self._made[value], program.values[value], program.ops[program.producer[value]]
         needed = [self._iterations[op].operands[k] for op, k in uses]
         for copy in copies_of(made, needed, self._sizes, whole.shape):

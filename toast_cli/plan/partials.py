@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, in_mesh_order, refines, shards, without
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ADD, CONVERT, DOT_GENERAL, REDUCE, SCATTER
+from toast_cli.program.ops import ADD, CARRY, CONVERT, DOT_GENERAL, REDUCE, SCATTER
 from toast_cli.program.rematerialised import expands_scalar
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
@@ -141,7 +141,16 @@ def adds_up(op: Op) -> bool:
 
 
 def _read_only_here(program: Program, value: int, op: Op) -> bool:
-    return len(program.users[value]) == 1 and program.ops[program.producer[value]].loop == op.loop
+    maker = program.ops[program.producer[value]]
+    if maker.name == CARRY:  # what a loop results in is a value of the program around it
+        return len(read_behind(program, value)) == 1 and program.loops[maker.loop].parent == op.loop
+    return len(program.users[value]) == 1 and maker.loop == op.loop
+
+
+def read_behind(program: Program, carried: int) -> list[tuple[int, int]]:
+    """Uses of what a loop carries that read what the loop results in."""
+    loop = program.loops[program.ops[program.producer[carried]].loop]
+    return [use for use in program.users[carried] if not loop.first <= use[0] < loop.last]
 
 
 def _read(op: Op) -> tuple[int, ...]:
@@ -307,9 +316,9 @@ def completed(
 
 
 def one_at_a_time(op: Op, terms: int) -> bool:
-    """Whether the partial result of an op is scattered over one axis after the other: a product's, unless it is added
-    to others before."""
-    return op.kind.matrix_unit and terms == 1
+    """Whether the partial result of an op is scattered over one axis after the other: a product's or a loop's, unless
+    it is added to others before."""
+    return (op.kind.matrix_unit or op.name == CARRY) and terms == 1
 
 
 def gathers_terms(op: Op) -> bool:
@@ -332,7 +341,10 @@ def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding]) -> tupl
 
 
 def readers(program: Program, value: int) -> list[tuple[int, int]]:
-    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for."""
+    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for; of what a loop
+    results in, those of the value itself."""
+    if program.ops[program.producer[value]].name == CARRY:
+        return read_behind(program, value)
     while len(uses := program.users[value]) == 1:
         op = program.ops[uses[0][0]]
         if len(op.results) != 1 or not (op.name == CONVERT or is_view(op, program)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from toast_cli.plan.accumulation import Left
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements
 
@@ -67,6 +68,9 @@ class PartitionedProgram:
         added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there.
             Terms of sums that the compiler reduces once of its own accord, though each is written to be reduced (see
             `partials.scatters_into`), are not among them.
+        carried: op number of a loop's carry -> what the loop leaves partial in it, see `plan.accumulation`. `computed`
+            says how it lies in the loop, `shardings` how it lies once it is reduced behind it.
+        summed: values that stay partial on the way to such a carry.
         found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
             `partials.found_by_partitioner`).
         collectives: all of them, as the partitioner writes them, in program order.
@@ -83,6 +87,8 @@ class PartitionedProgram:
     iterations: tuple[Iteration, ...] = ()
     partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
     added: dict[int, int] = field(default_factory=dict)
+    carried: dict[int, Left] = field(default_factory=dict)
+    summed: frozenset[int] = frozenset()
     found: frozenset[int] = frozenset()
     collectives: tuple[Collective, ...] = ()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from toast_cli.dimensions.model import Dimensions, Form, Strand
+from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
+from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.partials import adds_up
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.workarounds import ALL, Workarounds
@@ -43,6 +45,8 @@ def make_problem(
         <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
     }
     taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
+    accumulations = _accumulations(program, dimensions, value_pins)
+    accumulators, accumulating = len(roles) + len(kinds), ops_of(accumulations)
     patterns: list[OpPattern] = []
     numbers: dict[tuple[object, ...], int] = {}
     op_pattern: list[int] = []
@@ -59,6 +63,8 @@ def make_problem(
             argument = taken_over.get(results_seen, NOWHERE)
             results_seen += 1
         role, kind = (argument_role[argument], argument_kind[argument]) if argument != NOWHERE else (NO_ROLE, NO_ROLE)
+        if number in accumulating:
+            role = kind = accumulators
         strands: tuple[Strand | None, ...] = dimensions.strands.get(number, ())
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
@@ -77,14 +83,31 @@ def make_problem(
         mesh,
         tuple(patterns),
         tuple(op_pattern),
-        (*roles, *kinds),
+        (*roles, *kinds, *((ACCUMULATORS,) if accumulations else ())),
         argument_role,
         tuple(remade_values(program)),
         places,
         notices=(*stated.notices, *unused_pins(program, wishes)),
         workarounds=workarounds,
         argument_kind=argument_kind,
+        accumulations=accumulations,
     )
+
+
+def _accumulations(
+    program: Program, dimensions: Dimensions, pins: Mapping[int, PinnedSharding]
+) -> tuple[Accumulation, ...]:
+    """What loops add up, as far as no pin binds it."""
+    if not program.loops:
+        return ()
+    found = find_accumulations(
+        program,
+        [
+            SlotKind.REDUCTION in form.kinds and len(op.results) == 1 and adds_up(op) and op.results[0] not in pins
+            for op, form in zip(program.ops, dimensions.forms, strict=True)
+        ],
+    )
+    return tuple(one for one in found if program.ops[one.carry].results[0] not in pins)
 
 
 def _kinds_of_arguments(

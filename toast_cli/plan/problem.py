@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind
 from toast_cli.hardware.model import Mesh
+from toast_cli.plan.accumulation import Accumulation
 from toast_cli.plan.axis_assignment import START, Spender, Spenders, bid_of, replicates_first, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import Plan, Replicate, Shard, canonical
@@ -40,9 +41,9 @@ class Problem:
 
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
-        roles: names of the argument groups (`weights`, `state`, `inputs`), and behind them of kinds of arguments with
-            the same dimensions. argument_role, argument_kind: [arguments] numbers in `roles`; where a role has one
-            kind, both are the role's.
+        roles: names of the argument groups (`weights`, `state`, `inputs`), behind them of kinds of arguments with the
+            same dimensions, and last `ACCUMULATORS` where loops add something up. argument_role, argument_kind:
+            [arguments] numbers in `roles`; where a role has one kind, both are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.
@@ -50,6 +51,7 @@ class Problem:
         goal: what the search is to minimise, within what bounds. closed: mesh axes it may not decide anything about.
         mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that
             each of its groups has become (see `mirrors`).
+        accumulations: what loops add up, see `plan.accumulation`.
         spending: what is known of how ops spend axes; problems made from this one know it too.
     """
 
@@ -69,6 +71,7 @@ class Problem:
     closed: frozenset[int] = frozenset()
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
     argument_kind: tuple[int, ...] = ()
+    accumulations: tuple[Accumulation, ...] = ()
     spending: Spenders = field(default_factory=Spenders, repr=False, compare=False)
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
@@ -177,7 +180,9 @@ class Problem:
         no pin binds."""
         ops, partial = self.program.ops, [self._can_be_partial(number) for number in range(len(self.program.ops))]
         terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
-        others = (number for number, can in enumerate(partial) if can and not terms[number])
+        others = [number for number, can in enumerate(partial) if can and not terms[number]]
+        for one in self.accumulations:
+            terms[one.carry] = True
         alone = [Sum((SumStep("term", number),), ops[number].results[0]) for number in others]
         return (*find_sums(self.program, terms), *alone)
 

@@ -14,6 +14,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, scope_name, summary
 from toast_cli.frontend.source import Source
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.lower import lower
@@ -208,6 +209,8 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
     text = decision_text(problem, decision)
     if isinstance(decision, Replicate):
         count = sum(decision.role in of for of in zip(problem.argument_role, problem.argument_kind, strict=True))
+        if problem.roles[decision.role] == ACCUMULATORS:
+            count = len(problem.accumulations)
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}

@@ -18,6 +18,7 @@ from typing import Any
 
 from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
 from toast_cli.emit.shardy import ShardyNotation, quoted
+from toast_cli.emit.spmd.bound import is_bound, is_region
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
@@ -65,9 +66,9 @@ def refuse_bound(source: Source) -> None:
     """Regions cannot stand within the region, nor can what runs on one device. Raises `UsageError` for the first
     of them."""
     for number, op in enumerate(source.program.ops):
-        region = op.name == "sdy.manual_computation"
-        if region or (op.name == "stablehlo.custom_call" and "sdy.sharding" in source.operations[number].attributes):
-            what = "manual regions of its own (shard_map)" if region else "what runs on one device (a host callback)"
+        if is_bound(source, number, op):
+            shard_map = is_region(op)
+            what = "manual regions of its own (shard_map)" if shard_map else "what runs on one device (a host callback)"
             raise UsageError(
                 f"a program with {what} cannot be written as the program of one device",
                 where=source.location(number),

@@ -6,6 +6,8 @@ Leaves: which operations of the module have to stay although no op of the progra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from toast_cli.frontend.source import Source
@@ -16,14 +18,18 @@ BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 
 class Deciding:
-    """Answers about the operations and values of the module in `source`."""
+    """Answers about the operations and values of the module in `source`, as long as no operand of it is changed.
 
-    def __init__(self, source: Source) -> None:
+    also: numbers of values of the program that have further handles.
+    """
+
+    def __init__(self, source: Source, also: Mapping[Any, int] = MappingProxyType({})) -> None:
         producer = source.program.producer
         self._numbers: dict[Any, list[int]] = {}
         for number, operation in enumerate(source.operations):
             self._numbers.setdefault(operation, []).append(number)
         self._values = {handle: value for value, handle in enumerate(source.definitions) if producer[value] >= 0}
+        self._values.update(also)
         self._passed: set[tuple[Any, int]] = set()
         self._kept: set[tuple[Any, int]] = set()
         self._running: set[Any] = set()

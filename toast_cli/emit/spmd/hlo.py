@@ -8,26 +8,15 @@ GSPMD's shardings. Behind each parameter `SPMDFullToShardShape` makes a device's
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from toast_cli import xla
 from toast_cli.emit.annotate import mark_boundary
-from toast_cli.emit.hlo import (
-    CONSTRAINT_TARGET,
-    GspmdNotation,
-    bare_bytecode,
-    with_partitions,
-)
+from toast_cli.emit.hlo import ENTRANCE, EXIT, GspmdNotation, bare_bytecode, flatten, with_partitions
 from toast_cli.emit.spmd import manual_region, refuse_bound
-from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding
 from toast_cli.xla import ir, main_function
-
-MANUAL = "{manual}"
-ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
 
 def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
@@ -55,33 +44,3 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     text = with_partitions(text, prod(lowered.axis_sizes))
     xla.hlo_text_to_proto(text)
     return text.encode()
-
-
-def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...], sizes: tuple[int, ...]) -> None:
-    """Puts what is in a manual region between custom calls instead."""
-    block = region.regions[0].blocks[0]
-
-    def call(target: str, value: Any, kind: Any, sharding: str) -> Any:
-        made = ir.Operation.create(
-            "stablehlo.custom_call",
-            results=[kind],
-            operands=[value],
-            attributes={
-                "call_target_name": ir.StringAttr.get(target),
-                GspmdNotation.attribute: ir.StringAttr.get(sharding),
-            },
-            loc=region.location,
-            ip=ir.InsertionPoint(region),
-        )
-        return made.results[0]
-
-    for operand, argument, sharding in zip(list(region.operands), block.arguments, ways_in, strict=True):
-        whole = call(CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
-        argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, MANUAL))
-    *inside, last = [op.operation for op in block.operations]
-    for operation in inside:
-        operation.move_before(region)
-    for piece, result, sharding in zip(list(last.operands), list(region.results), ways_out, strict=True):
-        local = call(CONSTRAINT_TARGET, piece, piece.type, MANUAL)
-        result.replace_all_uses_with(call(EXIT, local, result.type, gspmd_string(sharding, sizes)))
-    region.erase()

@@ -62,6 +62,11 @@ class Devices:
         """Where this device's piece begins along a dimension that `axes` split into pieces of `length`."""
         return self.lookup(tuple(int(place) * length for place in places(axes, self.sizes)))
 
+    def on_first(self, axes: tuple[int, ...], value: Any, otherwise: Any) -> Any:
+        """`value` on the first device along `axes`, `otherwise` on the others."""
+        first = self.build.compare("EQ", self.offset(axes, 1), self.constant(0))
+        return self.build.select(first, value, otherwise)
+
 
 class Mover:
     """Writes moves at the builder's place."""
@@ -88,7 +93,15 @@ class Mover:
         What a step of the path splits further by axes that the piece is partial over is reduce-scattered; the rest is
         all-reduced.
         """
-        handle, at, left = piece.handle, piece.sharding, list(piece.partial)
+        piece = self.scatter(piece, path)
+        handle = piece.handle
+        if piece.partial:
+            handle = self.build.all_reduce(handle, piece.reducer, groups(tuple(sorted(piece.partial)), self._sizes))
+        return self.to(Piece(handle, piece.sharding), path[-1], shape)
+
+    def scatter(self, piece: Piece, path: Sequence[Sharding]) -> Piece:
+        """A partial piece reduce-scattered over axes that split it further on `path`; partial over all others still."""
+        handle, at, left = piece.handle, piece.sharding, piece.partial
         for target in path:
             for dim, axes in enumerate(target):
                 have = at[dim]
@@ -97,10 +110,8 @@ class Mover:
                 if axes[: len(have)] == have and over and more == over:
                     handle = self.build.reduce_scatter(handle, piece.reducer, dim, groups(over, self._sizes))
                     at = (*at[:dim], axes, *at[dim + 1 :])
-                    left = [axis for axis in left if axis not in over]
-        if left:
-            handle = self.build.all_reduce(handle, piece.reducer, groups(tuple(sorted(left)), self._sizes))
-        return self.to(Piece(handle, at), path[-1], shape)
+                    left = tuple([axis for axis in left if axis not in over])
+        return Piece(handle, at, left, piece.reducer)
 
     def _slice(self, handle: Any, source: Sharding, target: Sharding) -> Any:
         """This device's part of what it has."""

@@ -18,11 +18,11 @@ from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
-from toast_cli.plan.partials import is_view, scatters_into
+from toast_cli.plan.partials import is_view, read_behind, scatters_into
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op
-from toast_cli.program.ops import ADD, ARGUMENT, REDUCE
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, REDUCE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
@@ -31,14 +31,16 @@ Copies = dict[tuple[int, Sharding], Piece]
 
 
 class Writer:
-    """Used once, on one block."""
+    """Used once, on one block. deciding: of the same source, where it is there already."""
 
-    def __init__(self, source: Source, lowered: PartitionedProgram, block: Any) -> None:
+    def __init__(
+        self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding | None = None
+    ) -> None:
         self._source, self._program, self._lowered = source, source.program, lowered
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
         self._mover = Mover(self._build, self._devices)
-        self._deciding = Deciding(source)
+        self._deciding = deciding or Deciding(source)
         self._remade = remade_values(self._program)
         self._pieces: dict[int, Piece] = {}
         self._copies: list[Copies] = [{}]  # pieces in other shardings than their values', of each block around
@@ -58,9 +60,38 @@ class Writer:
             handle.set_type(self._type(value, sharding))
             self._pieces[value] = Piece(handle, sharding)
         self._block(original, block)
+        self._clear()
+        return self._ways_out
+
+    def enter(self, handle: Any, value: int | None, piece: Piece) -> None:
+        """What a value of the original module is in the block; value: its number, None where the program has none."""
+        if value is None:
+            self._loose[handle] = piece.handle
+        else:
+            self._pieces[value] = piece
+
+    def write_loop(self, original: Any, operation: Any, read: list[Any]) -> list[Piece]:
+        """One loop, of which `operation` is a copy; what each device has of those of its results that are read."""
+        self._at(operation)
+        self._operation(original, operation)
+        self._build.ip = ir.InsertionPoint.after(operation)
+        pieces = []
+        for result in read:
+            value = self._deciding.value_of(result)
+            whole = replicated(result.type.rank)
+            if value is not None and not (value not in self._pieces and result in self._loose):
+                pieces.append(self._anywhere(value))
+            elif result in self._loose:
+                pieces.append(Piece(self._loose[result], whole))
+            else:  # only what nobody needs reads it
+                zero = self._build.constant(0, str(result.type.element_type))
+                pieces.append(Piece(self._build.broadcast(zero, tuple(result.type.shape)), whole))
+        self._clear()
+        return pieces
+
+    def _clear(self) -> None:
         for operation in reversed(self._unused):
             operation.erase()
-        return self._ways_out
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -151,7 +182,7 @@ class Writer:
         for k, init in enumerate(original.operands):
             value = self._deciding.value_of(init)
             if k in carries:
-                handle = self._to_own(carries[k], 0).handle
+                handle = self._start(carries[k], init).handle
             elif self._deciding.is_passed(original, k) and value is not None:
                 passed[k] = value, self._anywhere(value)
                 handle = passed[k][1].handle
@@ -169,7 +200,7 @@ class Writer:
             before, block = old.blocks[0], region.blocks[0]
             self._copies = [{}]
             for k, number in carries.items():
-                self._pieces[self._carried(number)] = Piece(block.arguments[k], self._own(number))
+                self._pieces[self._carried(number)] = self._in_loop(number, block.arguments[k])
             for k, (value, piece) in passed.items():
                 if value in outside:
                     self._pieces[value] = Piece(block.arguments[k], piece.sharding)
@@ -180,7 +211,7 @@ class Writer:
         self._copies = copies
         self._pieces.update(outside)
         for k, number in carries.items():
-            self._pieces[self._carried(number)] = Piece(operation.results[k], self._own(number))
+            self._settle(self._carried(number), self._in_loop(number, operation.results[k]), operation)
         for k in loose:
             self._loose[original.results[k]] = operation.results[k]
 
@@ -222,12 +253,35 @@ class Writer:
         return self._program.ops[number].results[0]
 
     def _own(self, number: int) -> Sharding:
-        return self._lowered.shardings[self._carried(number)]
+        """How a join lies, or a carry in its loop."""
+        value = self._carried(number)
+        return self._lowered.computed.get(value, self._lowered.shardings[value])
+
+    def _in_loop(self, number: int, handle: Any) -> Piece:
+        """What each device has of a carry while its loop runs."""
+        left = self._lowered.carried.get(number)
+        return Piece(handle, self._own(number), left.axes if left else ())
+
+    def _start(self, number: int, init: Any) -> Piece:
+        """What a loop starts with, `init` in the original. Where the carry is partial, one device along those axes has
+        it, the others have nothing."""
+        left = self._lowered.carried.get(number)
+        if left is None:
+            return self._to_own(number, 0)
+        array, sharding = self._program.values[self._carried(number)], self._own(number)
+        shape = local_shape(array.shape, sharding, self._lowered.axis_sizes)
+        nothing = self._build.broadcast(self._build.constant(0, array.dtype), shape)
+        if is_constant(init, 0):
+            return Piece(nothing, sharding)
+        piece = self._to_own(number, 0)
+        return Piece(self._devices.on_first(left.axes, piece.handle, nothing), sharding)
 
     def _to_own(self, number: int, position: int) -> Piece:
         """Operand `position` of a carry or join, as its result lies."""
-        piece = self._operand(number, position)
         target = self._own(number)
+        if position == 1 and number in self._lowered.carried:
+            return self._pieces[self._program.ops[number].operands[1]]
+        piece = self._operand(number, position)
         value = self._program.ops[number].operands[position]
         return piece if piece.sharding == target else self._mover.to(piece, target, self._program.values[value].shape)
 
@@ -251,7 +305,7 @@ class Writer:
 
     def _anywhere(self, value: int) -> Piece:
         """A value as it lies."""
-        if self._is_remade(value):
+        if self._is_remade(value) and value not in self._pieces:
             return self._remake(value, self._lowered.shardings[value])
         return self._complete_late(value) if self._pieces[value].partial else self._pieces[value]
 
@@ -260,7 +314,7 @@ class Writer:
         op = self._program.ops[number]
         value = op.operands[position]
         wanted = self._lowered.required.get((number, position), self._lowered.shardings[value])
-        if self._is_remade(value):
+        if self._is_remade(value) and value not in self._pieces:
             return self._remake(value, wanted)
         piece = self._pieces[value]
         if piece.partial:
@@ -282,7 +336,10 @@ class Writer:
         """Where the value goes on, behind the operation that made it."""
         target = self._lowered.shardings[value]
         shape = self._program.values[value].shape
-        if piece.partial:
+        if piece.partial and value in self._lowered.summed:
+            with self._behind(piece.handle, operation):
+                piece = self._mover.scatter(piece, (target,))
+        elif piece.partial:
             if value in self._lowered.computed or not self._may_stay_partial(value):
                 with self._behind(piece.handle, operation):
                     piece = self._mover.complete(piece, self._lowered.path(value), shape)
@@ -299,14 +356,22 @@ class Writer:
 
     def _may_stay_partial(self, value: int) -> bool:
         """Whether the one reader of a partial value may be able to go on with it as it is."""
-        users = self._program.users[value]
+        users = self._users(value)
         if len(users) != 1 or users[0] in self._lowered.required:
             return False
         op = self._program.ops[users[0][0]]
         return op.name == ADD or (users[0][1] == 0 and len(op.results) == 1 and is_view(op, self._program))
 
+    def _users(self, value: int) -> list[tuple[int, int]]:
+        """Uses of a value where it is had: of what a loop carries, behind the loop."""
+        loop = self._program.ops[self._program.producer[value]].name == CARRY
+        return read_behind(self._program, value) if loop else self._program.users[value]
+
     def _stays_partial(self, op: Op) -> bool:
-        """Whether an op goes on with partial operands: it only adds up what is partial alike, or views it."""
+        """Whether an op goes on with partial operands: it only adds up what is partial alike, or views it; or the plan
+        carries the sum on."""
+        if op.results and op.results[0] in self._lowered.summed:
+            return True
         pieces = [self._pieces.get(value) for value in op.operands]
         first = pieces[0]
         if first is None or not first.partial:
@@ -350,13 +415,18 @@ class Writer:
             at = remade_operands(op, wanted, self._lowered.axis_sizes)
             for k, one in enumerate(op.operands):
                 piece = read[k]
-                operands.append(self._remake(one, at[k]) if piece is None else piece)
+                operands.append(self._remade_operand(one, at[k]) if piece is None else piece)
             (piece,) = self._written(op, operation, operands, (wanted,))
         if piece.sharding != wanted:
             with self._behind(piece.handle, operation):
                 piece = self._mover.to(piece, wanted, self._program.values[value].shape)
         self._made[value, wanted] = piece
         return piece
+
+    def _remade_operand(self, value: int, wanted: Sharding) -> Piece:
+        if value not in self._pieces:
+            return self._remake(value, wanted)
+        return self._mover.to(self._pieces[value], wanted, self._program.values[value].shape)
 
 
 def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:

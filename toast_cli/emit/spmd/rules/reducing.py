@@ -51,14 +51,15 @@ def start_once(site: Site, k: int, reducer: str, axes: tuple[int, ...]) -> None:
     neutral = identity(reducer, site.operand(k).dtype)
     if neutral is None or is_constant(site.operands[k].handle, neutral):
         return
-    build, piece = site.build, site.operands[k]
-    first = build.compare("EQ", site.devices.offset(axes, 1), site.devices.constant(0))
-    nothing = build.constant(neutral, site.operand(k).dtype, site.local(k))
-    site.operands[k] = Piece(build.select(first, piece.handle, nothing), piece.sharding)
+    piece = site.operands[k]
+    nothing = site.build.constant(neutral, site.operand(k).dtype, site.local(k))
+    site.operands[k] = Piece(site.devices.on_first(axes, piece.handle, nothing), piece.sharding)
 
 
 def is_constant(handle: Any, value: float) -> bool:
-    """Whether all elements of a constant are `value`."""
+    """Whether all elements of a constant, or of one spread over an array, are `value`."""
+    while not isinstance(handle, ir.BlockArgument) and handle.owner.name == "stablehlo.broadcast_in_dim":
+        handle = handle.owner.operands[0]
     if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
         return False
     element = splat(handle.owner)

@@ -1,0 +1,20 @@
+"""What cannot stand in a manual region over all mesh axes: other regions, and what runs on one device.
+
+Enters: a `Source`. Leaves: which of its ops these are.
+"""
+
+from __future__ import annotations
+
+from toast_cli.frontend.source import Source
+from toast_cli.program.model import Op
+
+
+def is_region(op: Op) -> bool:
+    """Whether it is a manual region that the program brings along."""
+    return op.name == "sdy.manual_computation"
+
+
+def is_bound(source: Source, number: int, op: Op) -> bool:
+    """Whether op `number` cannot stand in a region."""
+    callback = op.name == "stablehlo.custom_call" and "sdy.sharding" in source.operations[number].attributes
+    return is_region(op) or callback
