@@ -179,7 +179,7 @@ def _written(target: Target | None, chosen: Format, report: Report) -> str:
         return "nothing written; -o OUT writes the sharded program" if report.met else ""
     name = "stdout" if target.is_stdout else target.path
     if report.met:
-        left_out = f"; {LEFT_OUT}" if chosen in (Format.specs, Format.python) else ""
+        left_out = f": {LEFT_OUT}" if chosen in (Format.specs, Format.python) else ""
         return f"wrote {name} ({chosen.value}){left_out}"
     return f"{name} was not written: the plan {'breaks a bound' if report.predicted.fits else 'does not fit'}"
 

@@ -17,27 +17,27 @@ from toast_cli.printable import printable
 from toast_cli.xla import ir, sdy
 
 # Says where the attribute stands. It is called only where something is wrong.
-Place = Callable[[], str]
+Locator = Callable[[], str]
 # Texts of attributes are parsed by MLIR, which descends once per bracket.
 MAX_BRACKETS = 200
 _SHOWN = 60
 
 
-def text(attributes: Mapping[str, Any] | Any, name: str, place: Place) -> str | None:
+def text(attributes: Mapping[str, Any] | Any, name: str, place: Locator) -> str | None:
     """A string. Bytes that are no UTF-8 become replacement characters."""
     if name not in attributes:
         return None
     return string_value(attributes[name], name, place)
 
 
-def string_value(attribute: Any, name: str, place: Place) -> str:
+def string_value(attribute: Any, name: str, place: Locator) -> str:
     """The string that an attribute called `name` must be."""
     if not isinstance(attribute, ir.StringAttr):
         raise wrong_kind(attribute, name, "a text", place)
     return bytes(attribute.value_bytes).decode("utf-8", "replace")
 
 
-def integer(attributes: Mapping[str, Any] | Any, name: str, place: Place, *, least: int, most: int) -> int | None:
+def integer(attributes: Mapping[str, Any] | Any, name: str, place: Locator, *, least: int, most: int) -> int | None:
     """A whole number from `least` to `most`."""
     if name not in attributes:
         return None
@@ -50,21 +50,21 @@ def integer(attributes: Mapping[str, Any] | Any, name: str, place: Place, *, lea
     return number
 
 
-def entries(attributes: Mapping[str, Any] | Any, name: str, place: Place) -> dict[str, Any]:
+def entries(attributes: Mapping[str, Any] | Any, name: str, place: Locator) -> dict[str, Any]:
     """The entries of a dictionary; none where the attribute is missing."""
     if name not in attributes:
         return {}
     return dictionary_value(attributes[name], name, place)
 
 
-def dictionary_value(attribute: Any, name: str, place: Place) -> dict[str, Any]:
+def dictionary_value(attribute: Any, name: str, place: Locator) -> dict[str, Any]:
     """The entries of the dictionary that an attribute called `name` must be."""
     if not isinstance(attribute, ir.DictAttr):
         raise wrong_kind(attribute, name, "a dictionary", place)
     return {str(item.name): item.attr for item in attribute}
 
 
-def parsed(written: str, name: str, kind: Any, place: Place) -> Any:
+def parsed(written: str, name: str, kind: Any, place: Locator) -> Any:
     """The attribute that a text stands for, which must be of a class of attributes (`sdy.TensorShardingAttr`).
 
     Uses the current context.
@@ -81,7 +81,7 @@ def parsed(written: str, name: str, kind: Any, place: Place) -> Any:
     return of_kind(attribute, name, kind, place)
 
 
-def of_kind(attribute: Any, name: str, kind: Any, place: Place) -> Any:
+def of_kind(attribute: Any, name: str, kind: Any, place: Locator) -> Any:
     """The attribute as one of Shardy's or MLIR's classes."""
     known = kind.isinstance(attribute) if hasattr(kind, "isinstance") else isinstance(attribute, kind)
     if not known:
@@ -89,7 +89,7 @@ def of_kind(attribute: Any, name: str, kind: Any, place: Place) -> Any:
     return kind(attribute)
 
 
-def wrong_kind(attribute: Any, name: str, wanted: str, place: Place) -> InputError:
+def wrong_kind(attribute: Any, name: str, wanted: str, place: Locator) -> InputError:
     shown = printable(str(attribute))
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
     return InputError(f"{name} is {shown}, not {wanted}", where=place(), hint=_hint(name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.attributes import Place
+from toast_cli.frontend.attributes import Locator
 from toast_cli.frontend.gspmd import MAXIMAL, split_shardings
 from toast_cli.xla import ir, sdy
 
@@ -103,7 +103,7 @@ def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[
     ]
 
 
-def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Place) -> list[Sharding]:
+def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[Sharding]:
     """What the attributes of an operation, argument or result say, one entry per array; empty when nothing.
 
     Raises `InputError` at `place` for attributes that are no shardings.
@@ -128,7 +128,7 @@ def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Place) -
     return next((read() for read, there in zip(readers, present, strict=True) if there), [])
 
 
-def one_sharding(stated: list[Sharding], rank: int, place: Place) -> Sharding | None:
+def one_sharding(stated: list[Sharding], rank: int, place: Locator) -> Sharding | None:
     """The sharding of the one array that attributes speak of, None where they say nothing.
 
     Raises `InputError` where they say several, or speak of another number of dimensions.
@@ -142,14 +142,14 @@ def one_sharding(stated: list[Sharding], rank: int, place: Place) -> Sharding | 
     return stated[0]
 
 
-def check_rank(sharding: Sharding, rank: int, place: Place) -> None:
+def check_rank(sharding: Sharding, rank: int, place: Locator) -> None:
     """Raises `InputError` for a sharding of another number of dimensions than its array has."""
     if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
         what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"
         raise InputError(what, where=place(), hint="is the file intact?")
 
 
-def frontend_texts(attributes: dict[str, Any], place: Place) -> dict[str, str]:
+def frontend_texts(attributes: dict[str, Any], place: Locator) -> dict[str, str]:
     """HLO's frontend attributes that belong to Shardy: name -> text."""
     return {
         name: foreign.string_value(attribute, name, place)
@@ -158,7 +158,7 @@ def frontend_texts(attributes: dict[str, Any], place: Place) -> dict[str, str]:
     }
 
 
-def without_shardings(attributes: dict[str, Any], place: Place, keep_placement: bool = False) -> dict[str, Any]:
+def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:
     """The attributes without what `stated_shardings` reads; a placement on one device may stay.
 
     How an operation can be sharded (its rule, which JAX attaches to custom calls) is no sharding: in HLO's frontend

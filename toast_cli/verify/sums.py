@@ -39,7 +39,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Step:
+class SumStep:
     """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in)
     or the slice each device keeps (`how` says which)."""
 
@@ -47,11 +47,11 @@ class Step:
     axes: tuple[str, ...]
     how: tuple[str, ...]
 
-    def like(self, other: Step) -> bool:
+    def like(self, other: SumStep) -> bool:
         return (self.axes, self.how) == (other.axes, other.how) and self.axes != UNKNOWN
 
 
-Chain = tuple[Step, ...]  # in order, the last one nearest
+Chain = tuple[SumStep, ...]  # in order, the last one nearest
 
 
 def partitioned_collectives(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
@@ -107,14 +107,14 @@ def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
     for node in graph.nodes.values():
         before = [chains.get(operand, ()) if len(graph.users[operand]) == 1 else () for operand in node.operands]
         if node.opcode == "all-reduce":
-            step = Step(node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0]))
+            step = SumStep(node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0]))
             if before[0] and (folded := further(step, before[0][-1], mesh)):
                 absorbed.add(before[0][-1].name)
                 chains[node.name] = (*before[0][:-1], folded)
             else:
                 chains[node.name] = (*before[0], step)
         elif node.opcode == "dynamic-slice" and before[0]:
-            chains[node.name] = (*before[0], Step(node.name, (), (node.kind, *node.operands[1:])))
+            chains[node.name] = (*before[0], SumStep(node.name, (), (node.kind, *node.operands[1:])))
         elif before and before[0] and (node.opcode in _PASSED or is_one_by_one(graph, node)):
             chains[node.name] = before[0]
         elif node.opcode == "add" and len(before) == 2 and all(before) and not scatters_into(graph, node):
@@ -138,12 +138,12 @@ def is_reduced_scatter(graph: Graph, name: str) -> bool:
     return node is not None and node.opcode == "scatter"
 
 
-def further(step: Step, inner: Step, mesh: Mesh) -> Step | None:
+def further(step: SumStep, inner: SumStep, mesh: Mesh) -> SumStep | None:
     """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced
     over both."""
     if not inner.axes or step.how != inner.how or UNKNOWN in (step.axes, inner.axes):
         return None
-    return Step(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
+    return SumStep(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
 
 
 def is_one_by_one(graph: Graph, node: Node) -> bool:

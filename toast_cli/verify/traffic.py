@@ -19,7 +19,7 @@ from toast_cli.verify.promises import PromisedCollective
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
 Counts = dict[tuple[int, str], float]  # (bytes, line) -> runs
-Side = Literal["extra", "missing"]
+OnlyIn = Literal["extra", "missing"]
 # Sums closer than this are the same: padding and combined scalars.
 _SAME = 0.01
 
@@ -57,7 +57,7 @@ class Traffic:
 class Difference:
     """Equal collectives that are on one side only. `sent_bytes`: what each device sends in all of them."""
 
-    side: Side
+    side: OnlyIn
     kind: str
     axes: tuple[str, ...]
     bytes: int
@@ -178,7 +178,7 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
         for other in [k for k in left[1] if k[0] == key[0]]:
             strike(left[0], left[1], key, other)
     example = (promised or found)[0]
-    sides: tuple[tuple[Side, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
+    sides: tuple[tuple[OnlyIn, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
     return [
         Difference(side, example.kind, example.axes, size, count, places[size, line],
                    sent_bytes(replace(example, bytes=size, count=count), mesh))
