@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +18,9 @@ from toast_cli.cli.app import run
 from toast_cli.errors import UsageError
 from toast_cli.explain.words import name_list
 from toast_cli.pipeline import Outcome, Request
+from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare
+from toast_cli.report.comparison_table import comparison_blocks
 from toast_cli.report.html.comparison_page import page
 from toast_cli.tactics import applicable
 
@@ -144,3 +148,18 @@ def test_the_command_exits_like_partition_where_nothing_fits(capsys: pytest.Capt
 )
 def test_many_of_one_name_are_counted(names: list[str], listed: list[str]) -> None:
     assert name_list(names) == listed
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
+def test_figures_are_whole_at_any_width(width: int) -> None:
+    found = compared()
+    rows = [replace(one, name="data-parallel x megatron", step_seconds=123.4e-3) for one in found.contenders]
+    console = style.make_console(io.StringIO(), width)
+    text = style.render(comparison_blocks(replace(found, contenders=rows), width, verbose=False)[:1], console)
+    table = text.partition("★ best by")[0].splitlines()[1:]
+    assert "…" not in "".join(table)
+    assert max(map(len, table)) <= width
+    assert sum("123 ms" in line for line in table) == len(rows)
+    assert ("communication" in table[0]) == (width >= 120)
+    whole = sum("data-parallel x megatron" in line for line in table)
+    assert whole == (len(rows) if width >= 80 else 0), "a name takes two lines where there is no other way"

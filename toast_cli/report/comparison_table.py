@@ -42,34 +42,27 @@ def one_line(found: Comparison) -> str:
 
 
 def _figures(found: Comparison, width: int) -> RenderableType:
-    wide = width >= style.WIDE
-    split = [("compute", "right"), ("communication", "right")] if wide else []
     compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
-    rows = style.table(
-        [
-            ("", "left"),
-            ("plan", "left"),
-            ("step time", "right"),
-            ("", "right"),
-            *split,
-            ("peak memory", "right"),
-            *compiled,
-            ("", "left"),
-        ]
-    )
+    columns = [
+        ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"), ("compute", "right"),
+        ("communication", "right"), ("peak memory", "right"), *compiled, ("", "left"),
+    ]  # fmt: skip
     reference = found.contenders[0].step_seconds or 1.0
-    for one in found.contenders:
-        parts = [format_seconds(one.compute_seconds), format_seconds(one.communication_seconds)] if wide else []
-        rows.add_row(
+    cells = [
+        [
             Text("★" if one.best else "", style.GOOD),
             Text(one.name, style.TITLE if one.name == SEARCH else ""),
             format_seconds(one.step_seconds),
             format_ratio(one.step_seconds / reference),
-            *parts,
+            format_seconds(one.compute_seconds),
+            format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
             *(_compiled(one) if compiled else ()),
             _verdict(one),
-        )
+        ]
+        for one in found.contenders
+    ]
+    rows = style.fitted(columns, cells, width, spare=((4, 5), (3,)))
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     by = f" compiled with {found.compiler}" if found.compiler else ""
     shown = f"{format_bytes(found.limit_bytes)} usable per device"

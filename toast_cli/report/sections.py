@@ -152,22 +152,23 @@ def comparison(report: Report, width: int) -> RenderableType:
         predicted.compute_seconds,
         predicted.communication_seconds,
     )
-    wide = width >= style.WIDE
-    details = [("compute", "right"), ("communication", "right")] if wide else []
-    rows = style.table(
-        [("", "left"), ("step time", "right"), ("", "right"), *details, ("peak memory", "right"), ("", "left")]
-    )
-    for name, facts in {"this plan": this, **report.baselines}.items():
-        ratio = facts.step_seconds / this.step_seconds if this.step_seconds else 1.0
-        split = [format_seconds(facts.compute_seconds), format_seconds(facts.communication_seconds)] if wide else []
-        rows.add_row(
+    columns = [
+        ("", "name"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),
+        ("peak memory", "right"), ("", "left"),
+    ]  # fmt: skip
+    cells: list[list[str | Text]] = [
+        [
             Text(name, style.TITLE if facts is this else ""),
             format_seconds(facts.step_seconds),
-            format_ratio(ratio),
-            *split,
+            format_ratio(facts.step_seconds / this.step_seconds if this.step_seconds else 1.0),
+            format_seconds(facts.compute_seconds),
+            format_seconds(facts.communication_seconds),
             format_bytes(facts.peak_bytes),
             Text("fits", style.GOOD) if facts.fits else Text("does not fit", style.BAD),
-        )
+        ]
+        for name, facts in {"this plan": this, **report.baselines}.items()
+    ]
+    rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     return style.section("compared with", rows)
 
 

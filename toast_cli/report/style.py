@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
@@ -17,8 +18,10 @@ from rich.text import Text
 from toast_cli.printable import printable, printable_lines
 
 NARROWEST, WIDEST = 60, 200
-# Below this width, tables leave out what can be missed; from the other on, they show more.
-NARROW, WIDE = 72, 100
+# Below this width, tables leave out what can be missed.
+NARROW = 72
+# A column that folds is at least so wide.
+LEAST_FOLD = 12
 # Where no terminal says how wide it is (a pipe, a log file), and COLUMNS is not set.
 UNKNOWN_WIDTH = 100
 
@@ -125,7 +128,8 @@ def bar(parts: Iterable[Part], width: int) -> Text:
 def table(columns: Sequence[tuple[str, str]]) -> Table:
     """A table without lines, of (head, kind) columns; heads are dim, and left out when all are empty.
 
-    A column is `left`, `right`, or `fold`: left, and the one that gives way (by wrapping) on narrow screens.
+    A column is `left`, `right`, or `fold`: left, and the one that gives way (by wrapping) on narrow screens; so does
+    a `name`, but `fitted` leaves out other columns first.
     """
     drawn = Table(
         box=None,
@@ -136,11 +140,41 @@ def table(columns: Sequence[tuple[str, str]]) -> Table:
         padding=(0, 2, 0, 0),
     )
     for head, kind in columns:
-        if kind == "fold":
-            drawn.add_column(head, overflow="fold", min_width=12)
+        if kind in ("fold", "name"):
+            drawn.add_column(head, overflow="fold", min_width=LEAST_FOLD)
         else:
             drawn.add_column(head, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
     return drawn
+
+
+def fitted(
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[str | Text]],
+    width: int,
+    spare: Sequence[tuple[int, ...]] = (),
+) -> Table:
+    """The same with rows. All cells but those of `fold` columns are whole at this width, wherever that can be done.
+
+    Args:
+        width: of the screen; the table is indented.
+        spare: columns to leave out together, one group after the other until the others fit.
+    """
+    left = list(range(len(columns)))
+    for group in (*spare, ()):
+        taken = sum(_natural(columns[k], [row[k] for row in rows]) + 2 for k in left)
+        if taken <= width:
+            break
+        left = [number for number in left if number not in group]
+    drawn = table([columns[k] for k in left])
+    for row in rows:
+        drawn.add_row(*(row[k] for k in left))
+    return drawn
+
+
+def _natural(column: tuple[str, str], cells: Sequence[str | Text]) -> int:
+    """Columns of the screen that a column of a table wants; of one that folds, what it cannot do without."""
+    longest = max([cell_len(column[0]), *(cell_len(str(cell)) for cell in cells)])
+    return min(longest, LEAST_FOLD) if column[1] == "fold" else longest
 
 
 def indented(renderable: RenderableType) -> Padding:

@@ -19,8 +19,8 @@ from toast_cli.report.model import Report
 
 SCHEMA = "toast.sweep/1"
 ROW_SCHEMA = "toast.sweep.point/1"
-# From this width on, the table shows what the step time is made of.
-WIDE = 120
+# Columns that the words at the end of a row take before what the step time is made of is shown.
+WORDS = 28
 
 FITS: Literal["fits"] = "fits"
 DOES_NOT_FIT: Literal["does-not-fit"] = "does-not-fit"
@@ -139,37 +139,33 @@ def sweep_tables(rows: Sequence[SweepRow], width: int) -> list[RenderableType]:
 
 def rows_table(rows: Sequence[SweepRow], width: int) -> RenderableType:
     """One row a point; columns that are the same in all, the seed and the limit, are left out."""
-    wide = width >= WIDE
     seeds = len({row.seed for row in rows}) > 1
     limits = len({row.limit_bytes for row in rows if row.limit_bytes is not None}) > len({row.mesh for row in rows})
-    more = [("compute", "right"), ("communication", "right"), ("MFU", "right")] if wide else []
-    drawn = style.table(
-        [
-            ("", "left"),
-            ("mesh", "left"),
-            ("shape", "left"),
-            *([("seed", "right")] if seeds else []),
-            ("step time", "right"),
-            *more,
-            ("peak memory", "right"),
-            *([("of", "right")] if limits else []),
-            ("", "fold"),
-        ]
-    )
+    columns = [
+        ("", "left"), ("mesh", "name"), ("shape", "left"), *([("seed", "right")] if seeds else []),
+        ("step time", "right"), ("compute", "right"), ("communication", "right"), ("MFU", "right"),
+        ("peak memory", "right"), *([("of", "right")] if limits else []), ("", "fold"),
+    ]  # fmt: skip
+    cells: list[list[str | Text]] = []
     for row in rows:
         axes = [part.partition("=")[0] for part in row.mesh_shape.split(",")]
-        drawn.add_row(
-            Text("★" if row.best else "", style.GOOD),
-            row.mesh,
-            style.with_axes(row.mesh_shape or "-", axes),
-            *([str(row.seed)] if seeds else []),
-            Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
-            *([_seconds(row.compute_seconds), _seconds(row.communication_seconds), _percent(row.mfu)] if wide else []),
-            "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
-            *(["" if row.limit_bytes is None else format_bytes(row.limit_bytes)] if limits else []),
-            _outcome(row, axes),
+        cells.append(
+            [
+                Text("★" if row.best else "", style.GOOD),
+                row.mesh,
+                style.with_axes(row.mesh_shape or "-", axes),
+                *([str(row.seed)] if seeds else []),
+                Text(_seconds(row.step_seconds), style.TITLE if row.best else ""),
+                _seconds(row.compute_seconds),
+                _seconds(row.communication_seconds),
+                _percent(row.mfu),
+                "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+                *(["" if row.limit_bytes is None else format_bytes(row.limit_bytes)] if limits else []),
+                _outcome(row, axes),
+            ]
         )
-    return drawn
+    time = 3 + seeds
+    return style.fitted(columns, cells, width - WORDS, spare=((time + 3,), (time + 1, time + 2)))
 
 
 def best_line(row: SweepRow) -> str:
