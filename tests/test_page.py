@@ -21,6 +21,7 @@ from toast_cli.report.html.pictures import OTHERS, Pictures, pictures
 from toast_cli.report.html.run_page import page
 from toast_cli.report.html.tiles import mesh_grid, tile
 from toast_cli.report.html.trees import Branch, plain
+from toast_cli.report.model import AlternativeFacts, ConfirmationFacts, ConfirmedPlanFacts
 from toast_cli.report.sweep_table import DOES_NOT_FIT, FAILED, FITS, SweepRow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -258,3 +259,20 @@ def test_commands_write_pages(tmp_path: Path, words: list[str], capsys: pytest.C
     program = str(ROOT / "sample_models/mlp_tiny.mlir")
     assert main([command, program, "--mesh", "h100-8", "--quiet", *options, "--html", str(target)]) == 0
     assert target.read_text().startswith("<!doctype html>")
+
+
+def test_the_pages_say_what_a_compiler_and_other_plans_are(outcome: Outcome, drawn: Pictures) -> None:
+    row = ConfirmedPlanFacts(HOSTILE, 0.2, 2**30, "compiled", "", 0.25, 0.2, 0.05, 2**31, True)
+    refused = replace(
+        row, name="fsdp", outcome="refused", reason=HOSTILE, step_seconds=None, peak_bytes=None, fits=None
+    )
+    told = ConfirmationFacts("XLA:TPU", HOSTILE, [row, refused], 1, 3.0)
+    other = AlternativeFacts("search 2", 0.3, 0.2, 0.1, 2**30, False, 0.25, HOSTILE, [], [], [])
+    content = page(replace(outcome.report, confirmation=told, alternatives=[other]), drawn)
+    read = Page(content)
+    assert {"What the compiler says", "Other plans"} <= set(read.headings)
+    assert "img" not in read.tags
+    assert b"<td class='n'>250 ms</td>" in content
+    assert b"25.0%" in content
+    plain_page = page(outcome.report, drawn)
+    assert not {"What the compiler says", "Other plans"} & set(Page(plain_page).headings)

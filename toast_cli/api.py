@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -81,25 +80,20 @@ class Plan:
         """What a notebook shows: the plan in a sentence, its figures, and how arguments are split, folded by
         pattern.
         """
+        from toast_cli.report.html.notebook import snippet
+
         predicted = self.report.predicted
+        limit = f"of {format_bytes(predicted.limit_bytes)}"
         figures = {
-            "step": format_seconds(predicted.step_seconds),
-            "compute": format_seconds(predicted.compute_seconds),
-            "communication": format_seconds(predicted.communication_seconds),
-            "peak memory": f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}"
-            + ("" if predicted.fits else ": does not fit"),
+            "step time": (format_seconds(predicted.step_seconds), ""),
+            "compute": (format_seconds(predicted.compute_seconds), ""),
+            "communication": (format_seconds(predicted.communication_seconds), ""),
+            "peak memory": (format_bytes(predicted.peak_bytes), limit if predicted.fits else f"{limit}: does not fit"),
         }
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in figures.items())
-        split = "".join(
-            f"<tr><td><code>{escape(pattern)}</code></td><td><code>{escape(spec_text(spec))}</code></td></tr>"
-            for pattern, spec in rules_of(self._named_specs())
-        )
+        split = [(pattern, spec_text(spec)) for pattern, spec in rules_of(self._named_specs())]
         shape = " × ".join(f"{axis}={size}" for axis, size in self.axes.items())
-        return (
-            f"<p><b>{escape(self.report.program.name)}</b> on {escape(self.report.mesh.name)}, {escape(shape)}: "
-            f"{escape(self.summary)}</p><table>{rows}</table>"
-            f"<details><summary>how arrays are split</summary><table>{split}</table></details>"
-        )
+        title = f"{self.report.program.name} on {self.report.mesh.name}, {shape}"
+        return snippet(title, self.summary or "unsharded", figures, "how arrays are split", split)
 
     def partition_rules(self) -> list[tuple[str, Any]]:
         """(regular expression over the path of an array, PartitionSpec), the first that is found counts.

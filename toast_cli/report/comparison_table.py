@@ -57,7 +57,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
             format_seconds(one.compute_seconds),
             format_seconds(one.communication_seconds),
             format_bytes(one.peak_bytes),
-            *(_compiled(one) if compiled else ()),
+            *(compiled_texts(one) if compiled else ()),
             _verdict(one),
         ]
         for one in found.contenders
@@ -77,7 +77,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
     return style.section(title, rows, words)
 
 
-def _compiled(one: Contender) -> tuple[str, str]:
+def compiled_texts(one: Contender) -> tuple[str, str]:
     """Compiled step time and peak memory; why there are none."""
     facts = one.compiled
     if facts is None or facts.step_seconds is None or facts.peak_bytes is None:

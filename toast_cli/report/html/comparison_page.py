@@ -9,10 +9,12 @@ from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_seconds
 from toast_cli.report.comparison import Comparison, Contender
+from toast_cli.report.comparison_table import compiled_texts
 from toast_cli.report.html.charts import front_line, plan_point, plans_chart
 from toast_cli.report.html.frame import frame, section, table
 
-_HEADS = ("plan", "step time", "compute", "communication", "peak memory", "", "strategy")
+_HEADS = ("plan", "step time", "compute", "communication", "peak memory")
+_COMPILED = ("compiled step", "compiled peak")
 
 
 def page(found: Comparison) -> bytes:
@@ -52,13 +54,16 @@ def _more(one: Contender) -> list[str]:
 
 def _table(found: Comparison) -> str:
     rows = []
+    asked = bool(found.compiler)
     for one in found.contenders:
         verdict = "" if one.met else "<span class='bad'>does not fit</span>" if not one.fits else "breaks a bound"
+        compiled = "".join(f"<td class='n'>{escape(text)}</td>" for text in compiled_texts(one)) if asked else ""
         figures = (one.step_seconds, one.compute_seconds, one.communication_seconds)
         cells = "".join(f"<td class='n'>{escape(format_seconds(figure))}</td>" for figure in figures)
         rows.append(
             f"<tr{' class=best' if one.best else ''}><td>{escape(one.name)}</td>{cells}"
-            f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td><td>{verdict}</td>"
+            f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td>{compiled}<td>{verdict}</td>"
             f"<td class='text'>{escape(one.summary)}</td></tr>"
         )
-    return table(_HEADS, rows, (1, 2, 3, 4))
+    heads = (*_HEADS, *(_COMPILED if asked else ()), "", "strategy")
+    return table(heads, rows, range(1, len(heads) - 2))

@@ -15,7 +15,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.modules import folded
 from toast_cli.frontend.source import Source
 from toast_cli.printable import printable
-from toast_cli.program.ops import ARGUMENT
+from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.report.html.trees import Branch
 from toast_cli.report.modules import Modules
 from toast_cli.report.step import COMPUTE, Step, step_of
@@ -24,7 +24,10 @@ from toast_cli.search import SearchResult
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # groups of modules with a band of their own in memory over the step
 _KERNELS = 300
+_SEEN = 0.01  # of the peak: what is smaller is no band
+_FINE = 0.25  # of the peak: what is smaller is not split further
 OTHERS = "others"
+_MADE = {CARRY: "carried"}
 # Role of an array -> what people call it.
 ROLES = {
     "argument": "arguments",
@@ -150,26 +153,29 @@ def _bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, li
         return sizes
 
     sizes = grouped()
+    least = _SEEN * sum(sizes.values())
     for head in sorted(sizes, key=lambda head: -sizes[head]):
         front = [head]
         while front:
             largest = max(front, key=lambda path: sizes[path])
             inside = [path for path in profiles if path[: len(largest)] == largest and len(path) > len(largest)]
-            deeper = len({path[: len(largest) + 1] for path in inside})
-            if not inside or len(sizes) - 1 + deeper > _BANDS or sizes[largest] < 0.25 * sum(sizes.values()):
+            if not inside or sizes[largest] < _FINE * sum(sizes.values()):
                 break
+            before = dict(depth)
             depth.update((path, len(largest) + 1) for path in inside)
+            if sum(size >= least for size in grouped().values()) > _BANDS:
+                depth = before
+                break
             sizes = grouped()
             front = [path for path in sizes if path[: len(head)] == head]
     kept = sorted(sizes, key=lambda path: -sizes[path])[:_BANDS]
-    bands: dict[str, NDArray[np.float64]] = {}
+    nothing = np.zeros_like(next(iter(profiles.values())))
+    bands = dict.fromkeys([*map("/".join, kept), OTHERS], nothing)
     for path, profile in profiles.items():
         group = path[: depth[path]]
         name = "/".join(group) if group in kept else OTHERS
-        bands[name] = bands.get(name, 0.0) + profile
-    order = [name for name in ("/".join(path) for path in kept) if name in bands]
-    bands = {name: bands[name] for name in [*order, *(OTHERS for _ in range(OTHERS in bands))]}
-    return {name: profile.tolist() for name, profile in bands.items()}
+        bands[name] = bands[name] + profile
+    return {name: profile.tolist() for name, profile in bands.items() if profile.any()}
 
 
 class _Owners:
@@ -211,9 +217,10 @@ def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Bran
     sizes: dict[tuple[str, ...], float] = defaultdict(float)
     _, alive = evaluator.alive_at_peak(result.plan)
     for one in alive:
-        name = paths.get(one.value) or program.ops[program.producer[one.value]].name.removeprefix("stablehlo.")
+        maker = program.ops[program.producer[one.value]].name
+        name = paths.get(one.value) or _MADE.get(maker, maker.removeprefix("stablehlo."))
         module = owner(one.value)
-        module = module[1:] if program.ops[program.producer[one.value]].name == ARGUMENT else module
+        module = module[1:] if maker == ARGUMENT else module
         key = (one.role, *folded(module), f"{folded((printable(name),))[0]} {program.values[one.value]}")
         counts[key] += 1
         sizes[key] += one.bytes

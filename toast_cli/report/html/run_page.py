@@ -12,7 +12,7 @@ from toast_cli.report.html import charts
 from toast_cli.report.html.arrays import arguments, axis_badge
 from toast_cli.report.html.frame import fold, frame, section, table
 from toast_cli.report.html.pictures import Pictures
-from toast_cli.report.html.tables import alive, collectives, constraints
+from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import Report
 
@@ -67,6 +67,16 @@ def page(report: Report, drawn: Pictures) -> bytes:
             "Beside expert strategies",
             "Faster is lower, less memory is further left; a cross does not fit.",
             charts.strategies_chart(report),
+        ),
+        section(
+            "Other plans",
+            "The best that differ from the one taken, by the share of the step that only one of the two spends so.",
+            alternatives(report),
+        ),
+        section(
+            "What the compiler says",
+            report.confirmation.compiler if report.confirmation else "",
+            confirmed(report),
         ),
         section("Search", f"{search.algorithm}, seed {search.seed}: {looked}.", charts.search_chart(report, drawn)),
         section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in report.analysis.notes)),

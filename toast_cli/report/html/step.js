@@ -133,10 +133,11 @@ charts.step = (figure, data) => {
       const last = found.at(-1);
       const joined = last && (alike ? alike(last.k, k) : false);
       if (last && (joined || (to - last.from < 1.2 && from - last.to < 1.2))) {
-        last.to = to;
         last.count += 1;
-        last.mixed = last.mixed || !joined;
-        if (band(k) !== band(last.k)) last.bands = 2;
+        const sliver = to - from < 1.2 && last.to - last.from > 6;
+        last.mixed = last.mixed || !(joined || sliver);
+        if (band(k) !== band(last.k) && !sliver) last.bands = 2;
+        last.to = to;
       } else found.push({ from, to, k, count: 1, mixed: false, bands: 1 });
     }
     for (const one of found) {

@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import replace
 from html import escape
 
-from toast_cli.quantities import format_bytes, format_count, format_plural, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 from toast_cli.report.html.frame import fold, table
-from toast_cli.report.model import CollectiveFacts, LiveValue, Report, matters
+from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report, matters
 
 _LIVE = 20
 _COLLECTIVES = 12
@@ -71,3 +71,38 @@ def constraints(report: Report) -> str:
         if matters(one)
     ]
     return table(("step", "peak", "", "where, and the line that says it"), rows, (0, 1, 2)) if rows else ""
+
+
+def alternatives(report: Report) -> str:
+    """The best plans that differ from the one taken, where they were asked for."""
+    rows = [
+        f"<tr><td>{escape(one.name)}</td><td class='n'>{format_seconds(one.step_seconds)}</td>"
+        f"<td class='n{'' if one.fits else ' bad'}'>{format_bytes(one.peak_bytes)}</td>"
+        f"<td class='n'>{format_percent(one.differs)}</td><td class='text'>{escape(one.summary)}</td></tr>"
+        for one in report.alternatives
+    ]
+    return table(("", "step time", "peak memory", "differs", "strategy"), rows, (1, 2, 3)) if rows else ""
+
+
+def confirmed(report: Report) -> str:
+    """What a compiler said of each plan, where it was asked."""
+    if report.confirmation is None:
+        return ""
+    heads = ("plan", "predicted step", "compiled step", "predicted peak", "compiled peak", "")
+    chosen = report.confirmation.chosen
+    return table(heads, [_confirmed(one, one.name == chosen) for one in report.confirmation.plans], (1, 2, 3, 4))
+
+
+def _confirmed(one: ConfirmedPlanFacts, taken: bool) -> str:
+    figures = [
+        format_seconds(one.predicted_step_seconds),
+        "" if one.step_seconds is None else format_seconds(one.step_seconds),
+        format_bytes(one.predicted_peak_bytes),
+        "" if one.peak_bytes is None else format_bytes(one.peak_bytes),
+    ]
+    words = one.reason or ("" if one.fits is not False else "does not fit")
+    return (
+        f"<tr{' class=best' if taken else ''}><td>{escape(one.name)}</td>"
+        + "".join(f"<td class='n'>{figure}</td>" for figure in figures)
+        + f"<td class='text'>{escape('taken' if taken else words or one.outcome)}</td></tr>"
+    )
