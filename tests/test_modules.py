@@ -47,6 +47,7 @@ ALIKE = [
     ("layer_3", "layer_*"),
     ("h/11", "h/*"),
     ("w['layers'][2]", "w['layers'][*]"),
+    ("w['h']['7']['wq']", "w['h']['*']['wq']"),
     ("conv2d", "conv2d"),
     ("bf16", "bf16"),
     ("layer_3a", "layer_3a"),

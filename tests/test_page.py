@@ -135,6 +135,7 @@ def test_the_numbers_of_the_step_fit_each_other(outcome: Outcome, drawn: Picture
     step = Page(page(outcome.report, drawn)).charts["step"]
     columns = step["slices"]
     assert len({len(column) for column in columns.values()}) == 1
+    assert columns["start"] == sorted(columns["start"])
     assert sum(columns["long"]) == pytest.approx(outcome.report.predicted.step_seconds, rel=1e-4)
     assert max(columns["module"]) < len(step["modules"]) == len(step["bands"]) == len(step["tops"])
     for view in step["memory"]["views"].values():

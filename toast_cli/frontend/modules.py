@@ -22,8 +22,8 @@ _STRUCTURE = frozenset(
 )  # fmt: skip
 _BRANCH = re.compile(r"branch_\d+_fun")
 _NUMBER = re.compile(r"\d+")
-# Of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h/3`.
-_LAYER = re.compile(r"(?<=[\[_./])\d+(?![A-Za-z\d])")
+# Of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
+_LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
 
 BACKWARD, RECOMPUTED = "backward", "recomputed"
 

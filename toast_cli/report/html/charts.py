@@ -46,7 +46,7 @@ def step_chart(report: Report, drawn: Pictures) -> str:
     columns: dict[str, list[Any]] = {
         name: [] for name in ("lane", "start", "long", "name", "place", "module", "runs", "hides")
     }
-    for one in _merged(step):
+    for one in sorted(_merged(step), key=lambda one: one.start):
         path = drawn.modules.of(one.op)
         module = modules.of("/".join(path))
         if module == len(bands):
