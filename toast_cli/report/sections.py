@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -20,16 +18,13 @@ from toast_cli.quantities import (
     format_plural,
     format_ratio,
     format_seconds,
-    shorten_location,
 )
 from toast_cli.report import style
-from toast_cli.report.model import BaselineFacts, CollectiveFacts, Report, matters
+from toast_cli.report.model import BaselineFacts, Report
 from toast_cli.report.style import Part
 
 # What a report shows without --verbose.
-SHORT_COLLECTIVES = 6
 SHORT_NOTES = 6
-SHORT_CONSTRAINTS = 6
 # Why a search ended, in words.
 STOPPED = {
     "budget": "its time was over",
@@ -40,8 +35,6 @@ STOPPED = {
 }
 # In place of an algorithm: nothing was searched.
 UNSEARCHED = {"strategy": "none, since a strategy was given", "plan": "none, since a saved plan was given"}
-# What stands before every line to paste; a report has no room for it.
-JAX = "x = jax.lax."
 # What the words and figures beside a bar need.
 BAR_COLUMNS = 70
 LEAST_BAR = 8
@@ -170,97 +163,6 @@ def comparison(report: Report, width: int) -> RenderableType:
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     return style.section("compared with", rows)
-
-
-def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
-    """The ones that take longest, and what in the source causes them."""
-    ordered = _together(report.collectives)
-    if not ordered:
-        return style.section("collectives", Text("none: the devices never communicate"))
-    shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
-    with_bytes = width >= style.NARROW
-    heads = [
-        ("kind", "left"),
-        ("axes", "left"),
-        ("", "right"),
-        ("time", "right"),
-        *([("result", "right")] if with_bytes else []),
-    ]
-    rows = [
-        (
-            one.kind,
-            "+".join(one.axes),
-            f"×{format_count(one.count)}",
-            format_seconds(one.seconds),
-            *([format_bytes(one.bytes)] if with_bytes else []),
-        )
-        for one in shown
-    ]
-    room = style.room(width, rows)
-    drawn = style.table([*heads, ("caused by", "fold")])
-    for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
-        location = shorten_location(one.location or "(unknown)", room)
-        drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
-    total = f"{format_count(sum(one.count for one in ordered))} a step"
-    rest = "" if len(shown) == len(ordered) else ", those that take longest"
-    return style.section(f"collectives, {total}{rest}", drawn)
-
-
-def _together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
-    """Those that differ in nothing a reader sees as one, the ones that take longest first."""
-    alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
-    for one in collectives:
-        alike[one.kind, *one.axes, one.bytes, one.location.split(" (")[0]].append(one)
-    merged = [
-        replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
-        for ones in alike.values()
-    ]
-    return sorted(merged, key=lambda one: -one.seconds)
-
-
-def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
-    """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
-    if not report.constraints:
-        return None
-    if any(map(matters, report.constraint_families)) and not verbose:
-        return _few_constraints(report)
-    alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
-    listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
-    rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
-    room = style.room(width, rows)
-    drawn = style.table([("at", "fold"), ("type", "left"), ("", "right"), ("line to paste", "fold")])
-    for ((location, _, _), _), cells in zip(listed, rows, strict=True):
-        drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
-    rest = len(report.constraints) - sum(count for _, count in listed)
-    more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
-    return style.section(
-        f"sharding constraints inside the program, {format_count(len(report.constraints))} in all", drawn, *more
-    )
-
-
-def _few_constraints(report: Report) -> RenderableType:
-    """Those that carry the plan, with what it costs without them; the others in a sentence."""
-    mesh_axes = list(report.mesh.axes)
-    carrying = [one for one in report.constraint_families if matters(one)]
-    drawn = style.table(
-        [("step time", "right"), ("peak memory", "right"), ("", "right"), ("without this line", "fold")]
-    )
-    for one in carrying:
-        where = (one.location or "(unknown)").partition(" (")[0]
-        count = f"×{one.count}" if one.count > 1 else ""
-        cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
-        drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
-    rest = len(report.constraints) - sum(one.count for one in carrying)
-    count = format_count(len(report.constraints))
-    others = f"and {format_count(rest)} more; --verbose lists all. " if rest else ""
-    hint = "You need not paste any of them: toast.load, toast.jit and the written program apply them all."
-    title = f"sharding constraints inside the program, {count} in all, and those that save most"
-    return style.section(title, drawn, Text(others + hint, style.LABEL))
-
-
-def _more(figure: float, text: Callable[[float], str]) -> str:
-    """`+1.86 s`; empty for nothing, or for less."""
-    return f"+{text(figure)}" if figure > 0 else ""
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:

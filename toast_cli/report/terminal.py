@@ -13,7 +13,9 @@ from rich.text import Text
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import arrays, sections, style
 from toast_cli.report.alternatives import alternatives
+from toast_cli.report.collectives import collectives
 from toast_cli.report.confirmation import confirmation
+from toast_cli.report.constraints import constraints
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
 from toast_cli.report.model import Report
@@ -58,10 +60,10 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         alternatives(report),
         confirmation(report),
         live_at_peak(report, width, verbose) if verbose or not fits else None,
-        sections.collectives(report, width, verbose),
+        collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,
-        sections.constraints(report, width, verbose),
+        constraints(report, width, verbose),
         sections.groups(report) if verbose else None,
         sections.notes(report, verbose),
         sections.statistics(report, verbose),

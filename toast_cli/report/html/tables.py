@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.report.collectives import together
 from toast_cli.report.html.frame import fold, table
 from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report, matters
 
@@ -34,14 +34,7 @@ def alive(report: Report) -> str:
 
 def collectives(report: Report) -> str:
     """The ones that take longest, those that look alike to a reader together."""
-    alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
-    for one in report.collectives:
-        alike[one.kind, *one.axes, one.bytes, one.location.partition(" (")[0]].append(one)
-    merged = [
-        replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
-        for ones in alike.values()
-    ]
-    rows = [_collective(one) for one in sorted(merged, key=lambda one: -one.seconds)]
+    rows = [_collective(one) for one in together(report.collectives)]
     if not rows:
         return "<p>None: the devices never talk to each other.</p>" if report.mesh.devices > 1 else ""
     heads = ("kind", "over", "runs", "time", "result", "caused by")

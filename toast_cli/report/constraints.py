@@ -1,0 +1,63 @@
+"""The section of a terminal report about constraints: those that carry the plan, or lines to paste."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location
+from toast_cli.report import style
+from toast_cli.report.model import Report, matters
+
+# What a report shows without --verbose.
+SHORT_CONSTRAINTS = 6
+# What stands before every line to paste; a report has no room for it.
+JAX = "x = jax.lax."
+
+
+def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
+    """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
+    if not report.constraints:
+        return None
+    if any(map(matters, report.constraint_families)) and not verbose:
+        return _few_constraints(report)
+    alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
+    listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
+    rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
+    room = style.room(width, rows)
+    drawn = style.table([("at", "fold"), ("type", "left"), ("", "right"), ("line to paste", "fold")])
+    for ((location, _, _), _), cells in zip(listed, rows, strict=True):
+        drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
+    rest = len(report.constraints) - sum(count for _, count in listed)
+    more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
+    return style.section(
+        f"sharding constraints inside the program, {format_count(len(report.constraints))} in all", drawn, *more
+    )
+
+
+def _few_constraints(report: Report) -> RenderableType:
+    """Those that carry the plan, with what it costs without them; the others in a sentence."""
+    mesh_axes = list(report.mesh.axes)
+    carrying = [one for one in report.constraint_families if matters(one)]
+    drawn = style.table(
+        [("step time", "right"), ("peak memory", "right"), ("", "right"), ("without this line", "fold")]
+    )
+    for one in carrying:
+        where = (one.location or "(unknown)").partition(" (")[0]
+        count = f"×{one.count}" if one.count > 1 else ""
+        cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
+        drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
+    rest = len(report.constraints) - sum(one.count for one in carrying)
+    count = format_count(len(report.constraints))
+    others = f"and {format_count(rest)} more; --verbose lists all. " if rest else ""
+    hint = "You need not paste any of them: toast.load, toast.jit and the written program apply them all."
+    title = f"sharding constraints inside the program, {count} in all, and those that save most"
+    return style.section(title, drawn, Text(others + hint, style.LABEL))
+
+
+def _more(figure: float, text: Callable[[float], str]) -> str:
+    """`+1.86 s`; empty for nothing, or for less."""
+    return f"+{text(figure)}" if figure > 0 else ""
