@@ -1,8 +1,11 @@
-"""How long `toast partition` takes and how much host memory, for the sample models and for T2B with 6 to 162 layers.
+"""How long `toast partition` takes and how much host memory, for the sample models, for other programs by their path,
+and for T2B with 6 to 162 layers.
 
 Every figure is the median of `--runs` runs of the whole command in a process of its own, output written: seconds of
-each stage (from the JSON report), of the process, and its peak resident memory. The exponent of growth is the slope of
-log seconds over log ops (least squares). Exits with 1 when a target of `TARGETS` is missed.
+each stage (from the JSON report) and of the whole, its processor seconds (with those of its own children), and its peak
+resident memory. With `--beside CHECKOUT` the runs alternate with those of another checkout, and its processor seconds
+and memory stand beside. The exponent of growth is the slope of log processor seconds over log ops (least squares); of a
+stage, of its seconds. Exits with 1 when a target of `TARGETS` is missed.
 """
 
 from __future__ import annotations
@@ -25,22 +28,27 @@ from benchmarks.common import Row, choose, note, show, stored_programs, write_js
 
 LAYERS = (6, 18, 54, 162)
 STAGES = ("load", "analyse", "search", "report", "emit")
-# Most seconds of the whole command by ops, on two cores, and the largest exponent.
+# Most processor seconds of the whole command by ops, and the largest exponent.
 TARGETS = {11_000: 5.0, 31_000: 12.0, 100_000: 45.0}
 TARGET_EXPONENT = 1.1
 GROWTH_MESH = "v5p-64"  # holds even 162 layers
+HERE = Path(__file__).resolve().parents[1]
 EXITS = (0, 3)  # a plan that fits, or none does
 
 COLUMNS = {
     "program": "{program}", "ops": "{ops:,}", **{stage: f"{{{stage}:.2f}}" for stage in STAGES}, "rest": "{rest:.2f}",
-    "all, s": "{seconds:.2f}", "target": "{target}", "host MiB": "{peak_mib:,.0f}", "evaluations": "{evaluations:,}",
+    "all, s": "{seconds:.2f}", "processor, s": "{processor:.2f}", "beside": "{beside}",
+    "target": "{target}", "host MiB": "{peak_mib:,.0f}", "evaluations": "{evaluations:,}",
     "a second": "{rate:,.0f}", "": "{verdict}",
 }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    samples = {} if options.no_samples else choose(options.programs, tiny=False)
+    paths = {path.name.split(".")[0]: path for path in map(Path, options.programs) if path.exists()}
+    names = [name for name in options.programs if not Path(name).exists()]
+    samples = {} if options.no_samples or (paths and not names) else choose(names, tiny=False)
+    samples = {**samples, **paths}
     rows = [measure(name, path, options) for name, path in samples.items()]
     with tempfile.TemporaryDirectory() as folder:
         grown = [
@@ -56,21 +64,21 @@ def main(arguments: list[str] | None = None) -> int:
         [*rows, *grown],
         {"slow": "red"},
     )
-    slopes = {part: exponent(grown, part) for part in (*STAGES, "seconds")} if len(grown) > 1 else {}
+    slopes = {part: exponent(grown, part) for part in (*STAGES, "processor")} if len(grown) > 1 else {}
     if slopes:
         sizes = f"{grown[0]['ops']:,} to {grown[-1]['ops']:,} ops"
         print(f"\nexponent of growth, T2B of {sizes} (aim: at most {TARGET_EXPONENT}):")
         print(
             "  "
             + ", ".join(
-                f"{'whole command' if part == 'seconds' else part} {slope:.2f}" for part, slope in slopes.items()
+                f"{'whole command' if part == 'processor' else part} {slope:.2f}" for part, slope in slopes.items()
             )
         )
     rates = evaluation_rates(options.mesh)
     print("\nplan evaluations a second, T2B: " + ", ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items()))
     write_json(options.json, {"programs": rows, "layers": grown, "exponents": slopes, "evaluations_per_second": rates})
     slow = [row for row in (*rows, *grown) if row["verdict"]]
-    return 1 if slow or slopes.get("seconds", 0.0) > TARGET_EXPONENT else 0
+    return 1 if slow or slopes.get("processor", 0.0) > TARGET_EXPONENT else 0
 
 
 def measure(
@@ -79,25 +87,34 @@ def measure(
     """One row: medians over the runs; `rest` is what no stage claims, mostly starting Python and importing the
     compiler.
     """
-    timed = [run_once(path, mesh or options.mesh, options.jobs) for _ in range(runs or options.runs)]
+    timed, others = [], []
+    for _ in range(runs or options.runs):
+        timed.append(run_once(path, mesh or options.mesh, options.jobs, HERE))
+        if options.beside is not None:
+            others.append(run_once(path, mesh or options.mesh, options.jobs, options.beside))
     row: Row = {"program": name, "ops": timed[0]["ops"], "evaluations": timed[0]["evaluations"]}
-    row.update({key: median(t[key] for t in timed) for key in (*STAGES, "seconds", "rate", "peak_mib")})
+    row.update({key: median(t[key] for t in timed) for key in (*STAGES, "seconds", "processor", "rate", "peak_mib")})
+    row["beside"] = ""
+    if others:
+        other = {key: median(t[key] for t in others) for key in ("processor", "peak_mib")}
+        row["beside"] = "{processor:.2f} s, {peak_mib:,.0f} MiB".format_map(other)
     row["rest"] = row["seconds"] - sum(row[stage] for stage in STAGES)
     target = next((seconds for ops, seconds in TARGETS.items() if row["ops"] <= ops), None)
     row["target"] = "" if target is None else f"{target:.0f}"
-    row["verdict"] = "slow" if target is not None and row["seconds"] > target else ""
-    note("{program}: {seconds:.2f} s, {peak_mib:,.0f} MiB".format_map(row))
+    row["verdict"] = "slow" if target is not None and row["processor"] > target else ""
+    note("{program}: {processor:.2f} s of processor time, {peak_mib:,.0f} MiB".format_map(row))
     return row
 
 
-def run_once(path: Path, mesh: str, jobs: int) -> Row:
-    """Runs the command once; its wall time, stages and peak memory."""
+def run_once(path: Path, mesh: str, jobs: int, checkout: Path) -> Row:
+    """Runs a checkout's command once; its wall and processor time, stages and peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "toast_cli", "partition", str(path), "--mesh", mesh, "--quiet"]
+        command = [sys.executable, "-m", "toast_cli", "partition", str(path.resolve()), "--mesh", mesh, "--quiet"]
         command += ["-o", str(Path(folder) / "out.mlir"), "--json", str(report), "--jobs", str(jobs)]
         start = time.monotonic()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=checkout, env=environment)
         _, status, usage = os.wait4(child.pid, 0)  # the only way to this one child's memory
         seconds = time.monotonic() - start
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -107,7 +124,8 @@ def run_once(path: Path, mesh: str, jobs: int) -> Row:
     search = facts["search"]
     return {
         **{stage: facts["timings"].get(stage, 0.0) for stage in STAGES}, "seconds": seconds,
-        "peak_mib": usage.ru_maxrss / 1024, "ops": facts["program"]["ops"], "evaluations": search["evaluations"],
+        "processor": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss / 1024,
+        "ops": facts["program"]["ops"], "evaluations": search["evaluations"],
         "rate": search["evaluations"] / max(search["seconds"], 1e-9),
     }  # fmt: skip
 
@@ -165,13 +183,18 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", help="sample models by name (default: all but the tiny twins)")
+    parser.add_argument(
+        "programs", nargs="*", help="sample models by name, or files (default: all samples but the tiny twins)"
+    )
     parser.add_argument("--no-samples", action="store_true", help="only the generated programs")
     parser.add_argument("--layers", type=int, nargs="*", default=LAYERS, help="sizes of the generated T2B")
     parser.add_argument(
         "--unrolled", type=int, metavar="STEPS", help="also a recurrence of so many steps; 10500 make 500,000 ops"
     )
     parser.add_argument("--mesh", default="v4-32")
+    parser.add_argument(
+        "--beside", type=Path, metavar="CHECKOUT", help="run another checkout's command as well, in turn"
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")

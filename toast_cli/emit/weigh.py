@@ -20,7 +20,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 
 # Families that are priced: the most, and of a large program as many as this number of operations allows.
-MOST_FAMILIES, OPERATIONS = 10, 25_000
+MOST_FAMILIES, OPERATIONS = 10, 21_000
 _NUMBER = re.compile(r"\d+")
 
 # Values that lie elsewhere -> (step seconds, peak bytes).
