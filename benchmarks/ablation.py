@@ -57,6 +57,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "narrow-stores": frozenset({"decoder", "unet"}),
     "product-operands": frozenset(),
     "one-hot-scatters": frozenset(),
+    "sliced-products": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),

@@ -134,6 +134,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
+    "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

@@ -22,6 +22,7 @@ from toast_cli.compiler import (
     polynomials,
     recomputation,
     shared_exponentials,
+    sliced_products,
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
@@ -80,6 +81,7 @@ class _Fusion:
         self._program = program
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
+        self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
         self._polynomials = polynomials.expansions(profile)
@@ -144,7 +146,8 @@ class _Fusion:
                 if known is not None:
                     stored[value] = known
                 elif made != NONE:
-                    stored[value] = not (self._output_fusion and self._finished_by_reader(made, value))
+                    finished = self._output_fusion and self._finished_by_reader(made, value)
+                    stored[value] = not (finished or (made == number and self._is_sliced(value)))
                     product[value] = NONE if stored[value] else made
                     self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
                     if self._narrow_stores and stored[value] and (views := self._narrower(value)):
@@ -159,6 +162,9 @@ class _Fusion:
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
                     stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
+
+    def _is_sliced(self, value: int) -> bool:
+        return self._sliced_products and sliced_products.is_sliced(self._program, value)
 
     def _narrower(self, value: int) -> list[int]:
         return narrow_stores.narrower_views(self._program, self._sizes, self.stored, value)

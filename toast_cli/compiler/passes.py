@@ -38,6 +38,7 @@ from toast_cli.compiler import (
     scan_unification,
     schedule,
     shared_exponentials,
+    sliced_products,
     small_gathers,
     space_to_batch,
     sunk_conversions,
@@ -70,7 +71,7 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, one_hot_scatters,
+    narrow_stores, product_operands, one_hot_scatters, sliced_products,
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
