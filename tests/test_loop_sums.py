@@ -50,6 +50,15 @@ def narrow(w: jax.Array, x: jax.Array) -> jax.Array:
     return w - lax.scan(lambda g, part: (g + jax.grad(low)(w, part), None), jnp.zeros_like(w), x)[0]
 
 
+def turned_inside(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The gradient is turned in each trip, behind its conversion."""
+
+    def low(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x.astype(jnp.bfloat16) @ w.T.astype(jnp.bfloat16)).astype(jnp.float32))
+
+    return w - lax.scan(lambda g, part: (g + jax.grad(low)(w, part), None), jnp.zeros_like(w), x)[0]
+
+
 def recurrent(w: jax.Array, x: jax.Array) -> jax.Array:
     """The gradient of a recurrence's weight, with microbatches around."""
 
@@ -101,6 +110,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Decisions, int, l
                                [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 4)]),
     "scattered behind the loop": (accumulated, (W, X), [*DATA, ("w.0", "data"), (ACCUMULATORS, "data")], 1,
                                   [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 1)]),
+    "turned and scattered behind": (turned_inside, (arg(F, D), X), [*DATA, ("w.1", "data"), (ACCUMULATORS, "data")], 1,
+                                    [("all-gather", "data", 512, 4), ("reduce-scatter", "data", 256, 1)]),
     "scattered in part": (accumulated, (W, X), [*DATA, ("x.1", "model"), ("w.0", "model")], 1,
                           [("all-gather", "model", 1024, 4), ("reduce-scatter", "model", 512, 4),
                            ("all-reduce", "data", 512, 1)]),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from toast_cli.plan.accumulation import Left, left_by_loops
+from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.halo import exchanges
 from toast_cli.plan.partials import (
@@ -160,24 +160,25 @@ class _Lowering:
                 partial[value] = left.axes
             yield from (*values, *way)
             if carried not in added:
-                self._completed_behind(carried, left, shardings, computed, required)
+                self._completed_behind(carried, left.axes, shardings, computed, required)
 
     def _completed_behind(
         self,
         carried: int,
-        left: Left,
+        over: tuple[int, ...],
         shardings: list[Sharding],
         computed: dict[int, Sharding],
         required: dict[tuple[int, int], Sharding],
     ) -> None:
         """Enters how a carry lies once it is reduced behind its loop: as all that read it want it."""
         uses = readers(self._program, carried)
-        cut = cut_by_readers(left.axes, [self._iterations[op].operands[k] for op, k in uses])
+        lies = self._made[carried]
+        cut = cut_by_readers(over, [self._iterations[op].operands[k] for op, k in uses])
         if not cut:
             return
         op, position = uses[0]
-        wanted = split_further(left.lies, self._iterations[op].operands[position], cut)
-        computed[carried], shardings[carried] = left.lies, wanted
+        wanted = split_further(lies, self._iterations[op].operands[position], cut)
+        computed[carried], shardings[carried] = lies, wanted
         for use in self._program.users[carried]:
             sharding = self._iterations[use[0]].operands[use[1]]
             required.pop(use, None)
