@@ -28,7 +28,7 @@ from toast_cli.plan.partials import (
     Partial,
     completed,
     gathers_terms,
-    one_at_a_time,
+    in_two_steps,
     partial_of,
     split_further,
 )
@@ -135,7 +135,7 @@ class Pricer:
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
-        apart, gathers = one_at_a_time(op, how.terms), gathers_terms(op)
+        apart, gathers = in_two_steps(op, how.terms), gathers_terms(op)
         key = partial, apart, gathers, cut
         hops = self._hops.get(key)
         if hops is None:

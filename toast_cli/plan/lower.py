@@ -23,7 +23,7 @@ from toast_cli.plan.partials import (
     cut_by_readers,
     found_by_partitioner,
     gathers_terms,
-    one_at_a_time,
+    in_two_steps,
     partial_of,
     readers,
     reductions_of,
@@ -114,7 +114,7 @@ class _Lowering:
                 if over:
                     computed[part.value] = part.partial.at
         summed = self._summed(shardings, computed, required, partial, added)
-        alone = {value for value in computed if one_at_a_time(ops[self._program.producer[value]], 1)}
+        alone = {value for value in computed if in_two_steps(ops[self._program.producer[value]], 1)}
         return PartitionedProgram(
             self._problem.mesh.names,
             self._sizes,
@@ -225,7 +225,7 @@ class _Lowering:
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
         cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted)))
-        apart = one_at_a_time(op, part.terms)
+        apart = in_two_steps(op, part.terms)
         for hop in completed(part.partial, self._sizes, apart=apart, cut=cut):
             yield self._completion(hop, part.op, part.value)
 
@@ -235,7 +235,7 @@ class _Lowering:
         for k, value in enumerate(op.results):
             partial = partial_of(iteration, k)
             if partial is not None:
-                apart = one_at_a_time(op, 1)
+                apart = in_two_steps(op, 1)
                 for hop in completed(partial, self._sizes, apart=apart, gathers=gathers_terms(op)):
                     yield self._completion(hop, number, value)
 

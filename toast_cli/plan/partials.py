@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.sharding import Sharding, in_mesh_order, refines, shards, without
+from toast_cli.plan.sharding import Sharding, in_mesh_order, refines, scattered_in, shards, without
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ADD, CARRY, CONVERT, DOT_GENERAL, REDUCE, SCATTER
 from toast_cli.program.rematerialised import expands_scalar
@@ -170,7 +170,7 @@ def scatters_into(op: Op, program: Program) -> bool:
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before
     the scatter and the scatter's result once more. Constraints between the two, which say where each is
-    reduce-scattered, keep XLA from that; over several axes products are scattered one axis at a time and look-ups over
+    reduce-scattered, keep XLA from that; over several axes products are scattered in two steps and look-ups over
     all at once (see `completed`), and stay apart.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
@@ -291,7 +291,7 @@ def completed(
     """The collectives that complete a partial value, in order.
 
     Args:
-        apart: scattered one axis after the other (see `one_at_a_time`), not over all at once. gathers: see
+        apart: scattered in steps (see `in_two_steps`), not over all axes at once. gathers: see
             `gathers_terms`.
         cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter
             of that.
@@ -303,7 +303,8 @@ def completed(
         yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     cut = tuple(cut)
-    steps = [*([(axis,) for axis in scattered] if apart else [tuple(sorted(scattered))]), tuple(sorted(cut))]
+    parts = scattered_in(scattered) if apart else [scattered]
+    steps = [*(tuple(sorted(axes)) for axes in parts), tuple(sorted(cut))]
     lies: Sharding | None = at
     fraction = 1 / shards(at, sizes)
     for axes in filter(None, steps):
@@ -315,9 +316,9 @@ def completed(
         yield Hop(ALL_REDUCE, rest, fraction, lies, lies)
 
 
-def one_at_a_time(op: Op, terms: int) -> bool:
-    """Whether the partial result of an op is scattered over one axis after the other: a product's or a loop's, unless
-    it is added to others before."""
+def in_two_steps(op: Op, terms: int) -> bool:
+    """Whether the partial result of an op is scattered over several axes in two steps (see `sharding.scattered_in`): a
+    product's or a loop's, unless it is added to others before."""
     return (op.kind.matrix_unit or op.name == CARRY) and terms == 1
 
 

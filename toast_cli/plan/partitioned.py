@@ -6,11 +6,12 @@ Enters: nothing; `lower` fills it in. Emit prints it, explain and report read it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from toast_cli.plan.accumulation import Left
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements
+from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements, scattered_in
 
 # Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or
 # an op reads what neighbours have.
@@ -95,9 +96,9 @@ class PartitionedProgram:
     def path(self, value: int) -> tuple[Sharding, ...]:
         """Shardings a value goes through from where it is computed to where it stays.
 
-        A product's reduce-scatter over several axes goes one axis at a time, in the order in which they split each
-        dimension, and never through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a
-        slice, one axis after the other it writes reduce-scatters. A sum of partial values stays whole until its end, so
+        A product's reduce-scatter over several axes goes in two steps, in the order in which they split each dimension,
+        and never through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, in two
+        steps it writes reduce-scatters (see `scattered_in`). A sum of partial values stays whole until its end, so
         that there is one reduction and not one a term; and so does the gradient of a look-up: half split, XLA may find
         it cheaper to gather all updates. A convolution whose result is scattered over three axes or more says in which
         sharding it is computed: asked for a finer one, XLA gathers its operands along the batch (over two, XLA:TPU
@@ -110,6 +111,8 @@ class PartitionedProgram:
             return (self.shardings[value],)
         if value in self.at_once:
             return (self.computed[value], self.shardings[value])
-        steps = refinements(self.computed[value], self.shardings[value])
-        told = value in self.convolved and len(steps) > 3
+        one_by_one = refinements(self.computed[value], self.shardings[value])
+        told = value in self.convolved and len(one_by_one) > 3
+        ends = accumulate(map(len, scattered_in(range(len(one_by_one) - 1))))
+        steps = (one_by_one[0], *(one_by_one[end] for end in ends))
         return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps

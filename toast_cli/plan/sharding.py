@@ -6,7 +6,7 @@ most once.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 Sharding = tuple[tuple[int, ...], ...]
@@ -40,6 +40,16 @@ def refines(fine: Sharding, coarse: Sharding) -> bool:
 def in_mesh_order(sharding: Sharding) -> bool:
     """Whether the axes of every dimension stand in the order they have in the mesh."""
     return all(list(axes) == sorted(axes) for axes in sharding)
+
+
+def scattered_in(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Over which of these axes a product is scattered at once: in two steps, each over half of them.
+
+    XLA:TPU makes two reduce-scatters as they are written. Over three and more axes one at a time it makes a
+    reduce-scatter over the first and an all-reduce over all others, and over all at once an all-reduce.
+    """
+    half = (len(axes) + 1) // 2
+    return [tuple(part) for part in (axes[:half], axes[half:]) if part]
 
 
 def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
