@@ -56,7 +56,7 @@ def test_what_is_written_is_what_is_priced() -> None:
         assert one.after in path
         assert len(path) == 2
     uses = Evaluator(problem).collectives(plan)
-    used = {use.axes for use in uses if use.kind == "reduce-scatter" and use.value in products}
+    used = {use.axes for use in uses if use.written[0] == "reduce-scatter" and use.value in products}
     assert used == {(0, 1), (2, 3)}
 
 
