@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from math import prod
+from math import inf, prod
 
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import Cost
@@ -43,8 +43,10 @@ from toast_cli.report.model import (
 )
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import reader
-from toast_cli.tactics import strategies
+from toast_cli.tactics import products, strategies
 
+PRODUCTS = 3  # of tactics that are compared with, at most, where the strategies are
+FAR = 1.1  # times as slow as the plan found, or more
 _LISTED = 400  # live values the report names: enough to tell what is alike
 
 
@@ -72,7 +74,7 @@ def build_report(
             fixed=len(problem.fixed),
         ),
         _predicted(source, evaluator, result),
-        _baselines(evaluator),
+        _baselines(evaluator, result.cost.step_seconds),
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
@@ -143,9 +145,25 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
     )
 
 
-def _baselines(evaluator: Evaluator) -> dict[str, BaselineFacts]:
-    plans: dict[str, Plan] = {"unsharded": (), **strategies(evaluator.problem)}
-    return {name: _baseline(evaluator, evaluator.exact_cost(plan, learn=False)) for name, plan in plans.items()}
+def _baselines(evaluator: Evaluator, found_seconds: float) -> dict[str, BaselineFacts]:
+    """The well-known strategies; where all of them are far slower than the plan found, also the best few of the
+    products that an expert would write, as far as they are faster."""
+    problem = evaluator.problem
+    plans: dict[str, Plan] = {"unsharded": (), **strategies(problem)}
+    costs = {name: evaluator.exact_cost(plan, learn=False) for name, plan in plans.items()}
+
+    def seconds(cost: Cost) -> float:
+        return cost.step_seconds if cost.peak_bytes <= problem.mesh.limit_bytes else inf
+
+    best = min(map(seconds, costs.values()))
+    others = products(problem) if best > FAR * found_seconds else {}
+    quick = {name: evaluator.cost(plan) for name, plan in others.items()}
+    faster = sorted((name for name in others if seconds(quick[name]) < best), key=lambda name: seconds(quick[name]))
+    for name in faster[:PRODUCTS]:
+        cost = evaluator.exact_cost(others[name], learn=False)
+        if seconds(cost) < best:
+            costs[name] = cost
+    return {name: _baseline(evaluator, cost) for name, cost in costs.items()}
 
 
 def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:

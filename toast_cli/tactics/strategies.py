@@ -28,6 +28,14 @@ STRATEGIES = (
 # Further products that an expert would write, which a search starts from as well.
 PRODUCTS = ("context x megatron", "data-parallel x context", "data-parallel x spatial", "fsdp x spatial")
 
+# Pairs of tactics that an expert puts on two parts of a mesh, whichever part is whose.
+PAIRS = tuple(
+    (one, other)
+    for one in ("data-parallel", "fsdp", "context", "spatial")
+    for other in ("megatron", "context", "spatial")
+    if one != other and (one, other) != ("spatial", "context")
+)
+
 
 def strategies(problem: Problem) -> dict[str, Plan]:
     """The baselines that make sense here, name -> plan."""
@@ -51,6 +59,20 @@ def applicable(problem: Problem, names: tuple[str, ...] = STRATEGIES) -> tuple[d
         elif plan:
             found[name] = plan
     return found, reasons
+
+
+def products(problem: Problem) -> dict[str, Plan]:
+    """Pairs of tactics that apply, each on one part of the mesh's axes, name (`context:data+megatron:model`) -> plan;
+    each plan once."""
+    names = [name for name, size in zip(problem.mesh.names, problem.mesh.sizes, strict=True) if size > 1]
+    cuts = [(names[:k], names[k:]) for k in range(1, len(names))]
+    listed = (
+        f"{one}:{','.join(a)}+{other}:{','.join(b)}"
+        for first, rest in cuts
+        for one, other in PAIRS
+        for a, b in ((first, rest), (rest, first))
+    )
+    return applicable(problem, tuple(listed))[0]
 
 
 def strategy(problem: Problem, name: str, first: int | None = None) -> Plan:
@@ -93,6 +115,7 @@ __all__ = [
     "STRATEGIES",
     "applicable",
     "data_group",
+    "products",
     "starting_plans",
     "strategies",
     "strategy",

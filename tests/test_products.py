@@ -1,0 +1,50 @@
+"""Products of tactics that a report compares with where the strategies it lists are far slower than the plan."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from programs import arg, case_of, round_mesh
+
+from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+from toast_cli.report.build import PRODUCTS, _baselines
+from toast_cli.tactics import products, strategies, strategy
+
+
+def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+    for _ in range(3):
+        x = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return x
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    """Two large images for sixteen devices: only the smaller axis can take the batch, and the images the larger."""
+    program = case_of(convolve, arg(2, 512, 512, 64), arg(3, 3, 64, 64)).program
+    return make_problem(program, analyse(program), round_mesh(2**40, data=8, model=2))
+
+
+def test_products_are_plans_that_can_be_asked_for(problem: Problem) -> None:
+    found = products(problem)
+    assert "data-parallel:model+spatial:data" in found
+    assert len(set(found.values())) == len(found)
+    for name, plan in found.items():
+        assert strategy(problem, name) == plan
+
+
+def test_a_report_compares_with_the_best_of_them(problem: Problem) -> None:
+    evaluator = Evaluator(problem)
+    listed = {"unsharded", *strategies(problem)}
+    expert = "data-parallel:model+spatial:data"
+    seconds = evaluator.exact_cost(products(problem)[expert]).step_seconds
+    beside = _baselines(evaluator, seconds)
+    added = beside.keys() - listed
+    assert expert in added
+    assert len(added) <= PRODUCTS
+    known = min(beside[name].step_seconds for name in listed)
+    assert known > 2 * seconds
+    assert all(beside[name].step_seconds < known for name in added)
+    assert _baselines(evaluator, known).keys() == listed  # a strategy that is as fast says enough
