@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search import SearchResult
+from toast_cli.search import SearchResult, selection
 from toast_cli.search.certify import certify
 from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
@@ -83,3 +85,12 @@ def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_
 def test_only_step_times_are_proven(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partition", MLP, "--mesh", "v4-32", "--certify", "--minimise", "peak_memory"]) == 2
     assert "--certify" in capsys.readouterr().err
+
+
+def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not look at signals, so it is a process that is ended at the first look that says so."""
+    monkeypatch.setattr(selection, "_solved", lambda program: threading.Event().wait())
+    looks = [False, False, True]
+    assert selection.least_seconds(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)) == 0.0
+    assert looks == []
+    assert not multiprocessing.active_children()

@@ -22,7 +22,7 @@ def certify(evaluator: Evaluator, result: SearchResult, seconds: float = SECONDS
     start = time.monotonic()
     problem = evaluator.problem
     with interruptible() as stop:
-        least = least_seconds(problem, seconds, lambda: stop.asked)
+        least = least_seconds(problem, seconds, lambda: stop.asked, lambda: stop.asked)
     return replace(
         result,
         seconds=result.seconds + time.monotonic() - start,

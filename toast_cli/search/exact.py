@@ -44,7 +44,7 @@ def exact(
             if stopped != "iterations":
                 raise
         left = incumbent.seconds_left
-        least = least_seconds(problem, SOLVER_SECONDS if left is None else left, incumbent.is_over)
+        least = least_seconds(problem, SOLVER_SECONDS if left is None else left, incumbent.is_over, budget.asked)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:

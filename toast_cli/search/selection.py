@@ -13,6 +13,8 @@ reduction, and a copy for readers in several loops as that of the dearest. Enter
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +22,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import permutations, product
 from math import isfinite, perm, prod
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -36,17 +40,25 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import Copy, reshard_steps
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
+from toast_cli.process import end_with_parent
 
 MOST_SPLITS = 20_000  # of one pattern, and
 MOST_VARIABLES = 400_000  # of all, for which there is a bound
+_POLL_SECONDS = 0.1
 GAP = 1e-5  # relative, at which HiGHS may stop
 
 
-def least_seconds(problem: Problem, seconds: float, ended: Callable[[], bool] = lambda: False) -> float:
+def least_seconds(
+    problem: Problem,
+    seconds: float,
+    ended: Callable[[], bool] = lambda: False,
+    asked: Callable[[], bool] = lambda: False,
+) -> float:
     """Seconds that no sharding of the program's arrays can beat; 0 where the program and the mesh are too large to say.
 
     Args:
-        seconds: of wall time for the solver, at most. ended: whether time is up before it starts.
+        seconds: of wall time for the solver, at most. ended: whether time is up before it starts. asked: whether the
+            user wants it to end: then there is no bound.
     """
     axes = sum(size > 1 for size in problem.mesh.sizes)
     if any((len(p.form.sizes) + 1) ** axes * perm(axes) > MOST_SPLITS for p in problem.patterns):
@@ -57,7 +69,7 @@ def least_seconds(problem: Problem, seconds: float, ended: Callable[[], bool] = 
         add()
         if ended() or len(program.cost) > MOST_VARIABLES:
             return 0.0
-    return program.solve(max(1.0, seconds - (time.monotonic() - start)))
+    return program.solve(max(1.0, seconds - (time.monotonic() - start)), asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +114,9 @@ class _Program:
         self.cost = [way.seconds for ways in self._ways for way in ways]
         self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
 
-    def solve(self, seconds: float) -> float:
-        """The bound: that of the solver, when it ends or its time is up."""
-        from scipy.optimize import Bounds, LinearConstraint, milp  # heavy, and few runs ask for a proof
+    def solve(self, seconds: float, asked: Callable[[], bool]) -> float:
+        """The bound: that of the solver, when it ends or its time is up; 0 where the user asks it to end before."""
+        from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
         from scipy.sparse import csr_array
 
         entries = [(row, column, value) for row, (of, _, _) in enumerate(self._rows) for column, value in of.items()]
@@ -112,19 +124,18 @@ class _Program:
         scale, whole = max(self.cost), self._first[-1]
         if scale <= 0.0:
             return 0.0
-        found = milp(
-            np.array(self.cost) / scale,
-            integrality=np.arange(len(self.cost)) < whole,
-            bounds=Bounds(0.0, 1.0),
-            constraints=LinearConstraint(
+        program = {
+            "c": np.array(self.cost) / scale,
+            "integrality": np.arange(len(self.cost)) < whole,
+            "bounds": Bounds(0.0, 1.0),
+            "constraints": LinearConstraint(
                 csr_array((values, (rows, columns)), shape=(len(self._rows), len(self.cost))),
                 [low for _, low, _ in self._rows],
                 [high for _, _, high in self._rows],
             ),
-            options={"time_limit": seconds, "mip_rel_gap": GAP},
-        )
-        bound = found.mip_dual_bound
-        return float(bound) * scale if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
+            "options": {"time_limit": seconds, "mip_rel_gap": GAP},
+        }
+        return scale * _bound(program, asked)
 
     def take_ways(self) -> None:
         """Each pattern is split in one way; a total is cut only as all who read it take it."""
@@ -261,6 +272,47 @@ class _Program:
     def _variable(self, cost: float) -> int:
         self.cost.append(cost)
         return len(self.cost) - 1
+
+
+def _bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
+    """The solver's lower bound, 0 where it has none.
+
+    It does not look at signals, so it runs in a process of its own, which ends when the user asks for it.
+    """
+    if multiprocessing.current_process().daemon:  # a worker, which may have no children; Ctrl-C ends it as a whole
+        return _solved(problem)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(problem, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        while not receiver.poll(_POLL_SECONDS):
+            if asked():
+                return 0.0
+        return float(receiver.recv())
+    except EOFError:  # it died, of memory perhaps
+        return 0.0
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _serve(problem: dict[str, Any], sender: Connection) -> None:
+    """The life of the solver's process. Ctrl-C reaches every process of the terminal; the parent decides what it
+    means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    end_with_parent(None if parent is None else parent.pid)
+    sender.send(_solved(problem))
+
+
+def _solved(problem: dict[str, Any]) -> float:
+    from scipy.optimize import milp
+
+    bound = milp(**problem).mip_dual_bound
+    return float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
 
 
 def _operand(position: int) -> Callable[[Iteration], Sharding]:
