@@ -15,7 +15,7 @@ from toast_cli.cli import main
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.report.comparison import compare
 from toast_cli.report.html import comparison_page, sweep_page
-from toast_cli.report.html.charts import front_line
+from toast_cli.report.html.charts import front_line, step_chart
 from toast_cli.report.html.frame import chart
 from toast_cli.report.html.pictures import OTHERS, Pictures, pictures
 from toast_cli.report.html.run_page import page
@@ -277,3 +277,12 @@ def test_the_pages_say_what_a_compiler_and_other_plans_are(outcome: Outcome, dra
     assert b"25.0%" in content
     plain_page = page(outcome.report, drawn)
     assert not {"What the compiler says", "Other plans"} & set(Page(plain_page).headings)
+
+
+def test_a_step_of_very_many_slices_is_bounded(outcome: Outcome, drawn: Pictures) -> None:
+    step = drawn.step
+    short = [replace(step.slices[0], start=step.seconds * k / 1e5, seconds=step.seconds / 1e5) for k in range(100_000)]
+    text = step_chart(outcome.report, replace(drawn, step=replace(step, slices=tuple(short))))
+    columns = Page(text.encode()).charts["step"]["slices"]
+    assert len(columns["long"]) < 10_000
+    assert sum(columns["long"]) == pytest.approx(step.seconds, rel=1e-4)

@@ -30,13 +30,14 @@ charts.points = (figure, data) => {
     axes(svg, box, x, y, { x: data.x.words, xUnit: data.x.unit, y: data.y.words, yUnit: data.y.unit });
     const inside = element("g", { "clip-path": `url(#${clip})` }, svg);
     const taken = [];
+    const lines = [];
     for (const line of data.lines) {
       const path = line.points.map(([a, b], k) => `${k ? "L" : "M"}${x.to(a)} ${y.to(b)}`).join("");
       element("path", { d: path, class: `line ${line.k}` }, inside);
       line.points.slice(1).forEach(([a, b], k) => {
         const [from, to] = [line.points[k], [a, b]].map(([u, v]) => [x.to(u), y.to(v)]);
         const straight = Math.abs(from[0] - to[0]) < 1 || Math.abs(from[1] - to[1]) < 1;
-        if (straight) taken.push([Math.min(from[0], to[0]), Math.min(from[1], to[1]), Math.max(from[0], to[0]), Math.max(from[1], to[1])]);
+        if (straight) lines.push([Math.min(from[0], to[0]), Math.min(from[1], to[1]), Math.max(from[0], to[0]), Math.max(from[1], to[1])]);
       });
     }
     const longest = Math.max(...data.points.map((one) => one.size || 0), 1e-30);
@@ -49,14 +50,16 @@ charts.points = (figure, data) => {
       told(mark, () => one.lines);
       taken.push([cx - r, cy - r, cx + r, cy + r]);
     }
+    const named = data.points.filter((one) => one.n);
+    for (const one of named.filter((each) => each.big)) name(svg, box, taken, x, y, one.n, [one.x, one.y], "name big");
+    taken.push(...lines);
     for (const line of data.lines.filter((one) => one.n)) {
       const [cx, cy] = [Math.min(Math.max(x.to(line.at[0]), box.left), box.right), y.to(line.at[1])];
       const wide = textWidth(line.n, 12);
       const places = [[-wide - 4, -6], [-wide - 4, 16], [6, 18], [6, -8]];
       write(svg, box, taken, line.n, wide, [cx, cy], places, "words");
     }
-    const named = data.points.filter((one) => one.n).sort((a, b) => (b.big || 0) - (a.big || 0));
-    for (const one of named) name(svg, box, taken, x, y, one.n, [one.x, one.y], one.big ? "name big" : "name");
+    for (const one of named.filter((each) => !each.big)) name(svg, box, taken, x, y, one.n, [one.x, one.y], "name");
     dragged(svg, svg, box, (from, to) => {
       view = [[x.back(Math.min(from[0], to[0])), x.back(Math.max(from[0], to[0]))],
         [y.back(Math.max(from[1], to[1])), y.back(Math.min(from[1], to[1]))]];
@@ -73,7 +76,8 @@ function name(svg, box, taken, x, y, text, [px, py], className) {
   if (cx < box.left - 1 || cx > box.right + 1 || cy < box.top - 1 || cy > box.bottom + 1) return;
   const wide = textWidth(text, 12) + (className === "name" ? 2 : 8);
   const places = [[11, 4], [-wide - 11, 4], [-wide / 2, -12], [-wide / 2, 22], [8, -10], [8, 20], [-wide - 8, -10],
-    [-wide - 8, 20], [0, -24], [0, 34], [-wide, -24], [-wide, 34]];
+    [-wide - 8, 20],
+    [14, 11], [14, -3], [0, -24], [0, 34], [-wide, -24], [-wide, 34]];
   write(svg, box, taken, text, wide, [cx, cy], places, className);
 }
 
