@@ -102,6 +102,8 @@ def _places(problem: Problem, use: CollectiveUse, alike: Sequence[int]) -> list[
     program = problem.program
     own = program.ops[use.op]
     reads = use.value in own.operands
+    if not reads and use.value not in own.results:
+        return [(use.op, 1.0)]
     place = own.operands.index(use.value) if reads else own.results.index(use.value)
     type_ = str(program.values[use.value])
     found = []
