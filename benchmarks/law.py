@@ -44,84 +44,9 @@ from toast_cli.verify.traffic import compare_traffic
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")
 LAST = ("megatron", "megatron+sequence", "context", "expert")
-# Rows known to fail: program -> why, and mesh -> plans. A row leaves the list when it is mended.
-KNOWN_FAILURES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "itx_prefill_tiny": (
-        "XLA gathers a cache that it updates",
-        {
-            "v4-32 data=4,context=2,model=2": ("context",),
-        },
-    ),
-    "long_tiny": (
-        "XLA adds up terms before it puts their axes in order",
-        {
-            "v4-32": ("megatron+sequence",),
-        },
-    ),
-    "moe_tiny": (
-        "sums that some readers cut, look-ups that XLA moves",
-        {
-            "v4-32": ("megatron+sequence",),
-            "h100-8": ("megatron+sequence",),
-            "v4-32 data=4,context=2,model=2": (
-                "megatron+sequence",
-                "context x context x megatron",
-                "context x context x megatron+sequence",
-                "expert x context x megatron",
-                "expert x context x megatron+sequence",
-            ),
-        },
-    ),
-    "rnn_tiny": (
-        "XLA gathers before the loop, or exchanges operands",
-        {
-            "h100-8": ("megatron+sequence",),
-            "v4-32 data=4,context=2,model=2": (
-                "megatron+sequence",
-                "fsdp x context",
-                "zero2 x context",
-            ),
-        },
-    ),
-    "ssm_tiny": (
-        "what one slice has gathered, XLA uses for the others",
-        {
-            "v4-32": (
-                "context",
-                "data-parallel x context",
-            ),
-            "h100-8": (
-                "context",
-                "data-parallel x context",
-                "context x megatron",
-                "context x megatron+sequence",
-            ),
-            "v4-32 data=4,context=2,model=2": (
-                "context",
-                "data-parallel x context",
-                "context x megatron",
-                "data-parallel x context x megatron",
-                "data-parallel x context x megatron+sequence",
-                "zero2 x context x megatron+sequence",
-                "fsdp x context x megatron+sequence",
-            ),
-        },
-    ),
-    "unet_tiny": (
-        "of an image that two convolutions read, XLA sends fewer halos",
-        {
-            "v4-32": ("spatial",),
-            "h100-8": (
-                "spatial",
-                "spatial x megatron",
-            ),
-            "v4-32 data=4,context=2,model=2": (
-                "spatial",
-                "spatial x megatron",
-            ),
-        },
-    ),
-}
+# Rows known to fail: program -> why, and mesh -> plans. There are none; a row that cannot be mended goes here with the
+# reason, and leaves when it is.
+KNOWN_FAILURES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
 KNOWN = frozenset(
     (program, mesh, plan)
     for program, (_, rows) in KNOWN_FAILURES.items()

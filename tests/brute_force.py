@@ -24,12 +24,13 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.neighbour_items import NeighbourItem, Reader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.partials import SumStep, cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Copy, reshard_steps
+from toast_cli.plan.reshard import SLICE, Copy, Way, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 
@@ -171,7 +172,7 @@ class _Selection:
             )
             for cut, seconds in self._sums(op, iteration):
                 way = _Way(iteration, cut, own + seconds)
-                key = (iteration.operands, iteration.shardings, cut)
+                key = (iteration.operands, iteration.computed, iteration.shardings, cut)
                 if key not in best or way.seconds < best[key].seconds:
                     best[key] = way
         return list(best.values())
@@ -201,6 +202,8 @@ class _Selection:
             self._row({int(self.first[op]) + k: 1.0 for k in range(len(ways))}, 1.0, 1.0)
             self._cuts(op)
         self._aliases()
+        for read in self.items.neighbours:
+            self._neighbours(read)
         for item in self.items.arrays:
             self._reshards(item)
         rows = [(n, k, v) for n, (row, _, _) in enumerate(self.rows) for k, v in row.items()]
@@ -230,6 +233,8 @@ class _Selection:
             total += sum(use.seconds for use in self.pricer.work_collectives(work, picked[work.pattern]))
         for added in self.items.sums:
             total += sum(use.seconds for use in self.pricer.sum_collectives(added, picked))
+        for read in self.items.neighbours:
+            total += sum(use.seconds for use in self.pricer.neighbour_collectives(read, picked))
         for item in self.items.arrays:
             made = picked[item.pattern].shardings[item.result]
             uses = self.pricer.array_collectives(item, made, self.pricer.copies(item, picked))
@@ -276,10 +281,11 @@ class _Selection:
         if item.free:
             return
         made = self._by(item.pattern, lambda it: it.shardings[item.result])
-        copies: dict[tuple[Sharding, Sharding, int], list[tuple[int, float]]] = defaultdict(list)  # the last: loop
+        # Where it is made, the way to a collective, and the loop it is in -> who pays for it.
+        copies: dict[tuple[Sharding, Way, int], list[tuple[int, float]]] = defaultdict(list)
         for place, reader in enumerate(item.readers):
             taken = self._by(reader.pattern, lambda it, at=reader.position: it.operands[at])
-            prices = {(s, t): self._copy_seconds(item, s, t, place) for s in made for t in taken}
+            prices = {(s, t): self._move_seconds(item, s, t, place) for s in made for t in taken}
             if not any(prices.values()):
                 continue
             flows = {pair: self._variable(0.0) for pair in prices}
@@ -287,23 +293,44 @@ class _Selection:
                 self._row({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for t, ways in taken.items():
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
-            for pair, price in prices.items():
-                if price:
-                    copies[*pair, reader.loop].append((flows[pair], price))
+            for (s, t), moves in prices.items():
+                for way, price in moves.items():
+                    copies[s, way, reader.loop].append((flows[s, t], price))
         for shared in copies.values():
             if len(shared) == 1:
                 ((flow, price),) = shared
-                self.cost[flow] = price
+                self.cost[flow] += price
                 continue
             most = max(price for _, price in shared)
             copy = self._variable(most)  # one for all readers in a loop
             for flow, price in shared:
                 self._row({copy: 1.0, flow: -price / most}, 0.0, 1.0)
 
-    def _copy_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> float:
-        steps = reshard_steps(made, taken, self.problem.mesh.sizes, item.shape) if made != taken else ()
-        copies = [Copy(taken, (place,), steps)] if steps else []
-        return sum(use.seconds for use in self.pricer.array_collectives(item, made, copies))
+    def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> dict[Way, float]:
+        """The way to each collective -> its seconds."""
+        hops = route(made, taken, self.problem.mesh.sizes, item.shape)
+        ways = [way for way, (step, _) in zip(ways_of(hops), hops, strict=True) if step.kind != SLICE]
+        uses = self.pricer.array_collectives(item, made, [Copy(taken, (place,), hops)]) if ways else ()
+        return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
+
+    def _neighbours(self, item: NeighbourItem) -> None:
+        """As much as the dearest reader needs, at least."""
+        prices = [self._sent_seconds(item, reader) for reader in item.readers]
+        most = max(price for of_reader in prices for price in of_reader.values())
+        if most:
+            sent = self._variable(most)
+            for of_reader in prices:
+                self._row({sent: 1.0} | {way: -price / most for way, price in of_reader.items()}, 0.0, 1.0)
+
+    def _sent_seconds(self, item: NeighbourItem, reader: Reader) -> dict[int, float]:
+        """Way of one reader -> what it alone needs."""
+        alone, op = replace(item, readers=(reader,)), reader[0]
+        return {
+            int(self.first[op]) + k: sum(
+                use.seconds for use in self.pricer.neighbour_collectives(alone, {op: way.iteration})
+            )
+            for k, way in enumerate(self.ways[op])
+        }
 
     def _variable(self, cost: float) -> int:
         self.cost.append(cost)

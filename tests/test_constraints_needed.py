@@ -7,7 +7,6 @@ from test_features import FEATURES, case, plan_of
 
 from toast_cli.emit.minimal import Chooser
 from toast_cli.emit.propagate import numbered
-from toast_cli.emit.settle import settled
 
 MOST = 9  # constraints in any of these programs
 
@@ -16,7 +15,7 @@ MOST = 9  # constraints in any of these programs
 def test_every_pin_is_needed(name: str) -> None:
     program, words, _ = FEATURES[name]
     of = case(program)
-    lowered = settled(of.program, of.lowered(plan_of(of, words)))
+    lowered = of.lowered(plan_of(of, words))
     with numbered(of.source):
         chooser = Chooser(of.source, lowered)
         chosen = chooser.choose()
@@ -34,7 +33,7 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
     """
     program, words, _ = FEATURES[name]
     of = case(program)
-    lowered = settled(of.program, of.lowered(plan_of(of, words)))
+    lowered = of.lowered(plan_of(of, words))
     with numbered(of.source):
         chooser = Chooser(of.source, lowered)
         marks = chooser.choose().marks

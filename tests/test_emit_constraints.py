@@ -22,7 +22,6 @@ from toast_cli.emit.marks import operation_marks, pinned_marks
 from toast_cli.emit.minimal import Chooser, choose_marks
 from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
 from toast_cli.emit.propagate import Propagation, numbered
-from toast_cli.emit.settle import settled
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.errors import ToastError
@@ -44,7 +43,7 @@ def looped() -> Case:
 def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
     case = data.draw(cases())
     before = text_of(case.source)
-    lowered = settled(case.program, case.lowered(data.draw(plans(case.problem))))
+    lowered = case.lowered(data.draw(plans(case.problem)))
     choice = choose_marks(case.source, lowered)
     assert choice.unsettled == ()
     for marks in (choice.marks, pinned_marks(case.source, lowered)):
@@ -57,7 +56,7 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_constraint_is_needed(trained: Case, name: str) -> None:
-    lowered = settled(trained.program, trained.lowered(strategy(trained, *TRAINED[name][0])))
+    lowered = trained.lowered(strategy(trained, *TRAINED[name][0]))
     with numbered(trained.source):
         chooser = Chooser(trained.source, lowered)
         chooser.choose()

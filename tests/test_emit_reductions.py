@@ -10,7 +10,6 @@ from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy
 from toast_cli.emit.minimal import choose_marks
-from toast_cli.emit.settle import settled
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
 
@@ -27,7 +26,7 @@ def loss_case() -> Case:
 def test_a_scattered_reduction_says_where_it_is_computed() -> None:
     case = loss_case()
     plan = (case.shard("x.0", "data"), case.shard("w.1", "model"), case.shard("x.0", "model"))
-    lowered = settled(case.program, case.lowered(plan))
+    lowered = case.lowered(plan)
     scattered = {
         op.results[0] for op in case.program.ops if op.name == "stablehlo.reduce" and op.results[0] in lowered.computed
     }

@@ -83,6 +83,18 @@ def convolution(size: int, padding: Any = "SAME", **how: Any) -> tuple[Any, tupl
     return run, (arg(2, ROWS, 8, 4), arg(size, 3, 4, 4))
 
 
+def twice_convolved(*sizes: int) -> tuple[Any, tuple[Any, ...]]:
+    """What one convolution has been sent, the other need not be sent again."""
+
+    def run(x: Any, v: Any, w: Any) -> Any:
+        one, other = (
+            lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) for k in (v, w)
+        )
+        return one * jnp.sin(other)
+
+    return run, (arg(2, ROWS, 8, 4), *(arg(size, 3, 4, 4) for size in sizes))
+
+
 def convolved(x: Any, w: Any, stride: int) -> Any:
     return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -113,12 +125,18 @@ COMPILED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "stretched": convolution(3, ((1, 2), (1, 1)), window_strides=(1, 1), lhs_dilation=(2, 1)),
     "gradient of a kernel": kernel_gradient(5, 1),
     "gradient of a kernel, every other": kernel_gradient(7, 2),
+    "one wide": convolution(1, padding=((0, 0), (1, 1)), window_strides=(1, 1)),
+    "read by two": twice_convolved(3, 5),
+    "read by two alike": twice_convolved(3, 3),
+    "read by two, one halo alike": twice_convolved(3, 4),
     "pooling": pooling(3, 2),
     "pooling in blocks": pooling(4, 4),
     "a slice of the middle": of_rows(lambda x: lax.slice_in_dim(x, 4, ROWS - 4, axis=1)),
     "the second half": of_rows(lambda x: lax.slice_in_dim(x, ROWS // 2, ROWS, axis=1)),
     "a slice of a quarter": of_rows(lambda x: lax.slice_in_dim(x, 0, ROWS // 4, axis=1)),
     "every other row": of_rows(lambda x: lax.slice_in_dim(x, 0, ROWS, 2, axis=1)),
+    "two slices from afar": of_rows(lambda x: x[:, ROWS // 2 :] + x[:, ROWS // 2 :] * x[:, : ROWS // 2]),
+    "two slices of everything": of_rows(lambda x: (x[:, 1::2], x[:, : ROWS - 2 : 2])),
     "a padding in front": of_rows(lambda x: jnp.pad(x, ((0, 0), (8, 0), (0, 0)))),
     "a padding on both sides": of_rows(lambda x: jnp.pad(x, ((0, 0), (4, 4), (0, 0)))),
 }

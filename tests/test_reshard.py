@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.plan.reshard import is_even, reshard_steps, waypoints
+from toast_cli.plan.reshard import copies_of, is_even, moves_of, reshard_steps, waypoints
 from toast_cli.plan.sharding import Sharding, replicated, shards
 
 # The mesh a=2, b=4, c=8; a sharding is written as one word a dimension.
@@ -137,3 +137,15 @@ def test_there_is_a_way_for_an_array_of_any_shape(source: Sharding, target: Shar
 def test_what_finds_no_room_is_gathered() -> None:
     steps = reshard_steps(((1,), (0,)), ((0,), (1,)), (4, 2), (4, 4))
     assert steps[0].kind == "all-gather"
+
+
+def test_ways_that_begin_alike_are_gone_once() -> None:
+    """What is gathered for one use is cut for another: one gather serves both, since the way to the second spells out
+    the whole array. Gathers of two dimensions in one go are shared with nobody.
+    """
+
+    def moves(made: Sharding, *needed: Sharding) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return [(m.step.axes, m.places) for m in moves_of(made, copies_of(made, needed, (4, 2), (4, 8)))]
+
+    assert moves(((0,), ()), ((), ()), ((1,), ()), ((), ())) == [((0,), (0, 2, 1))]
+    assert moves(((0,), (1,)), ((), ()), ((0,), ())) == [((1,), (0,)), ((0,), (0,)), ((1,), (1,))]

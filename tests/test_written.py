@@ -15,7 +15,6 @@ from programs import source_of
 from toast_cli.emit import emit_hlo, recheck, stablehlo, write
 from toast_cli.emit.minimal import ChosenMarks
 from toast_cli.emit.recheck import check_note, strays
-from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.frontend import Source
@@ -38,7 +37,7 @@ def found() -> Outcome:
 
 @pytest.fixture(scope="module")
 def planned(found: Outcome) -> tuple[Source, PartitionedProgram]:
-    return found.source, settled(found.source.program, lower(found.problem, found.result.plan))
+    return found.source, lower(found.problem, found.result.plan)
 
 
 def test_constraints_reach_the_report(found: Outcome) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from toast_cli.dimensions.model import Form, SlotKind
@@ -172,7 +173,7 @@ class _Cutter:
         plan = self._plans[op.rule]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
-        blocked: set[int] = set(op.rule.need_replication)
+        blocked: set[int] = {*op.rule.need_replication, *lost_factors(op.rule)}
         aligned = True
         for factor, positions in plan.alone:
             size = op.rule.sizes[factor]
@@ -242,6 +243,19 @@ class _Cutter:
                 rule, {f: [self._sizes[c] for c in p] for f, p in pieces.items()}, extents, blocked
             )
         return form, classes
+
+
+@lru_cache(maxsize=10_000)
+def lost_factors(rule: Rule) -> frozenset[int]:
+    """Factors that no result has and nothing is added up over: each device needs all of what it reads along them, as of
+    a dynamic update of many rows at once, whatever Shardy's rule for it says."""
+
+    def factors(arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> set[int]:
+        return {factor for dims in arrays for of in dims for factor in of}
+
+    if not rule.results:
+        return frozenset()
+    return frozenset(factors(rule.operands) - factors(rule.results) - rule.reduction - rule.permutation)
 
 
 def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list[int]], blocked: set[int]) -> Form:

@@ -2,8 +2,8 @@
 
 `stablehlo` writes StableHLO with Shardy's shardings, `hlo` HLO text with GSPMD's, `specs` PartitionSpecs as JSON and
 `snippet` as Python. For the first two, `marks` and `minimal` say where shardings stand, and `annotate` puts them into
-the module (in the notation of `shardy` or `hlo`) and takes them off again. `settle` and `transposed` say beforehand how
-values lie that a plan leaves open. `spmd` writes the program of one device instead, which leaves nothing to a
+the module (in the notation of `shardy` or `hlo`) and takes them off again. `transposed` says beforehand which
+reductions stand behind a transpose. `spmd` writes the program of one device instead, which leaves nothing to a
 partitioner and needs no marks. `constraints` lists them for people, and `recheck` reads the written file again.
 """
 

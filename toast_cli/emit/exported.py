@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from toast_cli.emit.settle import settled
 from toast_cli.emit.specs import Spec, boundary_specs
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
@@ -57,7 +56,7 @@ def emit_export(
     flatbuffers."""
     from toast_cli import xla
 
-    boundary = boundary_of(source, reduced_behind_transposes(source, settled(source.program, lowered)))
+    boundary = boundary_of(source, reduced_behind_transposes(source, lowered))
     exported = exported_program(boundary, xla.write_portable_artifact(bytecode), platform)
     try:
         if trees is not None:

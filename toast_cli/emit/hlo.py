@@ -15,7 +15,6 @@ from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.propagate import read_sharding
-from toast_cli.emit.settle import settled
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import ToastError, UsageError
@@ -41,7 +40,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     refuse_shardy_operations(source)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
-    with in_regions(source, settled(source.program, lowered), every_loop=True) as (source, lowered):
+    with in_regions(source, lowered, every_loop=True) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks = operation_marks(source, lowered)
         with annotated(source.module, marks, notation, devices):

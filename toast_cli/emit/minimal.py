@@ -31,7 +31,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, SLICE
+from toast_cli.program.ops import CARRY, SLICE, TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -94,7 +94,7 @@ class Chooser:
                 break
             self._insufficient.append(set(self.pinned))
             for k in wrong_reshards:
-                self.reshards[k] = replace(self.reshards[k], open=frozenset())
+                self.reshards[k] = self._closed(self.reshards[k])
                 self._insufficient.clear()
             fresh = [v for v in wrong if v not in self.pinned]
             if attempt < EVERYTHING_FROM_ROUND:
@@ -104,6 +104,15 @@ class Chooser:
         if not wrong:
             self._prune()
         return ChosenMarks(self._marks(self.pinned), tuple(wrong), self.rounds, self._settled)
+
+    def _closed(self, reshard: Reshard) -> Reshard:
+        """The reshard with nothing left open. Shardy takes that for a statement about what it reads; so where this
+        comes into a loop from outside, the sharding it has there is said before, or it would be moved before the loop.
+        """
+        program, value = self._program, reshard.value
+        inside = program.ops[reshard.edges[0][0]].loop != program.ops[program.producer[value]].loop
+        through = reshard.through or ((self._lowered.shardings[value],) if inside else ())
+        return replace(reshard, open=frozenset(), through=through)
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
         pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
@@ -211,10 +220,12 @@ class Chooser:
 
 
 def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
-    """What loops hand to products whose reduction XLA finds by itself. What a loop carries takes any sharding that
-    reaches it from behind, and in another order here than in XLA: the sharding of such a product's result would go to
-    its operand, through the product, and the operand would be exchanged instead of the result scattered."""
-    operands = {v for value in lowered.found for v in program.ops[program.producer[value]].operands}
+    """What loops hand to products that are reduce-scattered. What a loop carries takes any sharding that reaches it
+    from behind, and in another order here than in XLA: the sharding of such a product's result would go to its operand,
+    through the product, and the operand would be exchanged instead of the result scattered."""
+    makers = [program.ops[program.producer[value]] for value in {*lowered.computed, *lowered.found}]
+    makers += [program.ops[program.producer[op.operands[0]]] for op in makers if op.name == TRANSPOSE]
+    operands = {v for op in makers if op.kind.matrix_unit for v in op.operands}
     return {v for v in operands if program.ops[program.producer[v]].name == CARRY}
 
 
@@ -228,7 +239,26 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
     cuts = cut_dimensions(lowered.shardings[reshard.value], reshard.sharding)
     if len(reshard.edges) > 1 and cuts is None:
         return True
-    return not all(follows(source, *edge, cuts) for edge in reshard.edges)
+    return any(
+        not follows(source, *edge, cuts) or is_moved_behind(source, lowered, edge[0], cuts) for edge in reshard.edges
+    )
+
+
+def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cuts: list[int] | None) -> bool:
+    """Whether XLA moves the result of an elementwise op and not, as planned, the arrays it reads.
+
+    It does where an op reads several arrays and all lie in one sharding, other than the one it computes in. That makes
+    a difference where something is communicated to get there; where each device is to keep a piece of a total; and
+    where the result is cut and gathered again: XLA still has it as it was before.
+    """
+    op, program = source.program.ops[number], source.program
+    arrays = [value for value in op.operands if program.values[value].shape]
+    lie = {lowered.shardings[value] for value in arrays}
+    if not op.kind.elementwise or len(arrays) < 2 or len(lie) > 1:
+        return False
+    (result,) = op.results
+    totals = any(value in lowered.partial and value not in lowered.added for value in arrays)
+    return cuts is None or totals or any(lowered.required.get(use) in lie for use in program.users[result])
 
 
 def cut_dimensions(have: Sharding, want: Sharding) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Splits that XLA's partitioner gets wrong, written as manual regions.
+"""Splits that XLA's partitioner gets wrong, or makes another thing of, written as manual regions.
 
 Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib
 0.10.2:
@@ -8,6 +8,11 @@ Each was found by running every kind of op split along every dimension (`tests/t
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
 * A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
   body that devices cannot reduce with (xor), XLA stops.
+
+And one that comes out right but with other collectives than it takes:
+
+* A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
+  forms groups of devices over that axis instead of the table's, and sends the table there first.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
 regions of their own; after it the module is what it was before.
@@ -31,10 +36,11 @@ from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
+from toast_cli.plan.partials import axes_of
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, REDUCE
+from toast_cli.program.ops import CONVOLUTION, GATHER, REDUCE, SCATTER
 from toast_cli.xla import ir
 
 
@@ -56,7 +62,8 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    numbers = misread_ops(source, lowered, inside)
+    regrouped = [number for number in regrouped_lookups(source, lowered) if number not in inside]
+    numbers = sorted([*misread_ops(source, lowered, inside), *regrouped])
     if not numbers:
         yield source, lowered
         return
@@ -92,6 +99,21 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
         ways_in, ways_out = lying(lowered, number, op)
         over = align(op.rule, ways_in, ways_out, lowered.axis_sizes).partial
         if check(op, source.operations[number], ways_in, over):
+            found.append(number)
+    return found
+
+
+def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
+    """Numbers of the look-ups for which XLA would send the table elsewhere first; those that are added up before they
+    are reduced are left to it."""
+    found, busy = [], {axis for axis, size in enumerate(lowered.axis_sizes) if size > 1}
+    for number, op in enumerate(source.program.ops):
+        if op.name not in (GATHER, SCATTER) or op.results[0] in lowered.added:
+            continue
+        ways_in, ways_out = lying(lowered, number, op)
+        others = ways_out[0] if op.name == GATHER else ways_in[2]
+        rows, indices = axes_of(ways_in[0]) - axes_of(others), axes_of(ways_in[1])
+        if rows and indices and busy - axes_of(ways_in[0]) - indices - axes_of(others):
             found.append(number)
     return found
 

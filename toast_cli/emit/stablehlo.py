@@ -14,7 +14,6 @@ from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import in_regions
 from toast_cli.emit.recheck import check_note
-from toast_cli.emit.settle import settled
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.emit.weigh import Family, Price, weigh
@@ -50,7 +49,7 @@ def emit_shardy(
 
     Raises `UsageError` for another value.
     """
-    with in_regions(source, settled(source.program, lowered)) as (source, lowered):
+    with in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
@@ -66,7 +65,7 @@ def write_checked(
     """What `emit_shardy` writes, read again and checked, with the constraints in it; with `price`, what they are
     worth."""
     program = source.program
-    with in_regions(source, settled(program, lowered)) as (source, lowered):
+    with in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
 from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers
+from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Spans
 
@@ -50,7 +51,7 @@ class Bucket:
         touches: what has to be decided for the cost to be known, see `iteration_memo.touch`.
         views: those whose rows decide the share. key: rows of all views -> those of its own.
         patterns, places: patterns around the items, and (pattern, view, place in the view) of each.
-        work, sums, arrays: the items.
+        work, sums, neighbours, arrays: the items.
         memo: rows -> share. alive: what its arrays hold, by the numbers of `share_memo.Memory` -> [moments] bytes.
         axis_memo: rows -> [axes] seconds.
         held: the rows when the bucket's memory was last looked at everywhere, and its `Spans`.
@@ -63,6 +64,7 @@ class Bucket:
     places: list[tuple[int, int, int]] = field(default_factory=list)
     work: list[WorkItem] = field(default_factory=list)
     sums: list[SumItem] = field(default_factory=list)
+    neighbours: list[NeighbourItem] = field(default_factory=list)
     arrays: list[ArrayItem] = field(default_factory=list)
     memo: dict[Key, Share] = field(default_factory=dict)
     alive: dict[tuple[int, ...], Vector] = field(default_factory=dict)
@@ -89,6 +91,8 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
         bucket([work.pattern]).work.append(work)
     for added in items.sums:
         bucket(added.patterns).sums.append(added)
+    for read in items.neighbours:
+        bucket(read.patterns).neighbours.append(read)
     for array in filter(attrgetter("costs"), items.arrays):
         bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
     for each in buckets.values():

@@ -290,6 +290,8 @@ class Evaluator:
             yield from self._pricer.work_collectives(work, lowered[work.pattern])
         for added in bucket.sums:
             yield from self._pricer.sum_collectives(added, lowered)
+        for read in bucket.neighbours:
+            yield from self._pricer.neighbour_collectives(read, lowered)
         for array in bucket.arrays:
             made = lowered[array.pattern].shardings[array.result]
             yield from self._pricer.array_collectives(array, made, self._pricer.copies(array, lowered))

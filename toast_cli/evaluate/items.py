@@ -23,9 +23,10 @@ from toast_cli.compiler.space_to_batch import Images
 from toast_cli.compiler.tiling import Tiling
 from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
+from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import Op, Window
+from toast_cli.program.model import Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
 # Slots whose splitting makes an op communicate.
@@ -48,7 +49,7 @@ class WorkItem:
         kernels: 1, or 0 where the op is part of another op's kernel or rides on one.
         unfinished: bytes of a contraction that elementwise work finishes before it is written.
         whole_bytes: [results] whether they are stored or not.
-        summed: a `SumItem` takes care of partial results. windows: see `plan.halo`.
+        summed: a `SumItem` takes care of partial results.
         needed: [results] the part of the bits that readers need, see `narrowing`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
@@ -64,7 +65,6 @@ class WorkItem:
     unfinished: float
     whole_bytes: tuple[int, ...]
     summed: bool
-    windows: tuple[Window, ...]
     needed: tuple[float, ...]
     late: bool
     in_loop: bool
@@ -129,6 +129,7 @@ class ArrayItem:
 class Items:
     work: tuple[WorkItem, ...]
     sums: tuple[SumItem, ...]
+    neighbours: tuple[NeighbourItem, ...]
     arrays: tuple[ArrayItem, ...]
     compilation: Compilation
 
@@ -145,7 +146,8 @@ def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilat
     """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
     made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
     sums = sum_items(problem, made.late, made.needs)
-    return Items(work_items(problem, made, problem.terms), sums, _arrays(problem, made), made)
+    work = work_items(problem, made, problem.terms)
+    return Items(work, sums, neighbour_items(problem), _arrays(problem, made), made)
 
 
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tuple[WorkItem, ...]:
@@ -168,7 +170,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
-            op.windows,
             tuple(needs.of_value(v) for v in op.results),
             all(late[v] for v in op.results),
             op.loop >= 0,

@@ -6,7 +6,7 @@ plans; the evaluator adds that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -19,8 +19,9 @@ from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
+from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
-from toast_cli.plan.halo import exchanges
+from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import (
     REDUCE_SCATTER,
@@ -34,7 +35,7 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, Copy, copies_of, put_in_order_first, reshard_steps, runs_by_loop
+from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_loop
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.ops import ARGUMENT
 
@@ -72,7 +73,7 @@ class Pricer:
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned,
-        halo exchanges of split neighbourhoods."""
+        permutes of what moves elements about."""
         results = self._problem.program.ops[work.op].results
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
@@ -97,15 +98,20 @@ class Pricer:
                     waited_for=waited_for,
                     written=written,
                 )
-        yield from self._exchanges(work, iteration)
+        op = self._problem.program.ops[work.op]
+        kinds, size = self._problem.patterns[work.pattern].form.kinds, work.whole_bytes[0]
+        sent = rotations(op, size, kinds, iteration, self._sizes)
+        yield from self._exchanged(sent, work.runs, work.op, results[0])
 
-    def _exchanges(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
-        program = self._problem.program
-        op, kinds = program.ops[work.op], self._problem.patterns[work.pattern].form.kinds
-        value = op.operands[0] if work.windows else op.results[0]
-        for kind, axes, size in exchanges(program, op, kinds, iteration, self._sizes):
+    def neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """What devices send each other of arrays that are read through windows."""
+        sent = [exchange for exchange, _ in neighbours(item.bytes, item.reads(lowered), self._sizes)]
+        yield from self._exchanged(sent, item.runs, item.op, item.value)
+
+    def _exchanged(self, sent: Iterable[Exchange], runs: float, op: int, value: int) -> Iterator[CollectiveUse]:
+        for kind, axes, size in sent:
             seconds = self._seconds_of(kind, size, axes)
-            yield _use(kind, axes, size, work.runs, seconds, work.op, value, "neighbours")
+            yield _use(kind, axes, size, runs, seconds, op, value, "neighbours")
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""
@@ -198,26 +204,28 @@ class Pricer:
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see
         `narrowing`."""
-        return min(item.moved_bytes, item.bytes * max(item.readers[place].needed for place in copy.places))
+        return self._moved_bytes(item, copy.places)
+
+    def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
+        """Of one whole array as it moves for readers at those places."""
+        return min(item.moved_bytes, item.bytes * max([item.readers[place].needed for place in places]))
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
-        for copy in copies:
-            least = self.copied_bytes(item, copy)
-            served = [item.readers[place] for place in copy.places]
+        for step, _, _, places, ordered in moves_of(made, copies):
+            served = [item.readers[place] for place in places]
             runs = sum(runs_by_loop([(reader.loop, reader.runs) for reader in served]).values())
-            for k, step in enumerate(copy.steps):
-                each = min(runs, made_runs) if k == 0 and put_in_order_first(copy) else runs
-                op = self._reader_op(item, served[0])
-                written = (step.kind, item.bytes * step.fraction)
-                size, value, waited_for = least * step.fraction, item.values[0], item.waited_for
-                kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
-                seconds = self._seconds_of(kind, size, step.axes)
-                count = each * len(item.values)
-                yield _use(
-                    kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
-                )
+            each = min(runs, made_runs) if ordered else runs
+            op = self._reader_op(item, served[0])
+            written = (step.kind, item.bytes * step.fraction)
+            size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
+            kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
+            seconds = self._seconds_of(kind, size, step.axes)
+            waited_for, count = item.waited_for, each * len(item.values)
+            yield _use(
+                kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
+            )
 
     def bringing_seconds(self, item: ArrayItem, made: Sharding, there: Sharding) -> float:
         """Seconds of bringing the item's arrays, as often as they are made, from one sharding to another."""

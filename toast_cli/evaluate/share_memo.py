@@ -12,6 +12,7 @@ from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
 from toast_cli.evaluate.buffers import Buffers, Kind
 from toast_cli.evaluate.items import ArrayItem, WorkItem
 from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Timeline
@@ -32,6 +33,7 @@ class ShareMemo:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
         self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
         self._of_sums: dict[tuple[int | Sharding, ...], float] = {}
+        self._of_neighbours: dict[tuple[int, ...], float] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[Memory] = [()]
@@ -52,6 +54,8 @@ class ShareMemo:
             communication += seconds[1]
         for added in bucket.sums:
             communication += self._sum_seconds(added, lowered)
+        for read in bucket.neighbours:
+            communication += self._neighbour_seconds(read, lowered)
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
@@ -97,6 +101,14 @@ class ShareMemo:
         found = self._of_sums.get(known)
         if found is None:
             found = self._of_sums[known] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
+        return found
+
+    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> float:
+        key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
+        found = self._of_neighbours.get(key)
+        if found is None:
+            uses = self._pricer.neighbour_collectives(item, lowered)
+            found = self._of_neighbours[key] = sum([use.seconds for use in uses])
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:

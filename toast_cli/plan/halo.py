@@ -7,8 +7,8 @@ somebody needs a part of, as wide as the widest part; where stretches are far fr
 piece; and where nearly everything would be sent it gathers the operand instead. (As read in `ExchangeHalo`,
 `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
 
-Enters: a `Window` and into how many shards its dimension is split, or a whole op and what it iterates over. Leaves: the
-elements along the dimension that go through each permute, or the collectives with their bytes.
+Enters: a `Window` and into how many shards its dimension is split, or all that reads one array. Leaves: the elements
+along the dimension that go through each permute, or the collectives with their bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.reshard import GATHER, PERMUTE
-from toast_cli.plan.sharding import shards
+from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Op, Program, Window
 
 # [shards] first and last element (excluded) of the operand that each needs; there may be fewer on its ends.
@@ -39,25 +39,41 @@ class Exchange(NamedTuple):
     bytes: float
 
 
-def exchanges(
-    program: Program, op: Op, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
-) -> Iterator[Exchange]:
-    """What devices send each other of an op's first operand where its windows reach beyond their shards, or of its
-    result where it moves elements about otherwise. kinds: [slots] of the op's form."""
-    if not op.windows:
-        for axes, kind in zip(iteration.slot_axes, kinds, strict=True):
-            if axes and kind is SlotKind.PERMUTATION:
-                whole = program.values[op.results[0]].bytes
-                yield Exchange(PERMUTE, axes, whole / shards(iteration.computed[0], sizes))
-        return
-    size = program.values[op.operands[0]].bytes / shards(iteration.operands[0], sizes)
-    for window in op.windows:
-        axes = iteration.operands[0][window.operand_dim]
+class Read(NamedTuple):
+    """How an op reads its first operand through windows. at: the sharding it needs it in. summed: the dimensions of it
+    along which the op adds up over what devices have."""
+
+    windows: tuple[Window, ...]
+    at: Sharding
+    summed: tuple[int, ...]
+
+
+def read_of(windows: tuple[Window, ...], iteration: Iteration) -> Read:
+    """How an op that has these windows reads its first operand."""
+    at, made = iteration.operands[0], iteration.computed[0]
+    return Read(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
+
+
+def neighbours(whole_bytes: float, reads: Sequence[Read], sizes: tuple[int, ...]) -> list[tuple[Exchange, list[int]]]:
+    """What devices send each other of one array for all ops that read it through windows, each with the places of the
+    reads it serves.
+
+    Ops that read it alike share what is sent, as in XLA's partitioner; windows that differ in anything do not.
+    """
+    alike: dict[Read, list[int]] = {}
+    for place, read in enumerate(reads):
+        alike.setdefault(read, []).append(place)
+    return [(exchange, places) for read, places in alike.items() for exchange in _of_read(whole_bytes, read, sizes)]
+
+
+def _of_read(whole_bytes: float, read: Read, sizes: tuple[int, ...]) -> Iterator[Exchange]:
+    size = whole_bytes / shards(read.at, sizes)
+    for window in read.windows:
+        axes = read.at[window.operand_dim]
         if not axes:
             continue
         count = shards((axes,), sizes)
-        summed = iteration.computed[0][window.result_dim] != axes
-        sent = exchanged(window, count, summed=summed)
+        sent = exchanged(window, count, summed=window.operand_dim in read.summed)
         if sent is None:
             size *= count
             yield Exchange(GATHER, axes, size)
@@ -66,6 +82,28 @@ def exchanges(
         for elements in sent:
             yield Exchange(PERMUTE, axes, element * elements)
         size += element * sum(sent)
+
+
+def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
+    """Ops that read a value through windows, loop by loop: what is sent in one loop is of no use in another."""
+    found: dict[int, list[int]] = {}
+    for number, position in program.users[value]:
+        op = program.ops[number]
+        if op.windows and position == 0:
+            found.setdefault(op.loop, []).append(number)
+    return list(found.items())
+
+
+def rotations(
+    op: Op, whole_bytes: float, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
+) -> Iterator[Exchange]:
+    """What devices send each other of an op's result, of so many bytes, where it moves elements about without windows.
+    kinds: [slots] of the op's form."""
+    if op.kind.windowed:
+        return
+    for axes, kind in zip(iteration.slot_axes, kinds, strict=True):
+        if axes and kind is SlotKind.PERMUTATION:
+            yield Exchange(PERMUTE, axes, whole_bytes / shards(iteration.computed[0], sizes))
 
 
 @lru_cache(maxsize=50_000)

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.halo import exchanges
+from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
 from toast_cli.plan.partials import (
     Hop,
     Partial,
@@ -31,7 +31,8 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import copies_of, put_in_order_first, reshard_steps, runs_by_loop
+from toast_cli.plan.reshard import Move, copies_of, moves_of, reshard_steps, runs_by_loop
+from toast_cli.plan.settle import settled
 from toast_cli.plan.sharding import Sharding, replicated, without
 from toast_cli.program.ops import ARGUMENT, CARRY
 
@@ -115,7 +116,7 @@ class _Lowering:
                     computed[part.value] = part.partial.at
         summed = self._summed(shardings, computed, required, partial, added)
         alone = {value for value in computed if in_two_steps(ops[self._program.producer[value]], 1)}
-        return PartitionedProgram(
+        lowered = PartitionedProgram(
             self._problem.mesh.names,
             self._sizes,
             shardings,
@@ -131,6 +132,7 @@ class _Lowering:
             found=frozenset(found & computed.keys()),
             collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
+        return settled(self._program, lowered)
 
     def _summed(
         self,
@@ -215,8 +217,9 @@ class _Lowering:
                 if number not in in_sums:
                     yield from self._results(number)
                 yield from self._pinned(number)
-                yield from self._exchanges(number)
+                yield from self._rotations(number)
         for value, uses in enumerate(self._program.users):
+            yield from self._neighbours(value)
             if self._program.values[value].shape and uses and not self._problem.free[value]:
                 yield from self._reshards(value, uses)
 
@@ -262,14 +265,22 @@ class _Lowering:
                         step.kind, step.axes, value, number, source, target, local, op.trips, op.loop, "inside", "pin"
                     )
 
-    def _exchanges(self, number: int) -> Iterator[Collective]:
+    def _rotations(self, number: int) -> Iterator[Collective]:
         op, iteration = self._program.ops[number], self._iterations[number]
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        for kind, axes, local in exchanges(self._program, op, kinds, iteration, self._sizes):
-            value = op.operands[0] if op.windows else op.results[0]
-            uses = ((number, 0),) if op.windows else ()
-            at = iteration.operands[0] if op.windows else iteration.computed[0]
-            yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours", uses)
+        value, at = op.results[0], iteration.computed[0]
+        for kind, axes, local in rotations(op, self._program.values[value].bytes, kinds, iteration, self._sizes):
+            yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours")
+
+    def _neighbours(self, value: int) -> Iterator[Collective]:
+        """Of what is read through windows, for all that read it so in one loop."""
+        ops, size = self._program.ops, self._program.values[value].bytes
+        for loop, numbers in windowed(self._program, value):
+            reads = [read_of(ops[number].windows, self._iterations[number]) for number in numbers]
+            for (kind, axes, local), places in neighbours(size, reads, self._sizes):
+                served, at = [numbers[place] for place in places], reads[places[0]].at
+                runs, uses = max(ops[op].trips for op in served), tuple([(op, 0) for op in served])
+                yield Collective(kind, axes, value, served[0], at, at, local, runs, loop, "inside", "neighbours", uses)
 
     def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
         """Between where an array is made and where it is read."""
@@ -278,42 +289,20 @@ class _Lowering:
             return
         made, whole, maker = self._made[value], program.values[value], program.ops[program.producer[value]]
         needed = [self._iterations[op].operands[k] for op, k in uses]
-        for copy in copies_of(made, needed, self._sizes, whole.shape):
-            served = [uses[place] for place in copy.places]
+        for move in moves_of(made, copies_of(made, needed, self._sizes, whole.shape)):
+            served = tuple([uses[place] for place in move.places])
             runs = runs_by_loop([(problem.edge_loop(*use), problem.edge_trips(*use)) for use in served])
-            for place, step in enumerate(copy.steps):
-                local, before = whole.bytes * step.fraction, made if place == 0 else None
-                after = copy.sharding if place == len(copy.steps) - 1 else None
-                if place == 0 and put_in_order_first(copy) and sum(runs.values()) > maker.trips:
-                    once: Edge = "before" if runs.keys() != {maker.loop} else "inside"
-                    yield Collective(
-                        step.kind,
-                        step.axes,
-                        value,
-                        served[0][0],
-                        before,
-                        after,
-                        local,
-                        maker.trips,
-                        maker.loop,
-                        once,
-                        "reshard",
-                        tuple(served),
-                    )
-                    continue
-                for loop, count in runs.items():
-                    there = tuple([use for use in served if problem.edge_loop(*use) == loop])
-                    yield Collective(
-                        step.kind,
-                        step.axes,
-                        value,
-                        there[0][0],
-                        before,
-                        after,
-                        local,
-                        count,
-                        loop,
-                        "inside",
-                        "reshard",
-                        there,
-                    )
+            if move.ordered and sum(runs.values()) > maker.trips:
+                edge: Edge = "before" if runs.keys() != {maker.loop} else "inside"
+                yield self._moved(value, move, maker.trips, maker.loop, edge, served)
+                continue
+            for loop, count in runs.items():
+                there = tuple([use for use in served if problem.edge_loop(*use) == loop])
+                yield self._moved(value, move, count, loop, "inside", there)
+
+    def _moved(
+        self, value: int, move: Move, runs: float, loop: int, edge: Edge, uses: tuple[tuple[int, int], ...]
+    ) -> Collective:
+        step, op = move.step, uses[0][0]
+        kind, axes, local = step.kind, step.axes, self._program.values[value].bytes * step.fraction
+        return Collective(kind, axes, value, op, move.before, move.after, local, runs, loop, edge, "reshard", uses)

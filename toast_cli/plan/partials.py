@@ -241,13 +241,14 @@ def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
 
 def _read_in(part: _Open, required: Sharding) -> tuple[_Open | None, _Open]:
     """The part as a use reads it that needs `required`, and as it is reduced if it ends there. Of axes that it is
-    reduced over and that split `required`, each device keeps a piece of the total. None where it has to be resharded
-    besides, or is complete."""
+    reduced over and that split `required`, besides all that split it now, each device keeps a piece of the total. None
+    where it has to be resharded besides, or is complete."""
     partial = part.partial
     if partial is None or partial.to == required:
         return (part if partial else None), part
     at, to, reduced = partial
-    cut = tuple([axis for axis in reduced if axis in axes_of(required)])
+    over = axes_of(required)
+    cut = tuple([axis for axis in reduced if axis in over]) if axes_of(to) <= over else ()
     ended = part._replace(cut=(*part.cut, *cut))
     if not refines(required, to) or axes_of(required) - axes_of(to) != set(cut):
         return None, ended

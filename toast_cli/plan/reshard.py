@@ -37,15 +37,34 @@ class Step:
     fraction: float
 
 
+Hop = tuple[Step, Sharding]  # a step and the sharding it leads to
+# The number of a hop and the hops up to the next sharding that is spelled out: what makes it the same for two copies.
+Way = tuple[int, tuple[Hop, ...]]
+
+
 class Copy(NamedTuple):
-    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `steps` that communicate."""
+    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, of which some communicate."""
 
     sharding: Sharding
     places: tuple[int, ...]
-    steps: tuple[Step, ...]
+    hops: tuple[Hop, ...]
 
 
-Hop = tuple[Step, Sharding]  # a step and the sharding it leads to
+class Move(NamedTuple):
+    """One collective on the way to a copy, or to several.
+
+    Attributes:
+        before, after: shardings on either side; the first step of a way starts where the array is made.
+        places: of the uses that it serves. ordered: see `put_in_order_first`.
+    """
+
+    step: Step
+    before: Sharding
+    after: Sharding
+    places: tuple[int, ...]
+    ordered: bool
+
+
 _Queued = tuple[float, int, Sharding, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
 
 
@@ -69,8 +88,42 @@ def copies_of(
     for place, sharding in enumerate(needed):
         if sharding is not made and sharding != made:
             wanted.setdefault(sharding, []).append(place)
-    found = [Copy(at, tuple(places), reshard_steps(made, at, sizes, shape)) for at, places in wanted.items()]
-    return [copy for copy in found if copy.steps]
+    found = [Copy(at, tuple(places), route(made, at, sizes, shape)) for at, places in wanted.items()]
+    return [copy for copy in found if communicates(copy.hops)]
+
+
+def communicates(hops: tuple[Hop, ...]) -> bool:
+    """Whether some hop is more than a slice."""
+    return any(step.kind != SLICE for step, _ in hops)
+
+
+def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[Move]:
+    """The collectives that make the copies of an array that is made as `made`.
+
+    Copies whose ways begin alike share that part, up to a sharding that is spelled out in both (see `waypoints`): what
+    is gathered for one and then cut is gathered for the other as well. XLA's partitioner keeps an array in every
+    sharding that it was asked for.
+    """
+    served: dict[Way, tuple[int, ...]] = {}  # a hop, and the way it belongs to -> uses
+    ways = [ways_of(copy.hops) for copy in copies]
+    for copy, way in zip(copies, ways, strict=True):
+        for hop in way:
+            served[hop] = (*served.get(hop, ()), *copy.places)
+    for copy, way in zip(copies, ways, strict=True):
+        at, ordered = made, put_in_order_first(copy)
+        for (step, to), hop in zip(copy.hops, way, strict=True):
+            places = served.pop(hop, None)
+            if step.kind != SLICE:
+                if places is not None:
+                    yield Move(step, at, to, places, ordered)
+                ordered = False
+            at = to
+
+
+def ways_of(hops: tuple[Hop, ...]) -> list[Way]:
+    """[hops] its number, and the hops up to the next sharding that is spelled out."""
+    ends = [*stations(hops), len(hops)]
+    return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
 
 
 def runs_by_loop(uses: Iterable[tuple[int, float]]) -> dict[int, float]:
@@ -85,7 +138,8 @@ def put_in_order_first(copy: Copy) -> bool:
     """Whether a copy is put in another order before it is gathered. What a loop reads then goes into the loop in that
     order, since propagation takes the sharding on the way to be the array's: the first step runs no more often than the
     array is made."""
-    return len(copy.steps) > 1 and copy.steps[0].kind == PERMUTE
+    kinds = [step.kind for step, _ in copy.hops if step.kind != SLICE]
+    return len(kinds) > 1 and kinds[0] == PERMUTE
 
 
 @lru_cache(maxsize=200_000)
@@ -94,19 +148,17 @@ def waypoints(
 ) -> tuple[Sharding, ...]:
     """Shardings between the two without which XLA would not find its way; none where it takes one step."""
     hops = route(source, target, sizes, shape)
+    return tuple([hops[end - 1][1] for end in stations(hops)])
+
+
+def stations(hops: tuple[Hop, ...]) -> list[int]:
+    """After how many hops the shardings stand that have to be spelled out on a way; see `waypoints`."""
     kinds = [step.kind for step, _ in hops]
-    if (
-        len(set(kinds) - {SLICE}) < 2
-        and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE})
-        and _finer(source, target, kinds)
-    ):
-        return ()
-    return tuple(at for k, (_, at) in enumerate(hops[:-1]) if (kinds[k], kinds[k + 1]) != (SLICE, SLICE))
-
-
-def _finer(source: Sharding, target: Sharding, kinds: list[str]) -> bool:
-    """Whether steps of one kind are one step, or gathers, which XLA takes in one go."""
-    return len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}
+    moves = set(kinds) - {SLICE}
+    one = len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}  # gathers XLA takes in one go
+    if len(moves) < 2 and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE}) and one:
+        return []
+    return [k for k in range(1, len(hops)) if (kinds[k - 1], kinds[k]) != (SLICE, SLICE)]
 
 
 def route(source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[Hop, ...]:

@@ -69,6 +69,7 @@ class OpKind:
         per_device: devices exchange something in it or are told apart by it.
         whole: XLA computes it whole on every device, and what it reads is needed whole (a Fourier transform too,
             whatever Shardy's rule for it says: fft_handler.cc).
+        windowed: an element of its result is made from a window of its first operand; `Op.windows` says from which.
     """
 
     name: str
@@ -93,6 +94,7 @@ class OpKind:
     no_arithmetic: bool = False
     per_device: bool = False
     whole: bool = False
+    windowed: bool = False
 
     @cached_property
     def matrix_unit(self) -> bool:
@@ -198,10 +200,10 @@ stablehlo.broadcast                 rearranges view positive
 stablehlo.broadcast_in_dim          rearranges view positive
 stablehlo.concatenate               rearranges positive
 stablehlo.dynamic_slice             rearranges takes_part positive
-stablehlo.pad                       rearranges
+stablehlo.pad                       rearranges windowed
 stablehlo.reshape                   rearranges view positive
 stablehlo.reverse                   rearranges positive
-stablehlo.slice                     rearranges view takes_part positive
+stablehlo.slice                     rearranges view takes_part positive windowed
 stablehlo.transpose                 rearranges view positive
 stablehlo.dynamic_broadcast_in_dim  rearranges
 stablehlo.dynamic_pad               rearranges
@@ -218,14 +220,14 @@ stablehlo.scatter                   lookup in_place updates
 stablehlo.dot                       contraction
 stablehlo.dot_general               contraction
 stablehlo.einsum                    contraction
-stablehlo.convolution               convolution
+stablehlo.convolution               convolution windowed
 stablehlo.dynamic_conv              convolution
 stablehlo.unary_einsum
 chlo.ragged_dot                     contraction
 
 stablehlo.reduce                    reduction computes_operands
-stablehlo.reduce_window             reduction
-stablehlo.select_and_scatter        reduction
+stablehlo.reduce_window             reduction windowed
+stablehlo.select_and_scatter        reduction windowed
 chlo.scan                           reduction
 
 stablehlo.batch_norm_grad

@@ -7,8 +7,9 @@ array is moved where it is read (as in Alpa, arXiv:2201.12023, and XLA's former 
 assignment, so no plan is faster than the cheapest of them. What the bound does not know: device memory, and ops of one
 pattern that are split otherwise than each other (those of mirrored layers).
 
-Two things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
-reduction, and a copy for readers in several loops as that of the dearest. Enters: a `Problem`. Leaves: seconds.
+Three things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
+reduction, a copy for readers in several loops as that of the dearest, and what several ops read through windows as
+what the dearest of them needs. Enters: a `Problem`. Leaves: seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, lay_out
 from toast_cli.plan.partials import SumStep, cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Copy, reshard_steps
+from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 from toast_cli.process import end_with_parent
@@ -65,11 +66,14 @@ def least_seconds(
         return 0.0
     start = time.monotonic()
     program = _Program(problem)
-    for add in (program.take_ways, program.take_aliases, program.take_reshards):
+    for add in (program.take_ways, program.take_aliases, program.take_neighbours, program.take_reshards):
         add()
         if ended() or len(program.cost) > MOST_VARIABLES:
             return 0.0
     return program.solve(max(1.0, seconds - (time.monotonic() - start)), asked)
+
+
+_Goal = Sharding | Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class _Program:
         for added in self._items.sums:
             for pattern in sorted({term.pattern for term in added.terms}):
                 self._sums[pattern].append(added)
+        self._windowed = frozenset().union(*(read.patterns for read in self._items.neighbours))
         self._every = [_every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
         self._ways = [self._ways_of(number) for number in range(len(problem.patterns))]
         self._first = [int(n) for n in np.cumsum([0, *map(len, self._ways)])]
@@ -173,33 +178,76 @@ class _Program:
     def _reshards(self, item: ArrayItem) -> None:
         made = self._by_sharding(item.pattern, lambda it: it.shardings[item.result])
         loops = {reader.loop for reader in item.readers}
-        copies: dict[tuple[Sharding, Sharding], list[tuple[int, float]]] = defaultdict(list)
+        copies: dict[tuple[Sharding, _Goal], list[tuple[int, float]]] = defaultdict(list)
+        wanted = sorted({t for r in item.readers for t in self._by_sharding(r.pattern, _operand(r.position))})
+        goals = {s: self._goals(item, s, wanted) for s in made}
         for place, reader in enumerate(item.readers):
             taken = self._by_sharding(reader.pattern, _operand(reader.position))
-            prices = {(s, t): self._copy_seconds(item, s, t, place) for s in made for t in taken}
-            if not any(prices.values()):
+            prices = {(s, t): self._move_seconds(item, s, t, place) for s in made for t in taken}
+            if not any(map(any, prices.values())):
                 continue
             flows = {pair: self._variable(0.0) for pair in prices}
             for s, ways in made.items():
                 self._rows.append(({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
             for t, ways in taken.items():
                 self._rows.append(({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
-            for pair, price in prices.items():
-                if price:
-                    copies[pair].append((flows[pair], price))
+            for (s, t), moves in prices.items():
+                paid: dict[_Goal, float] = defaultdict(float)
+                for goal, price in zip(goals[s][t], moves, strict=False):
+                    paid[goal] += price
+                for goal, price in paid.items():
+                    if price:
+                        copies[s, goal].append((flows[s, t], price))
         for shared in copies.values():
             most = max(price for _, price in shared)
             if len(shared) == 1 and len(loops) == 1:
-                self.cost[shared[0][0]] = most
+                self.cost[shared[0][0]] += most
                 continue
             copy = self._variable(most)
             self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
 
-    def _copy_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> float:
-        """Of one reader's copy of the item's arrays."""
-        steps = reshard_steps(made, taken, self._problem.mesh.sizes, item.shape) if made != taken else ()
-        copies = [Copy(taken, (place,), steps)] if steps else []
-        return sum(use.seconds for use in self._pricer.array_collectives(item, made, copies))
+    def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[_Goal]]:
+        """Sharding that readers want -> what each of the moves to it is for: the way so far where ways to others begin
+        like it, and then the sharding itself."""
+        routes = {at: route(made, at, self._problem.mesh.sizes, item.shape) for at in wanted}
+        ways = {at: ways_of(hops) for at, hops in routes.items()}
+        begun = Counter(way for of in ways.values() for way in of)
+        return {
+            at: [
+                way if begun[way] > 1 else at
+                for way, (step, _) in zip(ways[at], routes[at], strict=True)
+                if step.kind != SLICE
+            ]
+            for at in wanted
+        }
+
+    def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> list[float]:
+        """Of each move to one reader's copy of the item's arrays."""
+        way = route(made, taken, self._problem.mesh.sizes, item.shape)
+        copies = [Copy(taken, (place,), way)] if communicates(way) else []
+        return [use.seconds for use in self._pricer.array_collectives(item, made, copies)]
+
+    def take_neighbours(self) -> None:
+        """What is read through windows: as much as the dearest of its readers needs."""
+        for item in self._items.neighbours:
+            prices: list[dict[int, float]] = []
+            for reader in item.readers:
+                alone = replace(item, readers=(reader,))
+                found = {
+                    variable: sum(
+                        u.seconds for u in self._pricer.neighbour_collectives(alone, {reader[0]: way.iteration})
+                    )
+                    for variable, way in zip(self._of(reader[0]), self._ways[reader[0]], strict=True)
+                }
+                prices.append({variable: price for variable, price in found.items() if price})
+            if len(prices) == 1:
+                for variable, price in prices[0].items():
+                    self.cost[variable] += price
+            elif any(prices):
+                most = max(price for found in prices for price in found.values())
+                sent = self._variable(most)
+                for found in filter(None, prices):
+                    self._rows.append(({sent: 1.0} | {v: -price / most for v, price in found.items()}, 0.0, 1.0))
 
     def _ways_of(self, number: int) -> list[_Way]:
         """The ways to split ops of a pattern; of those that are alike to all other patterns the cheapest."""
@@ -210,8 +258,9 @@ class _Program:
                 + sum(use.seconds for use in self._pricer.work_collectives(work, iteration))
                 for work in self._work[number]
             )
+            computed = iteration.computed if number in self._windowed else ()  # what neighbours send hangs on it
             for cut, seconds in self._reductions(number, iteration):
-                key = (iteration.operands, iteration.shardings, cut)
+                key = (iteration.operands, computed, iteration.shardings, cut)
                 if key not in best or own + seconds < best[key].seconds:
                     best[key] = _Way(iteration, cut, own + seconds)
         return list(best.values())

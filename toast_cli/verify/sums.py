@@ -185,7 +185,8 @@ def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh
 
 
 def cut_along(graph: Graph, node: Node, user: Node, mesh: Mesh) -> set[str]:
-    """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none."""
+    """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none.
+    None, too, where some devices along them keep the same."""
     if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
         return set()
     varying: set[str] = set()
@@ -195,7 +196,8 @@ def cut_along(graph: Graph, node: Node, user: Node, mesh: Mesh) -> set[str]:
             return set()
         grid = numbers[:, 0].reshape(mesh.sizes)
         varying.update(axis for k, axis in enumerate(mesh.names) if np.ptp(grid, axis=k).any())
-    return varying
+    pieces = sum(node.sizes) // sum(user.sizes)
+    return varying if pieces == mesh.size_of(tuple(varying)) else set()
 
 
 def group_axes(node: Node, mesh: Mesh) -> tuple[str, ...]:

@@ -1,0 +1,54 @@
+"""Arrays that are read through windows as cost items, each for all that look alike: what devices send each other of one
+array serves all ops that read it. What that is under a plan is for `plan.halo` to say.
+
+Enters: a `Problem`. Leaves: `NeighbourItem`s.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from toast_cli.plan.halo import Read, read_of, windowed
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.problem import Problem
+from toast_cli.program.model import Window
+
+Reader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourItem:
+    """Arrays of so many bytes that ops in one loop read through windows. readers: unlike ones only. runs: of one reader
+    of each array, all of them together, in one run of the program. op, value: one reader, and what it reads."""
+
+    bytes: int
+    readers: tuple[Reader, ...]
+    runs: float
+    op: int
+    value: int
+
+    @property
+    def patterns(self) -> frozenset[int]:
+        """All that decide what is sent."""
+        return frozenset([pattern for pattern, _ in self.readers])
+
+    def reads(self, lowered: Mapping[int, Iteration]) -> list[Read]:
+        """[readers] how each reads the array. lowered: pattern -> what it iterates over."""
+        return [read_of(windows, lowered[pattern]) for pattern, windows in self.readers]
+
+
+def neighbour_items(problem: Problem) -> tuple[NeighbourItem, ...]:
+    """All arrays of the program that are read through windows."""
+    program, pattern = problem.program, problem.op_pattern
+    runs: dict[tuple[int, tuple[Reader, ...]], float] = defaultdict(float)
+    example: dict[tuple[int, tuple[Reader, ...]], tuple[int, int]] = {}
+    for value, array in enumerate(program.values):
+        for _, readers in windowed(program, value):
+            ops = [program.ops[number] for number in readers]
+            unlike = dict.fromkeys((pattern[n], op.windows) for n, op in zip(readers, ops, strict=True))
+            key = array.bytes, tuple(unlike)
+            runs[key] += max(op.trips for op in ops)
+            example.setdefault(key, (readers[0], value))
+    return tuple(NeighbourItem(*key, count, *example[key]) for key, count in runs.items())
