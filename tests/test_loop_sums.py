@@ -50,13 +50,13 @@ def narrow(w: jax.Array, x: jax.Array) -> jax.Array:
     return w - lax.scan(lambda g, part: (g + jax.grad(low)(w, part), None), jnp.zeros_like(w), x)[0]
 
 
-def turned_inside(w: jax.Array, x: jax.Array) -> jax.Array:
-    """The gradient is turned in each trip, behind its conversion."""
+def turned(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The gradient is turned in each trip, once it has been converted."""
 
     def low(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.tanh(x.astype(jnp.bfloat16) @ w.T.astype(jnp.bfloat16)).astype(jnp.float32))
+        return jnp.sum(jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32))
 
-    return w - lax.scan(lambda g, part: (g + jax.grad(low)(w, part), None), jnp.zeros_like(w), x)[0]
+    return w - lax.scan(lambda g, part: (g + jax.grad(low)(w.T, part).T, None), jnp.zeros_like(w), x)[0]
 
 
 def recurrent(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -110,8 +110,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Decisions, int, l
                                [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 4)]),
     "scattered behind the loop": (accumulated, (W, X), [*DATA, ("w.0", "data"), (ACCUMULATORS, "data")], 1,
                                   [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 1)]),
-    "turned and scattered behind": (turned_inside, (arg(F, D), X), [*DATA, ("w.1", "data"), (ACCUMULATORS, "data")], 1,
-                                    [("all-gather", "data", 512, 4), ("reduce-scatter", "data", 256, 1)]),
+    "turned and scattered behind": (
+        turned, (arg(F, D), X), [*DATA, ("w.1", "data"), ("w.0", "model"), (ACCUMULATORS, "data")], 1,
+        [("all-gather", "data", 256, 4), ("reduce-scatter", "data", 128, 1)]),
     "scattered in part": (accumulated, (W, X), [*DATA, ("x.1", "model"), ("w.0", "model")], 1,
                           [("all-gather", "model", 1024, 4), ("reduce-scatter", "model", 512, 4),
                            ("all-reduce", "data", 512, 1)]),
