@@ -36,7 +36,7 @@ from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective, collectives_in
+from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
@@ -156,7 +156,9 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
     return row
 
 
-def compiled_collectives(written: bytes, problem: Problem, job: Job, folder: Path) -> list[Collective] | Failure:
+def compiled_collectives(
+    written: bytes, problem: Problem, job: Job, folder: Path
+) -> list[CompiledCollective] | Failure:
     """Those of the partitioned program, or of the final one where real chips are compiled for; these programs are kept
     in `folder`.
     """

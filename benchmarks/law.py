@@ -36,7 +36,7 @@ from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import applicable, strategy
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.traffic import compare_traffic
@@ -191,7 +191,7 @@ def differing(one: Totals, other: Totals) -> str:
     return ""
 
 
-def compiled(outcome: Outcome, plan: Plan) -> list[Collective] | Failure:
+def compiled(outcome: Outcome, plan: Plan) -> list[CompiledCollective] | Failure:
     """The collectives after XLA's partitioner, of the program as written with Shardy's annotations."""
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
     return collectives_after_partitioning(

@@ -28,11 +28,11 @@ from toast_cli.plan.lower import lower
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
-from toast_cli.verify.compile import Form, compile_on_cpu
+from toast_cli.verify.compile import Dialect, compile_on_cpu
 from toast_cli.verify.numbers import compare_numbers
 
 MESHES = ("v4-32", "a100-16", "p100-8")
-FORMS: tuple[Form, ...] = ("stablehlo", "hlo")
+FORMS: tuple[Dialect, ...] = ("stablehlo", "hlo")
 
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "exit": "{exit}", "plan": "{plan}", "stablehlo": "{stablehlo}",
@@ -78,7 +78,7 @@ def splitting(problem: Problem) -> dict[str, Plan]:
     return {name: plan for name, plan in plans if any(any(at) for at in lower(problem, plan).shardings)}
 
 
-def judge(source: Source, problem: Problem, plan: Plan, form: Form, *, run: bool, compile_it: bool) -> str:
+def judge(source: Source, problem: Problem, plan: Plan, form: Dialect, *, run: bool, compile_it: bool) -> str:
     """How far one form of a plan gets: "reads", "compiles", "equal", or what went wrong."""
     written = emit(source, lower(problem, plan), form)
     parse(written, form)

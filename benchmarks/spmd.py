@@ -19,7 +19,7 @@ from toast_cli.plan.lower import lower
 from toast_cli.report.model import CollectiveFacts
 from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
@@ -47,7 +47,7 @@ def rows(name: str) -> None:
         print(f"{name:16} {strategy:24} {seconds:6.2f} s  {wrong}  {traffic}", flush=True)
 
 
-def traffic_of(promised: list[CollectiveFacts], found: list[Collective]) -> str:
+def traffic_of(promised: list[CollectiveFacts], found: list[CompiledCollective]) -> str:
     """Both sums, and how much of them is alike."""
     compared = compare_traffic(promised, found, SHAPE)
     sums = f"promised {compared.promised_bytes:,.0f} written {compared.compiled_bytes:,.0f}"

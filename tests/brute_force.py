@@ -24,7 +24,7 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
-from toast_cli.evaluate.neighbour_items import NeighbourItem, Reader
+from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
@@ -322,7 +322,7 @@ class _Selection:
             for of_reader in prices:
                 self._row({sent: 1.0} | {way: -price / most for way, price in of_reader.items()}, 0.0, 1.0)
 
-    def _sent_seconds(self, item: NeighbourItem, reader: Reader) -> dict[int, float]:
+    def _sent_seconds(self, item: NeighbourItem, reader: NeighbourReader) -> dict[int, float]:
         """Way of one reader -> what it alone needs."""
         alone, op = replace(item, readers=(reader,)), reader[0]
         return {

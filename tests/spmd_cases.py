@@ -11,7 +11,7 @@ from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.frontend import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.verify.compile import Form
+from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import input_sets
 from toast_cli.verify.numbers import ORIGINAL, PARTITIONED, numbers_task, result_types
@@ -25,7 +25,7 @@ def wrong_results(source: Source, lowered: PartitionedProgram, devices: int) -> 
     return wrong_in(source, emit_spmd(source, lowered), devices)
 
 
-def wrong_in(source: Source, written: bytes, devices: int, form: Form = "stablehlo") -> list[int]:
+def wrong_in(source: Source, written: bytes, devices: int, form: Dialect = "stablehlo") -> list[int]:
     """The same for a program that has been written."""
     request = {"form": form, "devices": devices, "shardy": form == "stablehlo", "seed": 0, "seconds": 600.0}
     with tempfile.TemporaryDirectory() as name:

@@ -8,7 +8,7 @@ import pytest
 from toast_cli import xla
 from toast_cli.verify import child
 from toast_cli.verify.child import Failure, abort_reason, ask
-from toast_cli.verify.collectives import Collective, collectives_in
+from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 from toast_cli.verify.errors import ResultError, relative_error
 from toast_cli.verify.hlo_text import array_bytes
@@ -115,13 +115,13 @@ ENTRY %main (a: f32[8,4], p: pred[]) -> f32[2,4] {
 def test_collectives() -> None:
     found = collectives_in(COMPILED, *MESH)
     assert sorted(found, key=lambda c: (c.kind, c.bytes, c.count)) == [
-        Collective("all-gather", ("model",), 32, 1.0),
-        Collective("all-gather", ("model",), 32, 5.0, "jit(f)/dot"),
-        Collective("all-reduce", ("model",), 8, 1.0),
-        Collective("all-reduce", ("model",), 16, 1.0),
-        Collective("all-to-all", ("model",), 16, 1.0),
-        Collective("collective-permute", ("model",), 16, 0.5),
-        Collective("reduce-scatter", ("data",), 32, 1.0),
+        CompiledCollective("all-gather", ("model",), 32, 1.0),
+        CompiledCollective("all-gather", ("model",), 32, 5.0, "jit(f)/dot"),
+        CompiledCollective("all-reduce", ("model",), 8, 1.0),
+        CompiledCollective("all-reduce", ("model",), 16, 1.0),
+        CompiledCollective("all-to-all", ("model",), 16, 1.0),
+        CompiledCollective("collective-permute", ("model",), 16, 0.5),
+        CompiledCollective("reduce-scatter", ("data",), 32, 1.0),
     ]
 
 
@@ -158,7 +158,7 @@ def test_windowed_products(kind: str, name: str, size: int) -> None:
     64.
     """
     found = collectives_in(WINDOWED.replace("KIND", kind), *MESH)
-    assert found == [Collective(name, ("data",), size, 2.0)]
+    assert found == [CompiledCollective(name, ("data",), size, 2.0)]
     body = "body=%wide.windowed_dot_general_body_KIND.clone.sunk"
     counted = WINDOWED.replace(body, body + ', backend_config={"known_trip_count":{"n":"2"}}')
     assert collectives_in(counted.replace("KIND", kind), *MESH) == found
@@ -170,9 +170,9 @@ def test_the_permute_before_or_after_a_windowed_product_is_part_of_it(kind: str,
     named = WINDOWED.replace(pairs, pairs + ', metadata={op_name="jit(f)/dot"}').replace("KIND", kind)
     closing = "  %home = bf16[4,8]{1,0} collective-permute(%sum), channel_id=9, " + pairs
     own, other = (f'{closing}, metadata={{op_name="jit(f)/{name}"}}\n}}' for name in ("dot", "roll"))
-    around = Collective(made[0], ("data",), made[1], 2.0, "jit(f)/dot")
+    around = CompiledCollective(made[0], ("data",), made[1], 2.0, "jit(f)/dot")
     assert collectives_in(named[: named.rindex("}")] + own, *MESH) == [around]
-    moved = Collective("collective-permute", ("data",), 64, 1.0, "jit(f)/roll")
+    moved = CompiledCollective("collective-permute", ("data",), 64, 1.0, "jit(f)/roll")
     assert collectives_in(named[: named.rindex("}")] + other, *MESH) == [around, moved]
 
 
@@ -195,7 +195,7 @@ def test_the_permutes_of_an_unrolled_scatter() -> None:
 
     zeros = [("%broadcast.3", there), ("%broadcast.3", back)]
     sums = [("%fusion.1", there), ("%gte.2", back), ("%add", there)]
-    scatter = Collective("reduce-scatter", ("data",), 64, 1.0, "jit(f)/dot_general")
+    scatter = CompiledCollective("reduce-scatter", ("data",), 64, 1.0, "jit(f)/dot_general")
     assert collectives_in(text("dot_general", zeros + sums), *MESH) == [scatter]
     assert collectives_in(text("dot_general", zeros + sums * 2), *MESH) == [scatter] * 2
     for op, permutes in (("dot_general", sums), ("roll", sums), ("dot_general", [*sums, sums[0]])):

@@ -17,7 +17,7 @@ from programs import Case, arg, source_of
 from toast_cli import xla
 from toast_cli.emit import emit
 from toast_cli.emit.snippet import matcher, rules_of, snippet, trimmed
-from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec
+from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_snippet_without_names() -> None:
 LAYER = "['layers'][{}]['w']"
 DATA, MODEL_LAST, ALL = (("data",), None), (None, ("model",)), (None, None)
 # name -> (path, spec) of arguments, of results, the rules
-FOLDED: dict[str, tuple[list[tuple[str, Spec]], list[tuple[str, Spec]], list[tuple[str, Spec]]]] = {
+FOLDED: dict[str, tuple[list[tuple[str, NamedAxes]], list[tuple[str, NamedAxes]], list[tuple[str, NamedAxes]]]] = {
     "layers, and one that is split otherwise": (
         [(f"p['layers'][{k}]['w']", ALL if k == 1 else DATA) for k in range(3)], [("result", ())],
         [("p['layers'][1]['w']", ()), ("p['layers'][*]['w']", DATA[:1])],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.collectives import Collective, collectives_in
+from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 MESH = (("data", "model"), (4, 2))
 ALONG_DATA = "replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"
@@ -14,34 +14,37 @@ ALONG_MODEL = "replica_groups=[4,2]<=[8]"
 INSTRUCTIONS = {
     "gather": (
         f"(bf16[8,64]{{1,0}}, bf16[32,64]{{1,0}}) all-gather-start(%p), channel_id=1, {ALONG_DATA}, dimensions={{0}}",
-        [Collective("all-gather", ("data",), 32 * 64 * 2, 1.0)],
+        [CompiledCollective("all-gather", ("data",), 32 * 64 * 2, 1.0)],
     ),
     "combined scatter": (
         "((bf16[32,64]{1,0}, f32[32,2]{1,0}), (bf16[8,64]{1,0}, f32[8,2]{1,0})) reduce-scatter-start(%p, %q), "
         f"channel_id=2, {ALONG_DATA}, dimensions={{0}}, to_apply=%add",
-        [Collective("reduce-scatter", ("data",), 1024, 1.0), Collective("reduce-scatter", ("data",), 64, 1.0)],
+        [
+            CompiledCollective("reduce-scatter", ("data",), 1024, 1.0),
+            CompiledCollective("reduce-scatter", ("data",), 64, 1.0),
+        ],
     ),
     "reduction": (
         f"bf16[1024]{{0}} all-reduce-start(%concatenated), channel_id=3, {ALONG_MODEL}, to_apply=%add",
-        [Collective("all-reduce", ("model",), 2048, 1.0)],
+        [CompiledCollective("all-reduce", ("model",), 2048, 1.0)],
     ),
     "combined reductions": (
         f"(f32[64]{{0}}, f32[8]{{0}}) all-reduce-start(%p, %q), channel_id=4, {ALONG_MODEL}, to_apply=%add",
-        [Collective("all-reduce", ("model",), 256, 1.0), Collective("all-reduce", ("model",), 32, 1.0)],
+        [CompiledCollective("all-reduce", ("model",), 256, 1.0), CompiledCollective("all-reduce", ("model",), 32, 1.0)],
     ),
     "exchange": (
         "((f32[16,4,16]{2,0,1}), f32[16,4,16]{2,0,1}) all-to-all-start(%p), channel_id=5, "
         f"{ALONG_DATA}, dimensions={{1}}",
-        [Collective("all-to-all", ("data",), 4096, 1.0)],
+        [CompiledCollective("all-to-all", ("data",), 4096, 1.0)],
     ),
     "exchange of pieces": (
         "((f32[8]{0}, f32[8]{0}), (f32[8]{0}, f32[8]{0})) all-to-all-start(%p, %q), channel_id=6, " + ALONG_MODEL,
-        [Collective("all-to-all", ("model",), 64, 1.0)],
+        [CompiledCollective("all-to-all", ("model",), 64, 1.0)],
     ),
     "halo": (
         "(f32[1,1,2]{1,2,0}, f32[1,1,2]{1,2,0}) collective-permute-start(%p), channel_id=7, "
         "source_target_pairs={{0,2},{1,3},{2,4},{3,5},{4,6},{5,7}}",
-        [Collective("collective-permute", ("data",), 8, 1.0)],
+        [CompiledCollective("collective-permute", ("data",), 8, 1.0)],
     ),
 }
 
@@ -84,6 +87,6 @@ ENTRY %main (p: bf16[8,64]) -> bf16[8,64] {{
 
 def test_a_loop_with_wrapped_and_named_collectives() -> None:
     assert collectives_in(LOOP, *MESH) == [
-        Collective("all-gather", ("data",), 4096, 12.0),
-        Collective("all-reduce", ("model",), 1024, 12.0, "jit(step)/while/body/dot_general"),
+        CompiledCollective("all-gather", ("data",), 4096, 12.0),
+        CompiledCollective("all-reduce", ("model",), 1024, 12.0, "jit(step)/while/body/dot_general"),
     ]

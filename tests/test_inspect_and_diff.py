@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from toast_cli.cli import main
-from toast_cli.report.difference import Figure
+from toast_cli.report.difference import FigureChange
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = str(ROOT / "sample_models/mlp_tiny.mlir")
@@ -99,4 +99,4 @@ def test_diff_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFi
     [(2.0, 2.0, ""), (2.0, 3.0, "+50.0%"), (4.0, 3.0, "-25.0%"), (0.0, 1.0, "new"), (0.0, 0.0, "")],
 )
 def test_change_in_words(before: float, now: float, change: str) -> None:
-    assert Figure("step time", before, now).change == change
+    assert FigureChange("step time", before, now).change == change

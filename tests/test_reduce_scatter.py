@@ -21,7 +21,7 @@ from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.program.transposed import transposed
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
-from toast_cli.verify.collectives import Collective, collectives_in
+from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 TPU = find_profile(find_preset("v4").chip)
 # A compiler that takes the round chips for what it takes TPUs for when it rewrites collectives.
@@ -296,7 +296,9 @@ ENTRY %main (a: f32[2048,2048]) -> f32[528,2048] {
 
 
 def test_padding_is_not_counted() -> None:
-    assert collectives_in(PADDED, ("data",), (4,)) == [Collective("reduce-scatter", ("data",), 512 * 2048 * 4, 1.0)]
+    assert collectives_in(PADDED, ("data",), (4,)) == [
+        CompiledCollective("reduce-scatter", ("data",), 512 * 2048 * 4, 1.0)
+    ]
 
 
 def _read(how: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli.errors import InputError, UsageError
 from toast_cli.report import model
-from toast_cli.report.checks import Limits, judge, plan_drift, refuse_other_mesh
+from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
 from toast_cli.report.json_file import StoredReport, read_report, same_facts, to_bytes
 from toast_cli.report.model import BoundFacts, PlanFacts
 from toast_cli.report.style import make_console, render
@@ -125,34 +125,34 @@ def stored(**changes: Any) -> StoredReport:
 @pytest.mark.parametrize(
     ("limits", "old", "failed"),
     [
-        (Limits(), None, []),
-        (Limits(max_bytes=int(12.1 * GIB)), None, []),
-        (Limits(max_bytes=12 * GIB), None, ["memory"]),
-        (Limits(max_step_seconds=0.0234), None, []),
-        (Limits(max_step_seconds=0.02), None, ["step time"]),
-        (Limits(max_communication_seconds=0.008), None, ["communication"]),
-        (Limits(), stored(), []),
-        (Limits(), stored(step_seconds=0.0225), []),
-        (Limits(), stored(step_seconds=0.022), ["step time kept"]),
-        (Limits(time_tolerance=0.1), stored(step_seconds=0.022), []),
-        (Limits(max_bytes=GIB), stored(peak_bytes=11 * GIB), ["memory", "memory kept"]),
-        (Limits(memory_tolerance=0.2), stored(peak_bytes=11 * GIB), []),
-        (Limits(), stored(communication_seconds=0.007), ["communication kept"]),
-        (Limits(communication_tolerance=0.2), stored(communication_seconds=0.007), []),
-        (Limits(), stored(communication_seconds=0.0), ["communication kept"]),
-        (Limits(same_plan=True), stored(), []),
-        (Limits(same_plan=True), stored(decisions=("batch over data",)), ["plan kept"]),
-        (Limits(), stored(decisions=("batch over data",)), []),
+        (CheckLimits(), None, []),
+        (CheckLimits(max_bytes=int(12.1 * GIB)), None, []),
+        (CheckLimits(max_bytes=12 * GIB), None, ["memory"]),
+        (CheckLimits(max_step_seconds=0.0234), None, []),
+        (CheckLimits(max_step_seconds=0.02), None, ["step time"]),
+        (CheckLimits(max_communication_seconds=0.008), None, ["communication"]),
+        (CheckLimits(), stored(), []),
+        (CheckLimits(), stored(step_seconds=0.0225), []),
+        (CheckLimits(), stored(step_seconds=0.022), ["step time kept"]),
+        (CheckLimits(time_tolerance=0.1), stored(step_seconds=0.022), []),
+        (CheckLimits(max_bytes=GIB), stored(peak_bytes=11 * GIB), ["memory", "memory kept"]),
+        (CheckLimits(memory_tolerance=0.2), stored(peak_bytes=11 * GIB), []),
+        (CheckLimits(), stored(communication_seconds=0.007), ["communication kept"]),
+        (CheckLimits(communication_tolerance=0.2), stored(communication_seconds=0.007), []),
+        (CheckLimits(), stored(communication_seconds=0.0), ["communication kept"]),
+        (CheckLimits(same_plan=True), stored(), []),
+        (CheckLimits(same_plan=True), stored(decisions=("batch over data",)), ["plan kept"]),
+        (CheckLimits(), stored(decisions=("batch over data",)), []),
     ],
 )
-def test_judge(limits: Limits, old: StoredReport | None, failed: list[str]) -> None:
+def test_judge(limits: CheckLimits, old: StoredReport | None, failed: list[str]) -> None:
     assert [check.name for check in judge(make_report(), limits, old) if not check.passed] == failed
 
 
 def test_bounds_of_the_goal_are_demands() -> None:
     bounds = [BoundFacts("step_time", 0.02, 0.0234, False), BoundFacts("peak_memory", 13 * GIB, 12 * GIB, True)]
     report = replace(make_report(), goal=replace(make_report().goal, bounds=bounds))
-    assert [(check.name, check.passed) for check in judge(report, Limits())] == [
+    assert [(check.name, check.passed) for check in judge(report, CheckLimits())] == [
         ("fits", True),
         ("step_time", False),
         ("peak_memory", True),
@@ -160,7 +160,7 @@ def test_bounds_of_the_goal_are_demands() -> None:
 
 
 def test_what_does_not_fit_fails_every_check() -> None:
-    assert [check.passed for check in judge(make_report(TOO_LARGE), Limits())] == [False]
+    assert [check.passed for check in judge(make_report(TOO_LARGE), CheckLimits())] == [False]
 
 
 def test_a_stored_report_of_another_mesh_is_refused() -> None:

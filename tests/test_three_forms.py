@@ -18,7 +18,7 @@ import pytest
 from toast_cli import xla
 from toast_cli.pipeline import Outcome, Request, partition
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.sums import partitioned_collectives
@@ -52,7 +52,7 @@ print(json.dumps(float(np.median([np.abs(a - b).max() / np.abs(a).max() for a, b
 """
 
 
-def counted(found: list[Collective] | Failure) -> Counter[tuple[str, tuple[str, ...], int]]:
+def counted(found: list[CompiledCollective] | Failure) -> Counter[tuple[str, tuple[str, ...], int]]:
     """How often there is what: kind, axes, bytes."""
     assert not isinstance(found, Failure), found
     counts: Counter[tuple[str, tuple[str, ...], int]] = Counter()
@@ -61,7 +61,7 @@ def counted(found: list[Collective] | Failure) -> Counter[tuple[str, tuple[str, 
     return counts
 
 
-def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[Collective], float]:
+def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[CompiledCollective], float]:
     """Collectives of the jitted function after partitioning, and the median error of its second moments."""
     (folder / "shardings.py").write_bytes(outcome.emit("python").content)
     eight = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"

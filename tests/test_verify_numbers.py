@@ -15,7 +15,7 @@ import pytest
 from toast_cli import xla
 from toast_cli.verify import numbers
 from toast_cli.verify.child import Failure
-from toast_cli.verify.compile import Form
+from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import (
     ResultError,
     Runs,
@@ -90,7 +90,7 @@ def lowered(optimizer: Callable[..., Any], gradient: Gradient, dtype: Any, *, do
 def judged(original: Any, other: Any, folder: Path) -> list[ResultError]:
     (folder / ORIGINAL).write_text(original.as_text())
     (folder / PARTITIONED).write_text(other.as_text())
-    form: Form = "stablehlo"
+    form: Dialect = "stablehlo"
     answer = numbers_task({"form": form, "devices": 1, "shardy": True, "seed": 0, "seconds": 60.0}, folder)
     return [ResultError(**error) for error in answer["errors"]]
 

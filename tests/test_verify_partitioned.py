@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.graph import graphs
 from toast_cli.verify.partitioned import collectives_after_partitioning, text_after_partitioning
 from toast_cli.verify.stack_frames import places
@@ -198,7 +198,7 @@ def test_reading(name: str) -> None:
 def test_where_it_comes_from() -> None:
     line = f'  {reduced("x", "p", DATA)}, metadata={{op_name="jit(f)/dot" stack_frame_id=1}}\n}}\n'
     assert partitioned_collectives(HEAD + line, *MESH) == [
-        Collective("all-reduce", ("data",), 128, 1.0, "jit(f)/dot", "model.py:12")
+        CompiledCollective("all-reduce", ("data",), 128, 1.0, "jit(f)/dot", "model.py:12")
     ]
     assert places("HloModule m\n") == {}
 

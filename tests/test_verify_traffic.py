@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.promises import PromisedCollective
-from toast_cli.verify.traffic import Comparison, compare_traffic
+from toast_cli.verify.traffic import TrafficComparison, compare_traffic
 from toast_cli.verify.verdict import judged_traffic
 
 MESH = {"data": 4, "model": 2}
@@ -17,11 +17,13 @@ def promised(kind: str, axes: str, size: int, count: int = 1, place: str = "") -
     return PromisedCollective(kind, axes.split("+"), size, count, 0.0, place)
 
 
-def compiled(kind: str, axes: str, size: int, count: float = 1.0, place: str = "", name: str = "") -> Collective:
-    return Collective(kind, tuple(axes.split("+")), size, count, name, place)
+def compiled(
+    kind: str, axes: str, size: int, count: float = 1.0, place: str = "", name: str = ""
+) -> CompiledCollective:
+    return CompiledCollective(kind, tuple(axes.split("+")), size, count, name, place)
 
 
-def compared(one: list[PromisedCollective], other: list[Collective]) -> Comparison:
+def compared(one: list[PromisedCollective], other: list[CompiledCollective]) -> TrafficComparison:
     return compare_traffic(one, other, MESH)
 
 
@@ -103,5 +105,5 @@ def test_differences_are_named() -> None:
         ),
     ],
 )
-def test_verdicts(one: list[PromisedCollective], other: list[Collective], outcome: str) -> None:
+def test_verdicts(one: list[PromisedCollective], other: list[CompiledCollective], outcome: str) -> None:
     assert judged_traffic(compared(one, other))[0] == outcome

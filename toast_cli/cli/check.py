@@ -23,7 +23,7 @@ from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import SearchName
 
 if TYPE_CHECKING:
-    from toast_cli.report.checks import Verdict
+    from toast_cli.report.checks import CheckVerdict
     from toast_cli.report.model import Report
 
 
@@ -36,7 +36,7 @@ class Judged:
     already.
     """
 
-    verdict: Verdict
+    verdict: CheckVerdict
     stored: bytes | None = None
 
 
@@ -211,7 +211,7 @@ def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told:
 
     An error is one of the command, or a verdict where that is `told` to other programs.
     """
-    from toast_cli.report.checks import Verdict
+    from toast_cli.report.checks import CheckVerdict
     from toast_cli.report.terminal import print_report
 
     try:
@@ -221,7 +221,7 @@ def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told:
         if not told:
             raise
         failure = failure_of(error)
-        return Judged(Verdict(point.request.program, point.request.mesh, error=failure.reason, hint=failure.hint))
+        return Judged(CheckVerdict(point.request.program, point.request.mesh, error=failure.reason, hint=failure.hint))
     if verbose:
         print_report(report, sys.stderr, verbose=True)
         print(file=sys.stderr)
@@ -230,14 +230,14 @@ def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told:
 
 def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
     """Several, each in a process of its own; what cannot be checked is a verdict too."""
-    from toast_cli.report.checks import Verdict
+    from toast_cli.report.checks import CheckVerdict
 
     done: dict[int, Judged] = {}
     with counted(len(points), "checks", wanted=not quiet) as advance:
         for number, result in run_all(points, work_on, jobs):
             request = points[number].request
             if isinstance(result, PointFailure):
-                result = Judged(Verdict(request.program, request.mesh, error=result.reason, hint=result.hint))
+                result = Judged(CheckVerdict(request.program, request.mesh, error=result.reason, hint=result.hint))
             done[number] = result
             advance()
     return [done[number] for number in range(len(points))]
@@ -276,7 +276,7 @@ def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:
     return found
 
 
-def _write(verdicts: list[Verdict], targets: list[tuple[CheckFormat, Target]], quiet: bool, verbose: bool) -> None:
+def _write(verdicts: list[CheckVerdict], targets: list[tuple[CheckFormat, Target]], quiet: bool, verbose: bool) -> None:
     import io
 
     from toast_cli.report import check_outputs

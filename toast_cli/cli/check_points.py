@@ -14,7 +14,7 @@ from toast_cli.inputs import resolved
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Request
-    from toast_cli.report.checks import Limits
+    from toast_cli.report.checks import CheckLimits
 
 DEFAULT_TOLERANCE = "5%"
 
@@ -27,7 +27,7 @@ class CheckPoint:
     """
 
     request: Request
-    limits: Limits
+    limits: CheckLimits
     against: str = ""
     update: bool = False
 
@@ -91,14 +91,14 @@ def points_of_project(
 
 def make_point(program: str, mesh: str, given: Mapping[str, Any], update: bool) -> CheckPoint:
     """One point of these options by name. Raises UsageError at `--name` for values that cannot be read."""
-    from toast_cli.report.checks import Limits
+    from toast_cli.report.checks import CheckLimits
 
     shared = parse_fraction(given.get("tolerance", DEFAULT_TOLERANCE), "--tolerance")
 
     def tolerance(name: str) -> float:
         return parse_fraction(given[name], f"--{name}") if name in given else shared
 
-    limits = Limits(
+    limits = CheckLimits(
         max_bytes=bytes_or_none(given.get("max-memory"), "--max-memory"),
         max_step_seconds=seconds_or_none(given.get("max-step-time"), "--max-step-time"),
         max_communication_seconds=seconds_or_none(given.get("max-communication"), "--max-communication"),

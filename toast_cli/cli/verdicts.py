@@ -12,13 +12,13 @@ from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
-    from toast_cli.verify.ahead import Target
+    from toast_cli.verify.ahead import CompilationTarget
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
-def machine(mesh: str | None, compiler: CompilerName, option: str) -> Target | None:
+def machine(mesh: str | None, compiler: CompilerName, option: str) -> CompilationTarget | None:
     """The machine to compile for; None for virtual CPU devices.
 
     Raises `UsageError` where `compiler` makes no programs for it.
@@ -41,7 +41,7 @@ def machine(mesh: str | None, compiler: CompilerName, option: str) -> Target | N
 
 
 def verify_outcome(
-    outcome: Outcome, content: bytes, form: Format, target: Target | None, *, to_stderr: bool, quiet: bool
+    outcome: Outcome, content: bytes, form: Format, target: CompilationTarget | None, *, to_stderr: bool, quiet: bool
 ) -> int:
     """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
     from toast_cli import xla

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from toast_cli.cost.model import Attained
 
-Tile = tuple[int, int]  # rows, lanes
+TileShape = tuple[int, int]  # rows, lanes
 IDEAL = Attained()
 
 
@@ -87,7 +87,7 @@ class ScatterTiles:
         square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
     """
 
-    tile: Tile = (8, 128)
+    tile: TileShape = (8, 128)
     word_bits: int = 32
     streams: int = 2
     square_streams: int = 4
@@ -119,7 +119,7 @@ class CompilerProfile:
     chip: str
     passes: frozenset[str]
     attained: Attained = IDEAL
-    memory_tile: Tile = (1, 1)
+    memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()
     space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()

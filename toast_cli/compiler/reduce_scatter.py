@@ -34,7 +34,7 @@ from functools import lru_cache
 from itertools import permutations, product
 from math import ceil, prod
 
-from toast_cli.compiler.profile import CompilerProfile, ScatterTiles, Tile
+from toast_cli.compiler.profile import CompilerProfile, ScatterTiles, TileShape
 from toast_cli.hardware.model import Mesh
 
 Ends = tuple[int, int]  # the dimensions that lie as rows and as columns
@@ -126,7 +126,7 @@ def _order(rules: ScatterTiles, piece: tuple[int, ...], dim: int, made: Made) ->
     return _ending_in(dims, _ends_of_product(rules, piece, made.sides)) if all(made.sides) else tuple(dims)
 
 
-def _order_of_gradient(tile: Tile, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
+def _order_of_gradient(tile: TileShape, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
     dims, is_product = range(len(piece)), all(made.sides)
     batched = is_product and len(dims) > len(made.sides[0]) + len(made.sides[1])
     pairs = _across(made.sides) if is_product else list(permutations(dims, 2))
@@ -154,7 +154,7 @@ def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
     return (*(d for d in dims if d not in ends), *ends)
 
 
-def _tiles(tile: Tile, shape: tuple[int, ...], ends: Ends) -> int:
+def _tiles(tile: TileShape, shape: tuple[int, ...], ends: Ends) -> int:
     row, column = ends
     outer = prod(shape) // (shape[row] * shape[column])
     return ceil(shape[row] / tile[0]) * ceil(shape[column] / tile[1]) * outer

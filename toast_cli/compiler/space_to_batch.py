@@ -21,13 +21,13 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from toast_cli.compiler.profile import CompilerProfile, SpaceToBatch, Tile
+from toast_cli.compiler.profile import CompilerProfile, SpaceToBatch, TileShape
 from toast_cli.compiler.tiling import Dims, growth
 from toast_cli.program.model import Op, Program, ValueFactors
 from toast_cli.program.ops import ARGUMENT, BROADCAST_IN_DIM, CONCATENATE, CONVOLUTION, REDUCE, RESHAPE
 
 NAME = "space-to-batch"
-Place = tuple[int, int]  # dimensions of an image: batch, and the last of space
+ImageDims = tuple[int, int]  # dimensions of an image: batch, and the last of space
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Images:
     """
 
     rules: SpaceToBatch
-    place: Place
+    place: ImageDims
     pieces: bool
     forms: float
     single: float
@@ -51,7 +51,7 @@ class Images:
         batch, width = self.place
         return shape[batch] < self.rules.images and shape[width] >= 2 * self.rules.pieces
 
-    def kept(self, shape: tuple[int, ...], dims: Dims, tile: Tile) -> float:
+    def kept(self, shape: tuple[int, ...], dims: Dims, tile: TileShape) -> float:
         """Elements in memory of all that is kept. dims: see `Tiling`; only pieces keep space out of the tiles."""
         batch, width = self.place
         forms, given = self.forms if shape[batch] > 1 else self.single, list(shape)
@@ -68,8 +68,8 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
     rules = profile.space_to_batch
     if NAME not in profile.passes or all(op.name != CONVOLUTION for op in program.ops):
         return [None] * len(program.values)
-    pieces: list[Place | None] = [None] * len(program.values)
-    images: dict[int, Place] = {}  # what convolutions read
+    pieces: list[ImageDims | None] = [None] * len(program.values)
+    images: dict[int, ImageDims] = {}  # what convolutions read
     for op in program.ops:
         if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not _is_gradient_of_weights(op):
             pieces[op.results[0]] = _made_by_convolution(op, pieces)
@@ -100,7 +100,7 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
     return found
 
 
-def _alike(program: Program, source: int, image: int, place: Place) -> bool:
+def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:
     """Whether a value has batch and space where an image has them; it may have been reshaped since."""
     shape, of_image = (program.values[v].shape for v in (source, image))
     return len(shape) == len(of_image) and all(shape[d] == of_image[d] for d in place)
@@ -111,21 +111,21 @@ def _is_gradient_of_weights(op: Op) -> bool:
     return bool(op.windows) and all(2 * ((w.size - 1) * w.spread + 1) > w.inputs for w in op.windows)
 
 
-def _made_by_convolution(op: Op, pieces: list[Place | None]) -> Place | None:
+def _made_by_convolution(op: Op, pieces: list[ImageDims | None]) -> ImageDims | None:
     """A convolution of single pixels takes pieces as they come."""
     if not (pieces[op.operands[0]] or any(w.size > 1 for w in op.windows)):
         return None
     return _place(op.rule.results[0], op.rule.operands[1])
 
 
-def _place(dims: ValueFactors, weights: ValueFactors) -> Place | None:
+def _place(dims: ValueFactors, weights: ValueFactors) -> ImageDims | None:
     """Batch and last of space among the dimensions of an image: all but the features, which the weights have, too."""
     features = {f for dim in weights for f in dim}
     image = [d for d, factors in enumerate(dims) if not features.intersection(factors)]
     return (image[0], image[-1]) if len(image) > 1 else None
 
 
-def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place | None:
+def _of_operands(program: Program, op: Op, pieces: list[ImageDims | None]) -> ImageDims | None:
     """Elementwise work has pieces where all that it reads of its size has them, sums over features where their terms
     do."""
     if op.name == REDUCE:
@@ -142,7 +142,7 @@ def _of_operands(program: Program, op: Op, pieces: list[Place | None]) -> Place 
     return found.pop() if len(found) == 1 else None
 
 
-def _left(op: Op, place: Place | None) -> Place | None:
+def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
     """Where batch and last of space are in what a reduction leaves of an image."""
     if not place or not op.rule.results:
         return None
@@ -152,7 +152,7 @@ def _left(op: Op, place: Place | None) -> Place | None:
 
 
 def _norm_steps(
-    program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[Place | None], value: int
+    program: Program, rules: SpaceToBatch, stored: list[bool], pieces: list[ImageDims | None], value: int
 ) -> tuple[float, float]:
     """How many times its own size the steps of a norm are that reads a value and ends the form: one in groups, one that
     is added to what has not the form; 0 without."""

@@ -11,7 +11,7 @@ Enters: a program. Leaves: a `Tiling` for each value.
 
 from __future__ import annotations
 
-from toast_cli.compiler.profile import Tile
+from toast_cli.compiler.profile import TileShape
 from toast_cli.compiler.tiling import UNPADDED, UNTILED, Dims, Tiling, growth
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CONVOLUTION, REDUCE, RESHAPE, TRANSPOSE
@@ -19,7 +19,7 @@ from toast_cli.program.ops import ARGUMENT, CONVOLUTION, REDUCE, RESHAPE, TRANSP
 NAME = "tile-dimensions"
 
 
-def tilings(program: Program, tile: Tile, *, chosen: bool = True) -> list[Tiling]:
+def tilings(program: Program, tile: TileShape, *, chosen: bool = True) -> list[Tiling]:
     """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two
     waste least."""
     if tile == UNPADDED:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from toast_cli.compiler.profile import CompilerProfile, Tile
+from toast_cli.compiler.profile import CompilerProfile, TileShape
 from toast_cli.program.model import Program
 
 NAME = "tiling"
@@ -38,12 +38,12 @@ class Tiling:
 UNTILED = Tiling(())
 
 
-def tile_of(profile: CompilerProfile) -> Tile:
+def tile_of(profile: CompilerProfile) -> TileShape:
     """What the two innermost dimensions are padded to."""
     return profile.memory_tile if NAME in profile.passes else UNPADDED
 
 
-def paddings(program: Program, tiled: list[Tiling], tile: Tile) -> list[float]:
+def paddings(program: Program, tiled: list[Tiling], tile: TileShape) -> list[float]:
     """[values] elements in memory over elements of the whole arrays."""
     return [
         growth(value.shape, tiling.dims, tile) if tiling.dims and not tiling.copies else tiling.fixed
@@ -54,7 +54,7 @@ def paddings(program: Program, tiled: list[Tiling], tile: Tile) -> list[float]:
 def growth(
     shape: tuple[float, ...],
     dims: Dims,
-    tile: Tile,
+    tile: TileShape,
     never_innermost: Dims = (),
     like: tuple[float, ...] | None = None,
 ) -> float:
@@ -72,7 +72,7 @@ def growth(
     return min((_growth_in(like, lane, row, tile), _growth_in(shape, lane, row, tile)) for lane, row in innermost)[1]
 
 
-def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: Tile) -> float:
+def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: TileShape) -> float:
     return _padded(shape[lane], tile[1]) * _rows(shape[row], tile[0]) / max(1.0, shape[lane] * shape[row])
 
 

@@ -17,7 +17,7 @@ from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.confirm.model import Compiled
 from toast_cli.cost.collectives import KINDS, collective_seconds
 from toast_cli.hardware import Mesh
-from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
+from toast_cli.verify.ahead import AheadFacts, CompilationTarget, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.schedule import scheduled_time
@@ -76,7 +76,7 @@ class AheadOfTime:
     the schedule."""
 
     mesh: Mesh
-    target: Target
+    target: CompilationTarget
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from toast_cli.emit.specs import Spec, boundary_specs
+from toast_cli.emit.specs import NamedAxes, boundary_specs
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
@@ -33,7 +33,7 @@ class Place:
     path: str
     shape: tuple[int, ...]
     dtype: str
-    axes: Spec
+    axes: NamedAxes
     donated: bool = False
 
 
@@ -169,7 +169,7 @@ def dtype_of(element: str) -> Any:
     return jnp.dtype(name)
 
 
-def spec_of(axes: Spec) -> Any:
+def spec_of(axes: NamedAxes) -> Any:
     """`jax.sharding.PartitionSpec`; whole dimensions at the end are left out."""
     import jax
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import prod
 
-from toast_cli.emit.specs import BoundarySpecs, NamedSpec, Spec, boundary_specs
+from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec, boundary_specs
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 
@@ -101,7 +101,7 @@ def shardings(specs, tree):
 _NUMBER = re.compile(r"\d+")
 _ROOT = re.compile(r"[A-Za-z_]\w*")
 _STEP = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\]]*)\]|\.?\w+|.", re.DOTALL)
-WHOLE: Spec = ()
+WHOLE: NamedAxes = ()
 RESULT = "result"  # what stands for the parameter's name in front of a result's path
 
 
@@ -142,7 +142,7 @@ def argument_names(specs: BoundarySpecs) -> list[str]:
 # ---------------------------------------------------------------- patterns
 
 
-def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, Spec]]:
+def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
     """(pattern, spec) such that the first pattern that fits a path says its spec, and none fits only what is whole.
 
     Paths that differ in numbers alone (layers) are one family; families that end alike and are split alike (a weight
@@ -159,13 +159,13 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, Spec]]:
     for pattern in families:
         for tail in tails[pattern]:
             ending[tail].append(pattern)
-    rules: dict[str, Spec] = {}
+    rules: dict[str, NamedAxes] = {}
     for pattern in families:
         rules[best_tail(tails[pattern], ending, common)] = common[pattern]
     ordered = sorted(rules.items(), key=lambda rule: -len(rule[0]))
     compiled = [(matcher(pattern), pattern, spec) for pattern, spec in ordered]
 
-    def found(path: str) -> tuple[str, Spec]:
+    def found(path: str) -> tuple[str, NamedAxes]:
         return next(((pattern, spec) for fits, pattern, spec in compiled if fits.fullmatch(path)), ("", WHOLE))
 
     exact = [(path, spec) for path, spec in wanted.items() if found(path)[1] != spec]
@@ -180,7 +180,7 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, Spec]]:
     return [*exact, *kept]
 
 
-def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, Spec]) -> str:
+def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, NamedAxes]) -> str:
     """Of a family's tails (the longest first) the one that most families share, all split alike; the longest of those.
 
     Where an array comes out only, because nothing reads what goes in under its name, its tail says how that is split:
@@ -227,7 +227,7 @@ def flat_lines(named: tuple[NamedSpec, ...]) -> str:
     return "".join(lines)
 
 
-def trimmed(spec: Spec) -> Spec:
+def trimmed(spec: NamedAxes) -> NamedAxes:
     """Without whole dimensions at the end."""
     entries = list(spec)
     while entries and entries[-1] is None:
@@ -235,7 +235,7 @@ def trimmed(spec: Spec) -> Spec:
     return tuple(entries)
 
 
-def spec_text(spec: Spec) -> str:
+def spec_text(spec: NamedAxes) -> str:
     """`P("data", None, ("data", "model"))`; whole dimensions at the end are left out."""
     return f"P({', '.join(entry_text(axes) for axes in trimmed(spec))})"
 

@@ -17,7 +17,7 @@ from toast_cli.plan.sharding import Sharding
 SCHEMA = "toast.specs/1"
 
 # Per dimension the mesh axes that split it, major to minor, or None.
-Spec = tuple[tuple[str, ...] | None, ...]
+NamedAxes = tuple[tuple[str, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NamedSpec:
     unknown."""
 
     name: str
-    spec: Spec
+    spec: NamedAxes
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def boundary_specs(source: Source, lowered: PartitionedProgram) -> BoundarySpecs
     """The specs of a lowered plan."""
     program = source.program
 
-    def spec(sharding: Sharding) -> Spec:
+    def spec(sharding: Sharding) -> NamedAxes:
         return tuple(tuple(lowered.axis_names[axis] for axis in axes) or None for axes in sharding)
 
     return BoundarySpecs(

@@ -74,7 +74,7 @@ class WorkItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ItemReader:
     """One way in which an array item is read.
 
     Attributes:
@@ -90,7 +90,7 @@ class Reader:
     needed: float
 
 
-_Way = tuple[int, int, float, int, float]  # the fields of a `Reader`
+_Way = tuple[int, int, float, int, float]  # the fields of a `ItemReader`
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class ArrayItem:
     free: bool
     stored: bool
     waited_for: bool
-    readers: tuple[Reader, ...]
+    readers: tuple[ItemReader, ...]
     costs: bool
     values: tuple[int, ...]
 
@@ -240,15 +240,15 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     items: list[ArrayItem] = []
     for key, values in found.items():
         (pattern, k), measures, (free, kept, waited_for, readers) = key[:2], key[2:-4], key[-4:]
-        left = tuple(Reader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
+        left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         costs = kept or bool(left) or SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
         items.append(ArrayItem(pattern, k, *measures, free, kept, waited_for, left, costs, tuple(values)))
     return tuple(items)
 
 
-def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[Reader, ...]:
+def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemReader, ...]:
     """Every way in which a value is read, also those that take it as it is made under every plan."""
-    return tuple([Reader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
+    return tuple([ItemReader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
 
 
 def _ways_of_reading(

@@ -4,8 +4,8 @@ Patterns that the same decisions can touch form one *view*. What all patterns of
 one *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has
 changed.
 
-What the patterns of a view have made of some decisions (see `plan.spending`) is a *state* of it, and one more decision
-leads to the next, so that a plan's row is mostly found by following what is known.
+What the patterns of a view have made of some decisions (see `plan.axis_assignment`) is a *state* of it, and one more
+decision leads to the next, so that a plan's row is mostly found by following what is known.
 
 Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 """
@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.axis_assignment import START, Bid, Spender, bid_of, replicates_first
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, claim_of, replicates_first
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
@@ -36,11 +36,11 @@ class ViewState:
     """What the patterns of a view have made of some decisions.
 
     Attributes:
-        spent: [kinds of the view] number of the state of its `Spender`.
+        assigned: [kinds of the view] number of the state of its `AxisAssigner`.
         after: decision -> the state it leads to, as far as known. row: number of the row where no more come.
     """
 
-    spent: tuple[int, ...]
+    assigned: tuple[int, ...]
     after: dict[int, ViewState] = field(default_factory=dict)
     row: int = _UNKNOWN
 
@@ -49,7 +49,7 @@ class ViewState:
 class AlikePatterns:
     """Patterns that always choose alike. patterns: their numbers."""
 
-    spender: Spender
+    assigner: AxisAssigner
     patterns: list[int] = field(default_factory=list)
 
 
@@ -60,17 +60,17 @@ class View:
 
     touches: frozenset[int]
     kinds: list[AlikePatterns]
-    matters: dict[int, list[Bid | None]] = field(default_factory=dict)
-    states: dict[tuple[int, ...], ViewState] = field(default_factory=dict)  # by what is spent
+    matters: dict[int, list[AxisClaim | None]] = field(default_factory=dict)
+    states: dict[tuple[int, ...], ViewState] = field(default_factory=dict)  # by what is assigned
     start: ViewState = field(init=False)
     rows: list[Row] = field(default_factory=list)
     row_number: dict[tuple[int, ...], int] = field(default_factory=dict)  # [kinds] choices -> row
 
-    def enter(self, spent: tuple[int, ...]) -> ViewState:
-        """The state in which that is spent."""
-        found = self.states.get(spent)
+    def enter(self, assigned: tuple[int, ...]) -> ViewState:
+        """The state in which that is assigned."""
+        found = self.states.get(assigned)
         if found is None:
-            found = self.states[spent] = ViewState(spent)
+            found = self.states[assigned] = ViewState(assigned)
         return found
 
     def forget(self) -> None:
@@ -111,12 +111,12 @@ class IterationMemo:
         self.forget()
 
     def _make_views(self) -> list[View]:
-        spenders, chosen_by = self._problem.spenders, self._problem.chosen_by
+        assigners, chosen_by = self._problem.assigners, self._problem.chosen_by
         found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             roles = [_role(role) for role in (pattern.role, pattern.kind) if role != NO_ROLE]
             kinds = found[frozenset([*pattern.groups, *roles])]
-            kinds.setdefault(chosen_by[number], AlikePatterns(spenders[number])).patterns.append(number)
+            kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         for at, view in enumerate(views):
             for what in view.touches:
@@ -136,7 +136,7 @@ class IterationMemo:
         self._weights.append(len(self.of_touch[touch(decision)]) + 1)
         patterns, places = self._problem.patterns, self._problem.resolution_place
         for view in (self.views[at] for at in self.of_touch[touch(decision)]):
-            view.matters[number] = [bid_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
+            view.matters[number] = [claim_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
         return number
 
     def row(self, view: View, steps: DecisionNumbers) -> int:
@@ -157,8 +157,8 @@ class IterationMemo:
 
     def _step(self, view: View, state: ViewState, decision: int) -> ViewState:
         made = [
-            now if bid is None else kind.spender.after(now, bid)
-            for kind, now, bid in zip(view.kinds, state.spent, view.matters[decision], strict=True)
+            now if claim is None else kind.assigner.after(now, claim)
+            for kind, now, claim in zip(view.kinds, state.assigned, view.matters[decision], strict=True)
         ]
         reached = state.after[decision] = view.enter(tuple(made))
         self.size += 1
@@ -166,13 +166,13 @@ class IterationMemo:
 
     def _settle(self, view: View, state: ViewState) -> int:
         """The row where no more decisions come."""
-        chosen = [kind.spender.choice(at) for kind, at in zip(view.kinds, state.spent, strict=True)]
+        chosen = [kind.assigner.choice(at) for kind, at in zip(view.kinds, state.assigned, strict=True)]
         found = view.row_number.setdefault(tuple(chosen), len(view.rows))
         if found == len(view.rows):
             view.rows.append(
                 tuple(
                     [
-                        self._lay_out(number, kind.spender, choice)
+                        self._lay_out(number, kind.assigner, choice)
                         for kind, choice in zip(view.kinds, chosen, strict=True)
                         for number in kind.patterns
                     ]
@@ -180,11 +180,11 @@ class IterationMemo:
             )
         return found
 
-    def _lay_out(self, pattern: int, spender: Spender, number: int) -> Iteration:
+    def _lay_out(self, pattern: int, assigner: AxisAssigner, number: int) -> Iteration:
         """Equal choices give one iteration, so that items can be remembered by its number."""
         found = self._iterations[pattern].get(number)
         if found is None:
-            choice, alike = spender.choices[number], self._known[pattern]
+            choice, alike = assigner.choices[number], self._known[pattern]
             found = alike.get(choice)
             if found is None:
                 found = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))

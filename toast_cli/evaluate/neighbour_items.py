@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toast_cli.plan.halo import Read, read_of, windowed
+from toast_cli.plan.halo import WindowRead, read_of, windowed
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Window
 
-Reader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
+NeighbourReader = tuple[int, tuple[Window, ...]]  # pattern and windows of an op
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class NeighbourItem:
     of each array, all of them together, in one run of the program. op, value: one reader, and what it reads."""
 
     bytes: int
-    readers: tuple[Reader, ...]
+    readers: tuple[NeighbourReader, ...]
     runs: float
     op: int
     value: int
@@ -34,7 +34,7 @@ class NeighbourItem:
         """All that decide what is sent."""
         return frozenset([pattern for pattern, _ in self.readers])
 
-    def reads(self, lowered: Mapping[int, Iteration]) -> list[Read]:
+    def reads(self, lowered: Mapping[int, Iteration]) -> list[WindowRead]:
         """[readers] how each reads the array. lowered: pattern -> what it iterates over."""
         return [read_of(windows, lowered[pattern]) for pattern, windows in self.readers]
 
@@ -42,8 +42,8 @@ class NeighbourItem:
 def neighbour_items(problem: Problem) -> tuple[NeighbourItem, ...]:
     """All arrays of the program that are read through windows."""
     program, pattern = problem.program, problem.op_pattern
-    runs: dict[tuple[int, tuple[Reader, ...]], float] = defaultdict(float)
-    example: dict[tuple[int, tuple[Reader, ...]], tuple[int, int]] = {}
+    runs: dict[tuple[int, tuple[NeighbourReader, ...]], float] = defaultdict(float)
+    example: dict[tuple[int, tuple[NeighbourReader, ...]], tuple[int, int]] = {}
     for value, array in enumerate(program.values):
         for _, readers in windowed(program, value):
             ops = [program.ops[number] for number in readers]

@@ -18,7 +18,7 @@ from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.evaluate.items import ArrayItem, Items, Reader, WorkItem
+from toast_cli.evaluate.items import ArrayItem, ItemReader, Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
@@ -277,7 +277,7 @@ class Pricer:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _reader_op(self, item: ArrayItem, reader: Reader) -> int:
+    def _reader_op(self, item: ArrayItem, reader: ItemReader) -> int:
         for op, position in self._problem.program.users[item.values[0]]:
             if position == reader.position and self._problem.op_pattern[op] == reader.pattern:
                 return op

@@ -19,9 +19,9 @@ from toast_cli.evaluate.timeline import Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding
 
-Memory = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
+MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
 NO_MEMORY = 0
-# What one array item adds: seconds of communication, bytes of arguments, number of its `Memory`.
+# What one array item adds: seconds of communication, bytes of arguments, number of its `MemoryShares`.
 ArrayShare = tuple[float, float, int]
 NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
 
@@ -36,7 +36,7 @@ class ShareMemo:
         self._of_neighbours: dict[tuple[int, ...], float] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
-        self._memories: list[Memory] = [()]
+        self._memories: list[MemoryShares] = [()]
         self._number: dict[tuple[int, tuple[tuple[Kind, float], ...]], int] = {}
 
     def forget(self) -> None:
@@ -66,7 +66,7 @@ class ShareMemo:
         return Share(ticks(compute), ticks(communication), round(arguments), self._alive(bucket, tuple(held)))
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
-        """[moments] bytes of all that a bucket's arrays hold; held: number of each one's `Memory`."""
+        """[moments] bytes of all that a bucket's arrays hold; held: number of each one's `MemoryShares`."""
         found = bucket.alive.get(held)
         if found is None:
             found = self._timeline.nothing()
@@ -132,7 +132,7 @@ class ShareMemo:
         return found
 
     def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
-        """Number of the `Memory` of one item, which holds arrays of these kinds and bytes."""
+        """Number of the `MemoryShares` of one item, which holds arrays of these kinds and bytes."""
         if not held:
             return NO_MEMORY
         key = item.values[0], held

@@ -16,7 +16,7 @@ from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
-from toast_cli.plan.axis_assignment import bid_of
+from toast_cli.plan.axis_assignment import claim_of
 from toast_cli.plan.decisions import SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
@@ -138,7 +138,7 @@ class Study:
         of = self.problem.patterns[pattern]
         groups = {of.groups[slot] for slot in slots}
         for number, decision in enumerate(self.plan, 1):
-            if isinstance(decision, Shard) and bid_of(of, decision, self.problem.resolution_place) is None:
+            if isinstance(decision, Shard) and claim_of(of, decision, self.problem.resolution_place) is None:
                 continue
             if isinstance(decision, Shard) and decision.axis == axis and decision.group in groups:
                 return number

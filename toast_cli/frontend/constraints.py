@@ -13,31 +13,31 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import mesh_axes, read_tiling
-from toast_cli.frontend.shardings import MANUAL_REGION, Kept, Use
-from toast_cli.frontend.statements import Axes, MeshAxes, Sharding, meshes_of, value_shardings
+from toast_cli.frontend.shardings import MANUAL_REGION, Kept, OperandOfOp
+from toast_cli.frontend.statements import Axes, MeshAxes, StatedSharding, meshes_of, value_shardings
 from toast_cli.xla import ir, walk_ops
 
 
 @dataclass(frozen=True)
-class Constraint:
+class StatedConstraint:
     """`value` (or, where `uses` is not empty, these uses of it) must lie as `axes` says: per dimension, axis names or
     None for open.
     """
 
     value: Any  # ir.Value
     axes: Axes
-    uses: tuple[Use, ...]
+    uses: tuple[OperandOfOp, ...]
     origin: str
 
 
 def constraints_on(
     records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
-) -> tuple[list[Constraint], list[str]]:
+) -> tuple[list[StatedConstraint], list[str]]:
     """The records in axes of a mesh, and a notice about those that do not lie along its axes.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
-    found: list[Constraint] = []
+    found: list[StatedConstraint] = []
     left_out: list[Kept] = []
     for record in records:
         check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
@@ -47,7 +47,7 @@ def constraints_on(
         if axes is None:
             left_out.append(record)
         else:
-            found.append(Constraint(record.value, axes, record.uses, record.origin))
+            found.append(StatedConstraint(record.value, axes, record.uses, record.origin))
     if not left_out:
         return found, []
     first = left_out[0]
@@ -58,7 +58,7 @@ def constraints_on(
     return found, [notice]
 
 
-def translated(sharding: Sharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
+def translated(sharding: StatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
     """A sharding in XLA's notation by mesh axes; None when it does not lie along them."""
     tiling = read_tiling(sharding.gspmd)
     axes = mesh_axes(tiling, rank, names, sizes) if tiling else None

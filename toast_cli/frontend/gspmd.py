@@ -29,7 +29,7 @@ _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 
 @dataclass(frozen=True, eq=False)
-class Tiling:
+class TileAssignment:
     """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array dimension.
 
     `manual` is how many devices of each group of copies differ by hand (inside a manual region), 1 outside.
@@ -58,12 +58,12 @@ def split_shardings(text: str) -> list[str]:
     return parts
 
 
-def read_tiling(text: str) -> Tiling | None:
+def read_tiling(text: str) -> TileAssignment | None:
     """One sharding; None when it is in a notation not known here."""
     body = text.strip()
     for kind in (REPLICATED, MAXIMAL, MANUAL):
         if body.startswith("{" + kind):
-            return Tiling(kind)
+            return TileAssignment(kind)
     shape = _TILES.search(body)
     if not shape:
         return None
@@ -80,7 +80,7 @@ def read_tiling(text: str) -> Tiling | None:
         return None
     tiles = sizes[: len(sizes) - extra]
     manual = prod(size for size, kind in zip(sizes[len(tiles) :], kinds, strict=False) if kind == MANUAL)
-    return Tiling(TILED, tiles, devices.reshape((*tiles, -1)), manual)
+    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)), manual)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _devices(body: str, count: int) -> NDArray[np.int64] | None:
 
 
 def mesh_axes(
-    tiling: Tiling, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]
+    tiling: TileAssignment, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[str, ...], ...] | None:
     """The axes that split each dimension, major to minor, on a mesh in row-major device order; None when none do.
 

@@ -19,7 +19,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.formats import hint_for, recognise
 from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
-from toast_cli.frontend.statements import Sharding
+from toast_cli.frontend.statements import StatedSharding
 
 # A child may use this many seconds of processor time, plus one for so many bytes. An intact file needs a hundredth of
 # it.
@@ -74,7 +74,7 @@ def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str,
 
 def _received(facts: dict[str, Any], operations: list[Any]) -> Kept:
     axes = facts["axes"]
-    sharding = Sharding(
+    sharding = StatedSharding(
         None if axes is None else tuple(None if names is None else tuple(names) for names in axes),
         tuple((name, size) for name, size in facts["mesh"]),
         facts["gspmd"],

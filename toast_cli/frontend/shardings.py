@@ -21,7 +21,7 @@ from toast_cli.frontend.statements import (
     RULE,
     SDY,
     Meshes,
-    Sharding,
+    StatedSharding,
     check_rank,
     meshes_of,
     one_sharding,
@@ -58,9 +58,9 @@ MOVES = frozenset(
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
-Use = tuple[Any, int]
+OperandOfOp = tuple[Any, int]
 # What an attribute speaks of: a value, the uses of it that are meant, and how messages call it.
-Subject = tuple[Any, tuple[Use, ...], str]
+Subject = tuple[Any, tuple[OperandOfOp, ...], str]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Kept:
     """
 
     value: Any
-    sharding: Sharding
-    uses: tuple[Use, ...]
+    sharding: StatedSharding
+    uses: tuple[OperandOfOp, ...]
     origin: str
 
 
@@ -123,9 +123,9 @@ class _Taker:
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
-        self._said: dict[Any, Sharding] = {}  # value -> the first thing that was said of it as a whole
+        self._said: dict[Any, StatedSharding] = {}  # value -> the first thing that was said of it as a whole
 
-    def _record(self, value: Any, sharding: Sharding, uses: tuple[Use, ...], origin: str) -> None:
+    def _record(self, value: Any, sharding: StatedSharding, uses: tuple[OperandOfOp, ...], origin: str) -> None:
         self.findings.count += 1
         if sharding.single_device:
             return
@@ -223,7 +223,7 @@ class _Taker:
         result.replace_all_uses_with(value)
         operation.erase()
 
-    def _move_says(self, operation: Any) -> Sharding | None:
+    def _move_says(self, operation: Any) -> StatedSharding | None:
         """How the result of a moving operation lies; None when it does not say."""
         for name in ("sharding", "out_sharding"):
             if name in operation.attributes:
@@ -255,14 +255,14 @@ def kind_of(operation: Any) -> str:
     return str(operation.name)
 
 
-def real_uses(value: Any) -> tuple[Use, ...]:
+def real_uses(value: Any) -> tuple[OperandOfOp, ...]:
     """Uses of a value by operations that stay."""
     uses = ((use.owner.operation, int(use.operand_number)) for use in value.uses)
     return tuple(use for use in uses if kind_of(use[0]) not in MOVES | GROUPINGS)
 
 
 def unspecified_dims(attributes: dict[str, Any]) -> frozenset[int]:
-    """Dimensions that a `Sharding` custom call leaves open, as it says in its backend config."""
+    """Dimensions that a `StatedSharding` custom call leaves open, as it says in its backend config."""
     if "backend_config" not in attributes or not isinstance(attributes["backend_config"], ir.StringAttr):
         return frozenset()
     found = _UNSPECIFIED.search(foreign.text(attributes, "backend_config", lambda: "") or "")

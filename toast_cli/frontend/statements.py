@@ -30,7 +30,7 @@ MeshAxes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Sharding:
+class StatedSharding:
     """One array's sharding as a program states it.
 
     Attributes:
@@ -68,7 +68,7 @@ def mesh_axes_of(attribute: Any) -> MeshAxes:
     return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(attribute).axes))
 
 
-def tensor_sharding(attribute: Any, meshes: Meshes) -> Sharding:
+def tensor_sharding(attribute: Any, meshes: Meshes) -> StatedSharding:
     """One `#sdy.sharding`. A dimension split by a part of an axis counts as open: parts have no name."""
     sharding = sdy.TensorShardingAttr(attribute)
     reference = sharding.mesh_or_ref
@@ -78,7 +78,7 @@ def tensor_sharding(attribute: Any, meshes: Meshes) -> Sharding:
     else:
         mesh = meshes.get(str(ir.FlatSymbolRefAttr(reference).value))
     axes = tuple(_dimension(sdy.DimensionShardingAttr(d)) for d in sharding.dimension_shardings)
-    return Sharding(axes, mesh or (), single_device=mesh == ())
+    return StatedSharding(axes, mesh or (), single_device=mesh == ())
 
 
 def _dimension(dimension: Any) -> tuple[str, ...] | None:
@@ -88,38 +88,38 @@ def _dimension(dimension: Any) -> tuple[str, ...] | None:
     return tuple(str(axis.name) for axis in axes) if axes or dimension.is_closed else None
 
 
-def value_shardings(attribute: Any, meshes: Meshes) -> list[Sharding]:
+def value_shardings(attribute: Any, meshes: Meshes) -> list[StatedSharding]:
     """The shardings in an `#sdy.sharding` (one) or an `#sdy.sharding_per_value` (one per result)."""
     if sdy.TensorShardingPerValueAttr.isinstance(attribute):
         return [tensor_sharding(entry, meshes) for entry in sdy.TensorShardingPerValueAttr(attribute).shardings]
     return [tensor_sharding(attribute, meshes)]
 
 
-def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[Sharding]:
+def gspmd_shardings(text: str, open_dims: frozenset[int] = frozenset()) -> list[StatedSharding]:
     """The shardings in an `mhlo.sharding`."""
     return [
-        Sharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
+        StatedSharding(gspmd=part, open_dims=open_dims, single_device=part.startswith("{" + MAXIMAL))
         for part in split_shardings(text)
     ]
 
 
-def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[Sharding]:
+def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[StatedSharding]:
     """What the attributes of an operation, argument or result say, one entry per array; empty when nothing.
 
     Raises `InputError` at `place` for attributes that are no shardings.
     """
     texts = frontend_texts(attributes, place)
 
-    def several(attribute: Any, name: str) -> list[Sharding]:
+    def several(attribute: Any, name: str) -> list[StatedSharding]:
         if sdy.TensorShardingPerValueAttr.isinstance(attribute):
             return value_shardings(attribute, meshes)
         return [tensor_sharding(foreign.of_kind(attribute, name, sdy.TensorShardingAttr, place), meshes)]
 
-    def from_text() -> list[Sharding]:
+    def from_text() -> list[StatedSharding]:
         kind = sdy.TensorShardingPerValueAttr if _SEVERAL in texts[FRONTEND_SDY] else sdy.TensorShardingAttr
         return several(foreign.parsed(texts[FRONTEND_SDY], FRONTEND_SDY, kind, place), FRONTEND_SDY)
 
-    readers: tuple[Callable[[], list[Sharding]], ...] = (
+    readers: tuple[Callable[[], list[StatedSharding]], ...] = (
         lambda: several(attributes[SDY], SDY),
         from_text,
         lambda: gspmd_shardings(foreign.text(attributes, GSPMD, place) or ""),
@@ -128,7 +128,7 @@ def stated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator)
     return next((read() for read, there in zip(readers, present, strict=True) if there), [])
 
 
-def one_sharding(stated: list[Sharding], rank: int, place: Locator) -> Sharding | None:
+def one_sharding(stated: list[StatedSharding], rank: int, place: Locator) -> StatedSharding | None:
     """The sharding of the one array that attributes speak of, None where they say nothing.
 
     Raises `InputError` where they say several, or speak of another number of dimensions.
@@ -142,7 +142,7 @@ def one_sharding(stated: list[Sharding], rank: int, place: Locator) -> Sharding 
     return stated[0]
 
 
-def check_rank(sharding: Sharding, rank: int, place: Locator) -> None:
+def check_rank(sharding: StatedSharding, rank: int, place: Locator) -> None:
     """Raises `InputError` for a sharding of another number of dimensions than its array has."""
     if sharding.axes is not None and not sharding.single_device and len(sharding.axes) != rank:
         what = f"a sharding has {len(sharding.axes)} dimensions and its array {rank}"

@@ -28,7 +28,7 @@ from toast_cli.program.ops import ADD, CARRY, CONVERT
 # The role of what loops add up, for `Replicate`.
 ACCUMULATORS = "sums of loops"
 
-Use = tuple[int, int]  # op number, operand position
+OperandUse = tuple[int, int]  # op number, operand position
 LEAF = -1
 
 
@@ -51,7 +51,7 @@ class Accumulation:
     carry: int
     ends: tuple[int, ...]
     path: tuple[PathUse, ...]
-    first: tuple[Use, ...]
+    first: tuple[OperandUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def _accumulation(program: Program, number: int, sums: set[int]) -> Accumulation
         return None
     ends: list[int] = []
     path: list[PathUse] = []
-    first: list[Use] = []
+    first: list[OperandUse] = []
     carries = 0
-    waiting: list[tuple[int, Use]] = [(carry.operands[1], (number, 1))]
+    waiting: list[tuple[int, OperandUse]] = [(carry.operands[1], (number, 1))]
     while waiting:
         read, use = waiting.pop()
         maker = program.producer[read]
@@ -129,7 +129,7 @@ def _is_followed(op: Op) -> bool:
     return len(op.operands) == 1 and (op.name == CONVERT or op.kind.view)
 
 
-def _users(program: Program, value: int) -> list[Use]:
+def _users(program: Program, value: int) -> list[OperandUse]:
     """Uses of a value; of what a loop carries, of what it results in."""
     made_by_loop = program.ops[program.producer[value]].name == CARRY
     return read_behind(program, value) if made_by_loop else program.users[value]

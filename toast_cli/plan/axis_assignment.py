@@ -1,9 +1,9 @@
-"""How an op spends mesh axes, decision after decision: who gets which axis, and where partial results go.
+"""How mesh axes are assigned in an op, decision after decision: who gets which axis, and where partial results go.
 
 For every op and every mesh axis, the first decision whose group has an eligible slot in that op wins the axis there.
 Eligible: the shards divide every extent, the op does not need the slot whole, it lies on the chosen side of its
-conflict, and every slot that is major to it in some dimension is already fully split. Results of an op that spent an
-axis on a reduction are partial; they are reduce-scattered where a decision wants that axis on one of their own
+conflict, and every slot that is major to it in some dimension is already fully split. Results of an op in which an
+axis splits what is summed are partial; they are reduce-scattered where a decision wants that axis on one of their own
 dimensions, all-reduced otherwise.
 
 `Replicate` frees axes that other decisions would take, so all `Replicate`s of a plan come before the others here; then
@@ -29,7 +29,7 @@ from toast_cli.plan.workarounds import without_split_space
 START = 0  # the state in which nothing is decided
 
 
-class Bid(NamedTuple):
+class AxisClaim(NamedTuple):
     """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is
     to have it."""
 
@@ -37,7 +37,7 @@ class Bid(NamedTuple):
     slots: tuple[int, ...]
 
 
-class Rules(NamedTuple):
+class SplitRules(NamedTuple):
     """All about an op that says who gets which axis.
 
     Attributes:
@@ -57,39 +57,39 @@ class Rules(NamedTuple):
     space: Space | None
 
 
-class Spent(NamedTuple):
+class AssignmentState(NamedTuple):
     """What an op has made of some decisions, as far as those to come can tell: equal ones have the same future.
 
     Attributes:
         slot_axes: [slots] mesh axes that split each.
-        gone: axes that no further decision can have, because they are spent or not to be.
-        waiting: bids by which a partial result may yet be scattered, axis after axis, those for one axis in order.
+        gone: axes that no further decision can have, because they are assigned or not to be.
+        waiting: claims by which a partial result may yet be scattered, axis after axis, those for one axis in order.
     """
 
     slot_axes: SlotAxes
     gone: frozenset[int]
-    waiting: tuple[Bid, ...]
+    waiting: tuple[AxisClaim, ...]
 
 
-class Spender:
+class AxisAssigner:
     """Ops of one set of rules on a mesh of these sizes. States and choices are numbered as they are met."""
 
-    def __init__(self, rules: Rules, sizes: tuple[int, ...]) -> None:
+    def __init__(self, rules: SplitRules, sizes: tuple[int, ...]) -> None:
         self.rules, self._sizes = rules, sizes
         self._scatters = frozenset(slot for dims in rules.results for slots in dims for slot in slots)
-        self._states: list[Spent] = []
-        self._number: dict[Spent, int] = {}
-        self._after: list[dict[Bid, int]] = []
+        self._states: list[AssignmentState] = []
+        self._number: dict[AssignmentState, int] = {}
+        self._after: list[dict[AxisClaim, int]] = []
         self._chosen: dict[int, int] = {}
         self._choice_number: dict[Choice, int] = {}
         self.choices: list[Choice] = []
-        self._enter(Spent(((),) * len(rules.limits), frozenset(), ()))
+        self._enter(AssignmentState(((),) * len(rules.limits), frozenset(), ()))
 
-    def after(self, state: int, bid: Bid) -> int:
-        """The state that one more bid leads to."""
-        found = self._after[state].get(bid)
+    def after(self, state: int, claim: AxisClaim) -> int:
+        """The state that one more claim leads to."""
+        found = self._after[state].get(claim)
         if found is None:
-            found = self._after[state][bid] = self._enter(self._spend(self._states[state], bid))
+            found = self._after[state][claim] = self._enter(self._claim(self._states[state], claim))
         return found
 
     def choice(self, state: int) -> int:
@@ -102,33 +102,33 @@ class Spender:
                 self.choices.append(choice)
         return found
 
-    def _enter(self, spent: Spent) -> int:
-        found = self._number.setdefault(spent, len(self._states))
+    def _enter(self, assigned: AssignmentState) -> int:
+        found = self._number.setdefault(assigned, len(self._states))
         if found == len(self._states):
-            self._states.append(spent)
+            self._states.append(assigned)
             self._after.append({})
         return found
 
-    def _spend(self, spent: Spent, bid: Bid) -> Spent:
-        slot_axes, gone, waiting = spent
-        axis, slots = bid
+    def _claim(self, assigned: AssignmentState, claim: AxisClaim) -> AssignmentState:
+        slot_axes, gone, waiting = assigned
+        axis, slots = claim
         if not slots:
-            return Spent(slot_axes, gone | {axis}, waiting)
-        taken = NOWHERE if axis in gone else self._eligible(slot_axes, bid)
+            return AssignmentState(slot_axes, gone | {axis}, waiting)
+        taken = NOWHERE if axis in gone else self._eligible(slot_axes, claim)
         if taken != NOWHERE:
             slot_axes = (*slot_axes[:taken], (*slot_axes[taken], axis), *slot_axes[taken + 1 :])
             gone = gone | {axis}
         if axis in gone and axis not in self._partial(slot_axes):
             waiting = tuple([other for other in waiting if other.axis != axis])
         elif scatter := tuple([slot for slot in slots if slot in self._scatters]):
-            waiting = tuple(sorted((*waiting, Bid(axis, scatter)), key=_axis))
-        return Spent(slot_axes, gone, waiting)
+            waiting = tuple(sorted((*waiting, AxisClaim(axis, scatter)), key=_axis))
+        return AssignmentState(slot_axes, gone, waiting)
 
-    def _eligible(self, slot_axes: SlotAxes, bid: Bid) -> int:
+    def _eligible(self, slot_axes: SlotAxes, claim: AxisClaim) -> int:
         """The first slot that can be split further by the axis; NOWHERE if none."""
         rules, sizes = self.rules, self._sizes
-        for slot in bid.slots:
-            if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[bid.axis]):
+        for slot in claim.slots:
+            if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[claim.axis]):
                 continue
             if all(_count(slot_axes[major], sizes) == rules.full[major] for major in rules.majors[slot]):
                 return slot
@@ -137,8 +137,8 @@ class Spender:
     def _partial(self, slot_axes: SlotAxes) -> list[int]:
         return [axis for slot in self.rules.summed for axis in slot_axes[slot]]
 
-    def _settle(self, spent: Spent) -> Choice:
-        space, slot_axes = self.rules.space, spent.slot_axes
+    def _settle(self, assigned: AssignmentState) -> Choice:
+        space, slot_axes = self.rules.space, assigned.slot_axes
         if space is not None:
             slot_axes = without_split_space(space, slot_axes, self._sizes)
         partial = self._partial(slot_axes)
@@ -149,7 +149,7 @@ class Spender:
             own = {slot: slot_axes[slot] for slots in dims for slot in slots}
             places: list[int] = []
             for axis in partial:
-                slot = self._wants(spent.waiting, axis, own, dims)
+                slot = self._wants(assigned.waiting, axis, own, dims)
                 places.append(slot)
                 if slot != NOWHERE:
                     own[slot] = (*own[slot], axis)
@@ -157,11 +157,15 @@ class Spender:
         return slot_axes, tuple(wanted)
 
     def _wants(
-        self, waiting: tuple[Bid, ...], axis: int, own: dict[int, tuple[int, ...]], dims: tuple[tuple[int, ...], ...]
+        self,
+        waiting: tuple[AxisClaim, ...],
+        axis: int,
+        own: dict[int, tuple[int, ...]],
+        dims: tuple[tuple[int, ...], ...],
     ) -> int:
         """The slot of a result on which the first interested decision wants `axis`, which the result is partial over,
         or NOWHERE."""
-        for slot in (slot for bid in waiting if bid.axis == axis for slot in bid.slots):
+        for slot in (slot for claim in waiting if claim.axis == axis for slot in claim.slots):
             if slot in own and self._room(slot, own, dims, self._sizes[axis]):
                 return slot
         return NOWHERE
@@ -176,24 +180,24 @@ class Spender:
         return all(_count(own[major], sizes) == rules.full[major] for major in slots[: slots.index(slot)])
 
 
-class Spenders:
-    """The spenders of a problem and of all made from it: rules and sizes are all that matters to one."""
+class AxisAssigners:
+    """The assigners of a problem and of all made from it: rules and sizes are all that matters to one."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Rules, tuple[int, ...]], Spender] = {}
+        self._known: dict[tuple[SplitRules, tuple[int, ...]], AxisAssigner] = {}
 
-    def of(self, rules: Rules, sizes: tuple[int, ...]) -> Spender:
+    def of(self, rules: SplitRules, sizes: tuple[int, ...]) -> AxisAssigner:
         found = self._known.get((rules, sizes))
         if found is None:
-            found = self._known[rules, sizes] = Spender(rules, sizes)
+            found = self._known[rules, sizes] = AxisAssigner(rules, sizes)
         return found
 
 
-def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> Rules:
+def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> SplitRules:
     """What counts of a form on a mesh of these sizes: shards are products of some of them."""
     devices = prod(sizes)
     summed = tuple([slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.REDUCTION])
-    return Rules(
+    return SplitRules(
         tuple([gcd(devices, *extents) for extents in form.extents]),
         tuple([size if devices % size == 0 else 0 for size in form.sizes]),
         form.majors,
@@ -205,22 +209,22 @@ def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> Rules:
 
 
 def replicates_first(plan: Plan) -> Plan:
-    """The plan in the order in which it is to be spent."""
+    """The plan in the order in which it is to be assigned."""
     return tuple(sorted(plan, key=_is_shard))
 
 
-def bid_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> Bid | None:
+def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> AxisClaim | None:
     """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in
     `Shard.sides`."""
     if isinstance(decision, Replicate):
-        return Bid(decision.axis, ()) if decision.role in (pattern.role, pattern.kind) else None
+        return AxisClaim(decision.axis, ()) if decision.role in (pattern.role, pattern.kind) else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
     key = decision.group, decision.sides, decision.unless == SUMMED
     slots = pattern.candidates.get(key)
     if slots is None:
         slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
-    return Bid(decision.axis, slots) if slots else None
+    return AxisClaim(decision.axis, slots) if slots else None
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
@@ -252,8 +256,8 @@ def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     return count
 
 
-def _axis(bid: Bid) -> int:
-    return bid.axis
+def _axis(claim: AxisClaim) -> int:
+    return claim.axis
 
 
 def _is_shard(decision: Decision) -> bool:

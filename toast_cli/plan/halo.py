@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
     bytes: float
 
 
-class Read(NamedTuple):
+class WindowRead(NamedTuple):
     """How an op reads its first operand through windows. at: the sharding it needs it in. summed: the dimensions of it
     along which the op adds up over what devices have."""
 
@@ -48,25 +48,27 @@ class Read(NamedTuple):
     summed: tuple[int, ...]
 
 
-def read_of(windows: tuple[Window, ...], iteration: Iteration) -> Read:
+def read_of(windows: tuple[Window, ...], iteration: Iteration) -> WindowRead:
     """How an op that has these windows reads its first operand."""
     at, made = iteration.operands[0], iteration.computed[0]
-    return Read(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
+    return WindowRead(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
 
 
-def neighbours(whole_bytes: float, reads: Sequence[Read], sizes: tuple[int, ...]) -> list[tuple[Exchange, list[int]]]:
+def neighbours(
+    whole_bytes: float, reads: Sequence[WindowRead], sizes: tuple[int, ...]
+) -> list[tuple[Exchange, list[int]]]:
     """What devices send each other of one array for all ops that read it through windows, each with the places of the
     reads it serves.
 
     Ops that read it alike share what is sent, as in XLA's partitioner; windows that differ in anything do not.
     """
-    alike: dict[Read, list[int]] = {}
+    alike: dict[WindowRead, list[int]] = {}
     for place, read in enumerate(reads):
         alike.setdefault(read, []).append(place)
     return [(exchange, places) for read, places in alike.items() for exchange in _of_read(whole_bytes, read, sizes)]
 
 
-def _of_read(whole_bytes: float, read: Read, sizes: tuple[int, ...]) -> Iterator[Exchange]:
+def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> Iterator[Exchange]:
     size = whole_bytes / shards(read.at, sizes)
     for window in read.windows:
         axes = read.at[window.operand_dim]

@@ -1,4 +1,4 @@
-"""What one op computes on: how its arrays lie once it is settled which axes it spends on what (see `spending`).
+"""What one op computes on: how its arrays lie once it is settled which axis splits what (see `axis_assignment`).
 
 Enters: an `OpPattern` and a `Choice`. Leaves: an `Iteration`.
 """

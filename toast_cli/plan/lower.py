@@ -31,7 +31,7 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Move, copies_of, moves_of, reshard_steps, runs_by_loop
+from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_loop
 from toast_cli.plan.settle import settled
 from toast_cli.plan.sharding import Sharding, replicated, without
 from toast_cli.program.ops import ARGUMENT, CARRY
@@ -301,7 +301,7 @@ class _Lowering:
                 yield self._moved(value, move, count, loop, "inside", there)
 
     def _moved(
-        self, value: int, move: Move, runs: float, loop: int, edge: Edge, uses: tuple[tuple[int, int], ...]
+        self, value: int, move: ShardingMove, runs: float, loop: int, edge: Edge, uses: tuple[tuple[int, int], ...]
     ) -> Collective:
         step, op = move.step, uses[0][0]
         kind, axes, local = step.kind, step.axes, self._program.values[value].bytes * step.fraction

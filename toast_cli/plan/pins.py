@@ -13,7 +13,7 @@ from toast_cli.plan.iteration import PinnedSharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
 from toast_cli.program.paths import matches
-from toast_cli.program.pins import Pin, Pins
+from toast_cli.program.pins import PinnedAxes, Pins
 from toast_cli.program.roles import carried_results
 
 
@@ -68,7 +68,7 @@ def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def parse_pin(wish: str) -> tuple[str, Pin]:
+def parse_pin(wish: str) -> tuple[str, PinnedAxes]:
     """`PATTERN=data,None,model+data` -> the pattern and per dimension its axes (None or ? leaves it to the search; ''
     or -: whole)."""
     pattern, sign, spec = wish.rpartition("=")
@@ -83,7 +83,7 @@ def parse_pin(wish: str) -> tuple[str, Pin]:
     return pattern, tuple(dims)
 
 
-def _fit(pin: Pin, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:
+def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, wish: str, name: str) -> PinnedSharding:
     if len(pin) > len(shape):
         raise UsageError(
             f"{wish!r} has {_count(len(pin), 'entry', 'entries')} but matches {name} with "
@@ -106,7 +106,7 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _numbered(pin: Pin, mesh: Mesh, where: str) -> PinnedSharding:
+def _numbered(pin: PinnedAxes, mesh: Mesh, where: str) -> PinnedSharding:
     """Axis names to axis numbers of this mesh."""
     names = mesh.names
     for axes in pin:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
-from toast_cli.plan.axis_assignment import START, Spender, Spenders, bid_of, replicates_first, rules_of
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, claim_of, replicates_first, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
@@ -52,7 +52,7 @@ class Problem:
         mirrored: the problem with every layer decided alike that this one was made from, if it was, and the groups that
             each of its groups has become (see `mirrors`).
         accumulations: what loops add up, see `plan.accumulation`.
-        spending: what is known of how ops spend axes; problems made from this one know it too.
+        axis_assigners: what is known of how ops assign axes; problems made from this one know it too.
     """
 
     program: Program
@@ -72,7 +72,7 @@ class Problem:
     mirrored: tuple[Problem, dict[int, tuple[int, ...]]] | None = None
     argument_kind: tuple[int, ...] = ()
     accumulations: tuple[Accumulation, ...] = ()
-    spending: Spenders = field(default_factory=Spenders, repr=False, compare=False)
+    axis_assigners: AxisAssigners = field(default_factory=AxisAssigners, repr=False, compare=False)
 
     def iterate(self, pattern: int, plan: Plan) -> Iteration:
         """What ops of one pattern compute on under `plan`."""
@@ -88,33 +88,33 @@ class Problem:
         return found
 
     def _choose(self, pattern: int, plan: Plan) -> Choice:
-        spender, state = self.spenders[pattern], START
+        assigner, state = self.assigners[pattern], START
         for decision in replicates_first(plan):
-            bid = bid_of(self.patterns[pattern], decision, self.resolution_place)
-            if bid is not None:
-                state = spender.after(state, bid)
-        return spender.choices[spender.choice(state)]
+            claim = claim_of(self.patterns[pattern], decision, self.resolution_place)
+            if claim is not None:
+                state = assigner.after(state, claim)
+        return assigner.choices[assigner.choice(state)]
 
     @cached_property
     def _choices(self) -> dict[tuple[int, Plan], Choice]:
         return {}
 
     @cached_property
-    def spenders(self) -> tuple[Spender, ...]:
+    def assigners(self) -> tuple[AxisAssigner, ...]:
         """[patterns] what says who gets which axis in their ops."""
         sizes = self.mesh.sizes
-        known: dict[tuple[Form, Space | None], Spender] = {}
+        known: dict[tuple[Form, Space | None], AxisAssigner] = {}
         for pattern in self.patterns:
             key = pattern.form, pattern.space
             if key not in known:
-                known[key] = self.spending.of(rules_of(pattern.form, pattern.space, sizes), sizes)
+                known[key] = self.axis_assigners.of(rules_of(pattern.form, pattern.space, sizes), sizes)
         return tuple(known[pattern.form, pattern.space] for pattern in self.patterns)
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
         return tuple(
-            (p.groups, p.strands, p.role, p.kind, s.rules) for p, s in zip(self.patterns, self.spenders, strict=True)
+            (p.groups, p.strands, p.role, p.kind, s.rules) for p, s in zip(self.patterns, self.assigners, strict=True)
         )
 
     @cached_property

@@ -29,7 +29,7 @@ MOST_REORDERED = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
+class ReshardStep:
     """One collective. `fraction` of the whole array is its result on each device (1 = everything)."""
 
     kind: str
@@ -37,9 +37,9 @@ class Step:
     fraction: float
 
 
-Hop = tuple[Step, Sharding]  # a step and the sharding it leads to
+ReshardHop = tuple[ReshardStep, Sharding]  # a step and the sharding it leads to
 # The number of a hop and the hops up to the next sharding that is spelled out: what makes it the same for two copies.
-Way = tuple[int, tuple[Hop, ...]]
+Way = tuple[int, tuple[ReshardHop, ...]]
 
 
 class Copy(NamedTuple):
@@ -47,10 +47,10 @@ class Copy(NamedTuple):
 
     sharding: Sharding
     places: tuple[int, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[ReshardHop, ...]
 
 
-class Move(NamedTuple):
+class ShardingMove(NamedTuple):
     """One collective on the way to a copy, or to several.
 
     Attributes:
@@ -58,20 +58,20 @@ class Move(NamedTuple):
         places: of the uses that it serves. ordered: see `put_in_order_first`.
     """
 
-    step: Step
+    step: ReshardStep
     before: Sharding
     after: Sharding
     places: tuple[int, ...]
     ordered: bool
 
 
-_Queued = tuple[float, int, Sharding, tuple[Hop, ...]]  # bytes moved so far, hops, where they led, the hops
+_Queued = tuple[float, int, Sharding, tuple[ReshardHop, ...]]  # bytes moved so far, hops, where they led, the hops
 
 
 @lru_cache(maxsize=200_000)
 def reshard_steps(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """Collectives that take an array laid out as `source` to `target`; `sizes` [axes] of the mesh.
 
     Given the `shape` of the array, no dimension is cut unevenly on the way, which would pad it.
@@ -92,12 +92,12 @@ def copies_of(
     return [copy for copy in found if communicates(copy.hops)]
 
 
-def communicates(hops: tuple[Hop, ...]) -> bool:
+def communicates(hops: tuple[ReshardHop, ...]) -> bool:
     """Whether some hop is more than a slice."""
     return any(step.kind != SLICE for step, _ in hops)
 
 
-def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[Move]:
+def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     """The collectives that make the copies of an array that is made as `made`.
 
     Copies whose ways begin alike share that part, up to a sharding that is spelled out in both (see `waypoints`): what
@@ -115,12 +115,12 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[Move]:
             places = served.pop(hop, None)
             if step.kind != SLICE:
                 if places is not None:
-                    yield Move(step, at, to, places, ordered)
+                    yield ShardingMove(step, at, to, places, ordered)
                 ordered = False
             at = to
 
 
-def ways_of(hops: tuple[Hop, ...]) -> list[Way]:
+def ways_of(hops: tuple[ReshardHop, ...]) -> list[Way]:
     """[hops] its number, and the hops up to the next sharding that is spelled out."""
     ends = [*stations(hops), len(hops)]
     return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
@@ -151,7 +151,7 @@ def waypoints(
     return tuple([hops[end - 1][1] for end in stations(hops)])
 
 
-def stations(hops: tuple[Hop, ...]) -> list[int]:
+def stations(hops: tuple[ReshardHop, ...]) -> list[int]:
     """After how many hops the shardings stand that have to be spelled out on a way; see `waypoints`."""
     kinds = [step.kind for step, _ in hops]
     moves = set(kinds) - {SLICE}
@@ -161,7 +161,9 @@ def stations(hops: tuple[Hop, ...]) -> list[int]:
     return [k for k in range(1, len(hops)) if (kinds[k - 1], kinds[k]) != (SLICE, SLICE)]
 
 
-def route(source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[Hop, ...]:
+def route(
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None
+) -> tuple[ReshardHop, ...]:
     """Steps from one sharding to the other, each with the sharding it leads to; slices too.
 
     That is the way for any array, unless it cuts this one unevenly; then the best of those that do not.
@@ -180,7 +182,7 @@ def is_even(sharding: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]) 
 @lru_cache(maxsize=200_000)
 def _route(
     source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
-) -> tuple[Hop, ...]:
+) -> tuple[ReshardHop, ...]:
     """Hops from one sharding to the other that move the fewest bytes; with a `shape`, over shardings that cut it
     evenly."""
     if source == target:
@@ -203,14 +205,14 @@ def _route(
     raise ValueError(f"no way from {source} to {target}")  # gathering everything and slicing is always one
 
 
-def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[Hop]:
+def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[ReshardHop]:
     """One all-gather a dimension, the last first, as XLA does."""
     at = source
     for dim in reversed(range(len(source))):
         gone = at[dim][len(target[dim]) :]
         if gone:
             at = _replaced(at, dim, target[dim])
-            yield Step(GATHER, gone, 1 / shards(at, sizes)), at
+            yield ReshardStep(GATHER, gone, 1 / shards(at, sizes)), at
 
 
 def _is_allowed(
@@ -223,7 +225,7 @@ def _is_allowed(
     )
 
 
-def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[Hop]:
+def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[ReshardHop]:
     """What one step can do that may lead to the target; gathers what has a place there only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
     present = {axis for axes in at for axis in axes}
@@ -231,7 +233,7 @@ def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bo
     for axis, dim in home.items():
         if axis not in present:
             to = _replaced(at, dim, (*at[dim], axis))
-            yield Step(SLICE, (axis,), 1 / shards(to, sizes)), to
+            yield ReshardStep(SLICE, (axis,), 1 / shards(to, sizes)), to
     for dim, axes in enumerate(at):
         if axes == target[dim]:
             continue
@@ -239,19 +241,19 @@ def _hops(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bo
             kept, minor = axes[:-count], axes[-count:]
             to = _replaced(at, dim, kept)
             if may_gather or len(axes) > MOST_REORDERED or not home.keys() & set(minor):
-                yield Step(GATHER, minor, 1 / shards(to, sizes)), to
+                yield ReshardStep(GATHER, minor, 1 / shards(to, sizes)), to
             goals = {home.get(axis, dim) for axis in minor}
             if len(goals) == 1 and dim not in goals:
                 (goal,) = goals
-                yield Step(EXCHANGE, minor, local), _replaced(to, goal, (*to[goal], *minor))
+                yield ReshardStep(EXCHANGE, minor, local), _replaced(to, goal, (*to[goal], *minor))
         if 1 < len(axes) <= MOST_REORDERED:
             for order in permutations(axes):
                 if order != axes:
                     moved = tuple(a for a, b in zip(axes, order, strict=True) if a != b)
-                    yield Step(PERMUTE, moved, local), _replaced(at, dim, order)
+                    yield ReshardStep(PERMUTE, moved, local), _replaced(at, dim, order)
     if _is_cut_further(at, target, sizes):
         moved = tuple(sorted({a for x, y in zip(at, target, strict=True) for a in _unlike(x, y)}))
-        yield Step(PERMUTE, moved, 1 / shards(target, sizes)), target
+        yield ReshardStep(PERMUTE, moved, 1 / shards(target, sizes)), target
 
 
 def _is_cut_further(at: Sharding, target: Sharding, sizes: tuple[int, ...]) -> bool:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Per dimension the mesh axis names, or None for a dimension left open.
-Pin = tuple[tuple[str, ...] | None, ...]
+PinnedAxes = tuple[tuple[str, ...] | None, ...]
 
 
 @dataclass(frozen=True)
 class Pins:
     """`values` [value number], `uses` [(op number, operand position)]; `notices` say what could not be carried over."""
 
-    values: dict[int, Pin] = field(default_factory=dict)
-    uses: dict[tuple[int, int], Pin] = field(default_factory=dict)
+    values: dict[int, PinnedAxes] = field(default_factory=dict)
+    uses: dict[tuple[int, int], PinnedAxes] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
 

@@ -1,4 +1,7 @@
-"""Verdicts of `toast check` as text, JSON, JUnit XML and GitHub annotations: `Verdict` values go in, text comes out."""
+"""Verdicts of `toast check` as text, JSON, JUnit XML and GitHub annotations.
+
+Enters: `CheckVerdict`s. Leaves: text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.text import Text
 from toast_cli.printable import printable, printable_lines
 from toast_cli.quantities import format_plural
 from toast_cli.report import style
-from toast_cli.report.checks import COMPILED, ERROR, FAILED, PASSED, Check, Verdict
+from toast_cli.report.checks import COMPILED, ERROR, FAILED, PASSED, Check, CheckVerdict
 from toast_cli.report.json_file import write_json
 
 SCHEMA = "toast.check/1"
@@ -23,7 +26,7 @@ _WORDS = {PASSED: ("ok", style.GOOD), FAILED: ("FAILED", style.BAD), ERROR: ("ER
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def as_text(verdicts: Sequence[Verdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
+def as_text(verdicts: Sequence[CheckVerdict], *, quiet: bool = False, verbose: bool = False) -> list[RenderableType]:
     """What to show: all demands of a single point; of several, a line each and the demands that failed. quiet:
     failures only."""
     shown = [verdict for verdict in verdicts if not quiet or verdict.status != PASSED]
@@ -33,7 +36,7 @@ def as_text(verdicts: Sequence[Verdict], *, quiet: bool = False, verbose: bool =
     return blocks if quiet or len(verdicts) == 1 else [*blocks, Text(totals(verdicts), style.TITLE)]
 
 
-def totals(verdicts: Sequence[Verdict]) -> str:
+def totals(verdicts: Sequence[CheckVerdict]) -> str:
     """`3 checks: 1 passed, 1 failed, 1 could not be made`."""
     counts = [(status, sum(verdict.status == status for verdict in verdicts)) for status in (PASSED, FAILED, ERROR)]
     words = {PASSED: "passed", FAILED: "failed", ERROR: "could not be made"}
@@ -41,7 +44,7 @@ def totals(verdicts: Sequence[Verdict]) -> str:
     return f"{format_plural(len(verdicts), 'check')}: {said}"
 
 
-def as_json(verdicts: Sequence[Verdict]) -> str:
+def as_json(verdicts: Sequence[CheckVerdict]) -> str:
     """Schema "toast.check/1"; docs/json-report.md has the fields."""
     points = [
         {"program": verdict.program, "mesh": verdict.mesh, "status": verdict.status, **_facts(verdict)}
@@ -51,7 +54,7 @@ def as_json(verdicts: Sequence[Verdict]) -> str:
     return write_json({"schema": SCHEMA, "passed": passed, "checks": points}).decode()
 
 
-def as_junit(verdicts: Sequence[Verdict]) -> str:
+def as_junit(verdicts: Sequence[CheckVerdict]) -> str:
     """JUnit XML: a suite for each program on a mesh, a case for each demand; what could not be judged is one case
     with an error."""
     root = ElementTree.Element("testsuites", name="toast check")
@@ -77,7 +80,7 @@ def as_junit(verdicts: Sequence[Verdict]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def as_github(verdicts: Sequence[Verdict]) -> str:
+def as_github(verdicts: Sequence[CheckVerdict]) -> str:
     """GitHub's workflow commands: an error for each demand that failed, a warning where the plan drifted."""
     lines = []
     for verdict in verdicts:
@@ -91,7 +94,7 @@ def as_github(verdicts: Sequence[Verdict]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _single(verdict: Verdict, quiet: bool) -> list[RenderableType]:
+def _single(verdict: CheckVerdict, quiet: bool) -> list[RenderableType]:
     checks = verdict.failures if quiet else verdict.checks
     parts: list[RenderableType] = [] if quiet else [Text(verdict.line)]
     parts.append(_table(checks))
@@ -100,7 +103,7 @@ def _single(verdict: Verdict, quiet: bool) -> list[RenderableType]:
     return parts
 
 
-def _one_of_many(verdict: Verdict, verbose: bool) -> list[RenderableType]:
+def _one_of_many(verdict: CheckVerdict, verbose: bool) -> list[RenderableType]:
     word, look = _WORDS[verdict.status]
     head = style.table([("", "left"), ("", "fold")])
     head.add_row(Text(f"{word:6}", look), f"{_title(verdict)}: {verdict.error}" if verdict.error else verdict.line)
@@ -130,20 +133,20 @@ def _drift_line(line: str) -> Text:
     return Text(line, {"-": style.BAD, "+": style.GOOD, "~": style.WARNING}.get(line[:1], style.LABEL))
 
 
-def _title(verdict: Verdict) -> str:
+def _title(verdict: CheckVerdict) -> str:
     return f"{verdict.program} on {verdict.mesh}"
 
 
-def _drift(verdict: Verdict) -> str:
+def _drift(verdict: CheckVerdict) -> str:
     return "\n".join([f"plan drift since {verdict.against}", *verdict.drift])
 
 
-def _facts(verdict: Verdict) -> dict[str, object]:
+def _facts(verdict: CheckVerdict) -> dict[str, object]:
     facts = asdict(verdict)
     return {key: facts[key] for key in ("line", "checks", "against", "drift", "error", "hint", "seconds")}
 
 
-def _case(suite: ElementTree.Element, verdict: Verdict, name: str, kind: str, message: str, detail: str) -> None:
+def _case(suite: ElementTree.Element, verdict: CheckVerdict, name: str, kind: str, message: str, detail: str) -> None:
     """One test case; `kind` is "failure", "error", or empty for one that passed."""
     case = ElementTree.SubElement(suite, "testcase", classname=_xml(_title(verdict)), name=_xml(name))
     if kind:
@@ -154,7 +157,7 @@ def _xml(text: str) -> str:
     return _NO_XML.sub("?", text)
 
 
-def _annotation(level: str, verdict: Verdict, title: str, message: str) -> str:
+def _annotation(level: str, verdict: CheckVerdict, title: str, message: str) -> str:
     """Escaped as actions/toolkit's `issueCommand` does: properties lose `:` and `,` too."""
     properties = {"file": verdict.program, "title": f"toast check: {title}"}
     title, message = printable(_title(verdict)), printable_lines(message)

@@ -22,7 +22,7 @@ COMPILED = " compiled"
 
 
 @dataclass(frozen=True)
-class Limits:
+class CheckLimits:
     """What is demanded; None where nothing is. Tolerances are fractions by which a stored report's figure may be
     exceeded.
 
@@ -50,7 +50,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """One program on one mesh, judged, or `error` and `hint` where that could not be done.
 
     line: the plan on one line. drift: what changed since the report `against`, a line each. seconds: it took.
@@ -79,17 +79,17 @@ class Verdict:
 
 
 def verdict(
-    report: Report, program: str, mesh: str, limits: Limits, stored: StoredReport | None, seconds: float = 0.0
-) -> Verdict:
+    report: Report, program: str, mesh: str, limits: CheckLimits, stored: StoredReport | None, seconds: float = 0.0
+) -> CheckVerdict:
     """The judgement on a plan, `stored` being what it is compared with."""
     drift = plan_drift(report, stored) if stored is not None else []
     checks = judge(report, limits, stored)
     against = stored.path if stored is not None else ""
     line = one_line(replace(report, program=replace(report.program, name=program)))
-    return Verdict(program, mesh, line, checks, against, drift, seconds=seconds)
+    return CheckVerdict(program, mesh, line, checks, against, drift, seconds=seconds)
 
 
-def judge(report: Report, limits: Limits, stored: StoredReport | None = None) -> list[Check]:
+def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = None) -> list[Check]:
     """Every demand in order: the plan fits, then each limit that is given, then the goal's bounds, then the stored
     report, whose predicted figures are compared with predicted ones."""
     now = _figures(report)
@@ -185,7 +185,7 @@ def refuse_other_mesh(stored: StoredReport, chip: str, devices: int) -> None:
         )
 
 
-def _against(report: Report, limits: Limits, stored: StoredReport) -> list[Check]:
+def _against(report: Report, limits: CheckLimits, stored: StoredReport) -> list[Check]:
     now = report.predicted
     kept = [
         _kept("memory", now.peak_bytes, stored.peak_bytes, limits.memory_tolerance),

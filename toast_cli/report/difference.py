@@ -18,7 +18,7 @@ SCHEMA = "toast.difference/1"
 
 
 @dataclass(frozen=True)
-class Figure:
+class FigureChange:
     """A predicted figure in both; seconds or bytes."""
 
     name: str
@@ -43,7 +43,7 @@ class Difference:
     before: str
     now: str
     heads: list[str]
-    figures: list[Figure]
+    figures: list[FigureChange]
     drift: list[str]
 
     @property
@@ -63,9 +63,9 @@ def difference(before: StoredReport, now: StoredReport) -> Difference:
     if meshes[0] != meshes[1]:
         heads.append(f"meshes: {meshes[0]}, then {meshes[1]}")
     figures = [
-        Figure("step time", before.step_seconds, now.step_seconds),
-        Figure("communication", before.communication_seconds, now.communication_seconds),
-        Figure("peak memory", before.peak_bytes, now.peak_bytes),
+        FigureChange("step time", before.step_seconds, now.step_seconds),
+        FigureChange("communication", before.communication_seconds, now.communication_seconds),
+        FigureChange("peak memory", before.peak_bytes, now.peak_bytes),
     ]
     return Difference(
         before.path,

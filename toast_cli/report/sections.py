@@ -21,7 +21,7 @@ from toast_cli.quantities import (
 )
 from toast_cli.report import style
 from toast_cli.report.model import BaselineFacts, Report
-from toast_cli.report.style import Part
+from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
 SHORT_NOTES = 6
@@ -108,13 +108,13 @@ def prediction(report: Report, width: int) -> RenderableType:
     bar_width = min(width - BAR_COLUMNS, 60)
     rows = style.table([("", "left"), ("", "right"), ("", "left"), ("", "fold")])
 
-    def add(label: str, figure: str, parts: Sequence[Part], words: RenderableType) -> None:
+    def add(label: str, figure: str, parts: Sequence[TextPart], words: RenderableType) -> None:
         drawn = style.bar(parts, bar_width) if bar_width >= LEAST_BAR else Text()
         rows.add_row(label, Text(figure, style.TITLE), drawn, words)
 
     both = max(predicted.step_seconds, predicted.compute_seconds + predicted.communication_seconds) or 1.0
-    compute = Part(predicted.compute_seconds / both, "█", style.COMPUTE)
-    communication = Part(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
+    compute = TextPart(predicted.compute_seconds / both, "█", style.COMPUTE)
+    communication = TextPart(predicted.communication_seconds / both, "▒", style.COMMUNICATION)
     add(
         "step time",
         format_seconds(predicted.step_seconds),
@@ -127,10 +127,10 @@ def prediction(report: Report, width: int) -> RenderableType:
         f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
     )
     held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
-    memory = Part(filled, "█", style.MEMORY if predicted.fits else style.BAD)
+    memory = TextPart(filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
-    useful = Part(predicted.mfu, "█", style.GOOD)
+    useful = TextPart(predicted.mfu, "█", style.GOOD)
     add("MFU", format_percent(predicted.mfu), [useful], "of the chips' peak arithmetic rate")
     return style.section("predicted, per device and step", rows)
 
@@ -231,7 +231,7 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
         return rows
     stages_table = style.table([("stage", "left"), ("time", "right"), ("", "left")])
     for stage, seconds in {**report.timings, "in all": total}.items():
-        drawn = style.bar([Part(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
+        drawn = style.bar([TextPart(seconds / total if total else 0.0, "█", style.COMPUTE)], 24)
         stages_table.add_row(stage, format_seconds(seconds), drawn)
     return Group(rows, Text(), style.section("time", stages_table))
 

@@ -55,7 +55,7 @@ class HarmlessConsole(Console):
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """A piece of a bar: which fraction of it (0 to 1), drawn with what."""
 
     fraction: float
@@ -108,7 +108,7 @@ def with_axes(text: str, axes: Sequence[str], style: str = "") -> Text:
     return coloured
 
 
-def bar(parts: Iterable[Part], width: int) -> Text:
+def bar(parts: Iterable[TextPart], width: int) -> Text:
     """A bar of `width` characters; what the parts leave is drawn empty, what exceeds 1 is cut off.
 
     A part that is not nothing takes at least one character.

@@ -32,7 +32,7 @@ _SWAPS = 24  # ways to exchange mesh axes that are tried, at most
 _EQUAL = 1e-9  # steps closer than this fraction are equal
 
 Of = TypeVar("Of", bound=Hashable)
-Spent = dict[Hashable, float]  # what -> seconds of a step
+SecondsSpent = dict[Hashable, float]  # what -> seconds of a step
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def name_of(place: int) -> str:
     return "search" if place == 0 else f"search {place + 1}"
 
 
-def spent(evaluator: Evaluator, plan: Plan) -> Spent:
+def spent(evaluator: Evaluator, plan: Plan) -> SecondsSpent:
     """Seconds that a step spends on each kernel, by op and how it is split, and on each collective."""
     problem, found = evaluator.problem, defaultdict[Hashable, float](float)
     for kernel in evaluator.kernels(plan):
@@ -141,10 +141,10 @@ class _Known:
         self._evaluator, self._plan = evaluator, plan
         self.cost = evaluator.cost(plan)
         self.parts = evaluator.parts(plan)
-        self._spent: Spent | None = None
+        self._spent: SecondsSpent | None = None
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> SecondsSpent:
         if self._spent is None:
             self._spent = spent(self._evaluator, self._plan)
         return self._spent

@@ -48,7 +48,7 @@ class InWords:
         return repr(self.plan) < repr(other.plan)
 
 
-Read = Callable[[Cost], float]
+CostFigure = Callable[[Cost], float]
 Rank = tuple[float | int | InWords, ...]
 
 
@@ -98,7 +98,7 @@ class _Minimised:
     decides nothing.
     """
 
-    read: Read
+    read: CostFigure
     least: float
     reference: float
 
@@ -109,7 +109,7 @@ class _Minimised:
         return cls(read, least, log(read(reference) + least))
 
 
-def reader(figure: Figure, names: tuple[str, ...]) -> Read:
+def reader(figure: Figure, names: tuple[str, ...]) -> CostFigure:
     """What reads one figure, seconds or bytes; `names` [axes] of the mesh.
 
     Communication over an axis the mesh lacks is none.

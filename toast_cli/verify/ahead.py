@@ -1,7 +1,7 @@
 """What XLA:TPU or XLA:GPU makes of a program, compiled ahead of time on a machine that has neither.
 
-Enters: the bytes of a StableHLO or HLO file and a `Target`. Leaves: `AheadFacts`, or the reason why there are none.
-Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
+Enters: the bytes of a StableHLO or HLO file and a `CompilationTarget`. Leaves: `AheadFacts`, or the reason why there
+are none. Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt` with its plugin for GPUs).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import Spec, gpu_target_text
 from toast_cli.verify.child import Failure, ask
-from toast_cli.verify.compile import COMPILED, PROGRAM, Form, as_stablehlo
+from toast_cli.verify.compile import COMPILED, PROGRAM, Dialect, as_stablehlo
 from toast_cli.verify.gpu import GPU_OPTIONS, gpu_topology, without_tools
 from toast_cli.verify.hlo_text import computations, run_counts
 
@@ -27,7 +27,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 @dataclass(frozen=True)
-class Target:
+class CompilationTarget:
     """A machine that XLA can compile for.
 
     `topology`: as libtpu names it (`v4:2x2x4`), or slices x hosts x GPUs (`1x2x8`). `chip`: a GPU's name; `config`:
@@ -79,7 +79,7 @@ class AheadFacts:
         return min(self.peak_bytes, self.allocated_bytes)
 
 
-def target_of(spec: Spec) -> Target:
+def target_of(spec: Spec) -> CompilationTarget:
     """The target that a specification describes. Raises `MissingExtraError` or `UsageError` when XLA cannot
     compile for it here."""
     platform: Platform = spec.chip.platform
@@ -90,7 +90,7 @@ def target_of(spec: Spec) -> Target:
             hint=f"pip install 'toast-partitioner[{platform}]'",
         )  # fmt: skip
     if platform == "gpu":
-        return Target(
+        return CompilationTarget(
             platform, gpu_topology(spec), spec.devices, chip=spec.chip.name, config=gpu_target_text(spec.chip)
         )
     name, preset = spec.chip.name, spec.preset
@@ -101,11 +101,11 @@ def target_of(spec: Spec) -> Target:
     sizes = [d.size for d in spec.dimensions if d.kind in ("ring", "line") and d.name != "core"]
     # A topology's name has all dimensions of the chip's torus, whatever the slice uses of them.
     sizes += [1] * (preset.torus_rank - len(sizes))
-    return Target(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, preset.megacore)
+    return CompilationTarget(platform, f"{name}:{'x'.join(map(str, sizes))}", spec.devices, preset.megacore)
 
 
 def compile_ahead(
-    content: bytes, form: Form, target: Target, *, shardy: bool = True, timeout_seconds: float = 3600.0
+    content: bytes, form: Dialect, target: CompilationTarget, *, shardy: bool = True, timeout_seconds: float = 3600.0
 ) -> AheadFacts | Failure:
     """Compiles a partitioned program for a target, in a child process. Out of memory is a `Failure` that says so."""
     request = {"form": form, "shardy": shardy, "target": asdict(target)}
@@ -122,7 +122,7 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Writes the compiled text into the folder; returns the other facts."""
     from toast_cli import xla
 
-    target = Target(**request["target"])
+    target = CompilationTarget(**request["target"])
     program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
     if target.platform == "gpu":
         devices, options = xla.gpu_devices(target.topology, target.config), GPU_OPTIONS

@@ -38,7 +38,7 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CompiledCollective:
     """`bytes` of the result on each device, one run; `count` runs, loops counted; `name` is the op it comes from,
     `location` its `file.py:12`."""
 
@@ -50,11 +50,13 @@ class Collective:
     location: str = ""
 
 
-def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
+def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[CompiledCollective]:
     """All collectives of a compiled module, in the order of its text."""
-    found: dict[tuple[object, ...], list[Collective]] = {}
+    found: dict[tuple[object, ...], list[CompiledCollective]] = {}
     passed_around: set[tuple[object, ...]] = set()  # axes, bytes of a piece and op of windowed products
-    zeros: dict[tuple[object, ...], Collective] = {}  # what unrolled scatters begin with, unless it is something else
+    zeros: dict[
+        tuple[object, ...], CompiledCollective
+    ] = {}  # what unrolled scatters begin with, unless it is something else
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -65,7 +67,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         name, location = name_and_place(instruction.attributes, frames)
         if kind == "collective-permute" and _ZEROS.match(instruction.attributes):
             size = result_sizes(kind, instruction.opcode, instruction.sizes)[0]
-            sent = Collective(kind, axes, size, instruction.runs, name, location)
+            sent = CompiledCollective(kind, axes, size, instruction.runs, name, location)
             zeros.setdefault((channel[1] if channel else f"#{number}", axes), sent)
             continue
         windowed = _WINDOWED.search(instruction.computation) if kind == "collective-permute" else None
@@ -74,7 +76,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
             kind = _WINDOWED_KINDS[windowed[1]]
             whole = size * devices_around if kind == "all-gather" else size
-            one = Collective(kind, axes, whole, instruction.entered, name, location)
+            one = CompiledCollective(kind, axes, whole, instruction.entered, name, location)
             found.setdefault((kind, instruction.computation), [one])
             if name:
                 passed_around.add((axes, size, name))
@@ -85,7 +87,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             if instruction.opcode == "fusion":
                 devices_around = prod(n for axis, n in zip(axis_names, axis_sizes, strict=True) if axis in axes)
                 sizes = without_padding(sizes, callee(instruction, text), devices_around)
-            found[key] = [Collective(kind, axes, size, instruction.runs, name, location) for size in sizes]
+            found[key] = [CompiledCollective(kind, axes, size, instruction.runs, name, location) for size in sizes]
     collectives = [one for alike in found.values() for one in alike]
     collectives = [
         c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
@@ -93,14 +95,14 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     return _with_unrolled(collectives, list(zeros.values()))
 
 
-def _with_unrolled(collectives: list[Collective], zeros: list[Collective]) -> list[Collective]:
+def _with_unrolled(collectives: list[CompiledCollective], zeros: list[CompiledCollective]) -> list[CompiledCollective]:
     """With the permutes of each unrolled scatter, of the same axes and bytes as those of `zeros`, as the reduce-scatter
     that they make up."""
     begun = {(c.axes, c.bytes) for c in zeros}
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
     unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}
     ended = {(c.axes, c.bytes) for c in unrolled}
-    kept, passed = [], Counter[Collective]()
+    kept, passed = [], Counter[CompiledCollective]()
     for one in collectives:
         passed[one] += 1
         if one not in unrolled:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from toast_cli.verify.child import Failure, ask
 
-Form = Literal["stablehlo", "hlo"]
+Dialect = Literal["stablehlo", "hlo"]
 PROGRAM, COMPILED = "program", "compiled.txt"
 
 
@@ -29,7 +29,7 @@ class CompiledFacts:
 
 
 def compile_on_cpu(
-    content: bytes, form: Form, devices: int, *, shardy: bool = True, timeout_seconds: float = 600.0
+    content: bytes, form: Dialect, devices: int, *, shardy: bool = True, timeout_seconds: float = 600.0
 ) -> CompiledFacts | Failure:
     """Compiles for so many virtual CPU devices, with Shardy or with GSPMD propagation, in a child process."""
     request = {"form": form, "devices": devices, "shardy": shardy}

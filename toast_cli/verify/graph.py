@@ -35,7 +35,7 @@ _BINARY = {
 }
 _UNCHANGED = frozenset({"reshape", "convert", "copy", "bitcast", "bitcast-convert", "broadcast"})
 
-Numbers = NDArray[np.int64]  # [devices, elements]
+ElementNumbers = NDArray[np.int64]  # [devices, elements]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,18 @@ class Graph:
     runs: float
     roots: dict[str, str]
 
-    def device_numbers(self, name: str, devices: int) -> Numbers | None:
+    def device_numbers(self, name: str, devices: int) -> ElementNumbers | None:
         """What an integer instruction holds on each device, where only constants and the device's number decide it."""
         return self._numbers(name, devices, {})
 
-    def _numbers(self, name: str, devices: int, known: dict[str, Numbers | None]) -> Numbers | None:
+    def _numbers(self, name: str, devices: int, known: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
         if name not in known:
             known[name] = None  # no instruction reads itself; keeps malformed text from looping
             node = self.nodes.get(name)
             known[name] = self._computed(node, devices, known) if node else None
         return known[name]
 
-    def _computed(self, node: Node, devices: int, known: dict[str, Numbers | None]) -> Numbers | None:
+    def _computed(self, node: Node, devices: int, known: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
         if node.opcode == "partition-id":
             return np.arange(devices, dtype=np.int64)[:, None]
         if node.opcode == "constant":
@@ -134,7 +134,7 @@ def node_of(line: str) -> Node | None:
     return Node(name[1], kind, opcode, tuple(_OPERAND.findall(inside)), rest)
 
 
-def _constant(node: Node) -> Numbers | None:
+def _constant(node: Node) -> ElementNumbers | None:
     """Elements of a constant of whole numbers; None for others and for one whose elements are left out of the text."""
     inside = node.rest[: closing("(" + node.rest) - 2]
     if node.kind[:1] not in "su" or "..." in inside or len(inside) > _LONGEST_TABLE:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.verify.child import Failure, ask
-from toast_cli.verify.compile import Form, as_stablehlo
+from toast_cli.verify.compile import Dialect, as_stablehlo
 from toast_cli.verify.errors import ResultError
 
 ORIGINAL, PARTITIONED = "original", "partitioned"
@@ -34,7 +34,7 @@ def compare_numbers(
     devices: int,
     seed: int = 0,
     *,
-    form: Form = "stablehlo",
+    form: Dialect = "stablehlo",
     shardy: bool = True,
     timeout_seconds: float = 600.0,
 ) -> list[ResultError] | Failure:
@@ -54,7 +54,7 @@ def compare_numbers(
 
 
 def compare_once(
-    original: bytes, partitioned: bytes, devices: int, seed: int, form: Form, shardy: bool, timeout_seconds: float
+    original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, shardy: bool, timeout_seconds: float
 ) -> list[ResultError] | Failure:
     """The same on one set of inputs."""
     request = {"form": form, "devices": devices, "shardy": shardy, "seed": seed, "seconds": timeout_seconds}

@@ -4,8 +4,8 @@ XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits col
 little about what a TPU or GPU would send. The module right after partitioning still has the program's own types, and is
 the same for every backend.
 
-Enters: the bytes of a StableHLO or HLO file and a mesh. Leaves: the module's text, or the `Collective`s in it, or the
-reason why there are none.
+Enters: the bytes of a StableHLO or HLO file and a mesh. Leaves: the module's text, or the `CompiledCollective`s in it,
+or the reason why there are none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from toast_cli.verify.child import Failure, ask
-from toast_cli.verify.collectives import Collective
-from toast_cli.verify.compile import PROGRAM, Form, as_stablehlo
+from toast_cli.verify.collectives import CompiledCollective
+from toast_cli.verify.compile import PROGRAM, Dialect, as_stablehlo
 from toast_cli.verify.sums import partitioned_collectives
 
 PARTITIONED = "partitioned.txt"
@@ -27,8 +27,8 @@ _POLL_SECONDS = 0.02
 
 
 def collectives_after_partitioning(
-    content: bytes, form: Form, axes: dict[str, int], *, shardy: bool | None = None, timeout_seconds: float = 600.0
-) -> list[Collective] | Failure:
+    content: bytes, form: Dialect, axes: dict[str, int], *, shardy: bool | None = None, timeout_seconds: float = 600.0
+) -> list[CompiledCollective] | Failure:
     """The collectives XLA's partitioner puts into a program for a mesh, by kind, axes and bytes, loops counted.
 
     An all-reduce of which every device keeps a piece counts as the reduce-scatter it is, and all-reduces that are only
@@ -40,7 +40,7 @@ def collectives_after_partitioning(
 
 
 def text_after_partitioning(
-    content: bytes, form: Form, devices: int, *, shardy: bool | None = None, timeout_seconds: float = 600.0
+    content: bytes, form: Dialect, devices: int, *, shardy: bool | None = None, timeout_seconds: float = 600.0
 ) -> str | Failure:
     """HLO text of one device's program right after partitioning for so many virtual CPU devices, from a child
     process."""

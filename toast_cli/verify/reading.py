@@ -5,10 +5,10 @@ from __future__ import annotations
 from toast_cli.errors import InputError
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.frontend.loaded import parse
-from toast_cli.verify.compile import Form
+from toast_cli.verify.compile import Dialect
 
 
-def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Form, dict[str, int]]:
+def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Dialect, dict[str, int]]:
     """Content, form and mesh of a program that `toast partition -o` wrote.
 
     `axes` is the mesh of its report; without one the program's own `sdy.mesh` says it. Raises `InputError` when

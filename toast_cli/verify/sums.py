@@ -3,7 +3,7 @@
 Two rewritings that XLA:TPU and XLA:GPU make later are read into it: an all-reduce of which each device keeps only the
 piece its own number says is a reduce-scatter, and all-reduces over the same devices whose results are only added up are
 one. Enters: HLO text and the mesh.
-Leaves: one `Collective` per array communicated.
+Leaves: one `CompiledCollective` per array communicated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from toast_cli.verify.collectives import KINDS, Collective, name_and_place, result_sizes
+from toast_cli.verify.collectives import KINDS, CompiledCollective, name_and_place, result_sizes
 from toast_cli.verify.graph import Graph, Node, graphs
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
 from toast_cli.verify.stack_frames import places
@@ -26,7 +26,7 @@ _PASSED = frozenset({"convert", "reshape", "copy", "bitcast", "transpose"})
 
 
 @dataclass(frozen=True)
-class Mesh:
+class MeshShape:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
@@ -39,7 +39,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class SumStep:
+class CompiledSumStep:
     """One thing done to a sum on its way: an all-reduce (over `axes`; `how`: the operation and the type it is done in)
     or the slice each device keeps (`how` says which)."""
 
@@ -47,24 +47,26 @@ class SumStep:
     axes: tuple[str, ...]
     how: tuple[str, ...]
 
-    def like(self, other: SumStep) -> bool:
+    def like(self, other: CompiledSumStep) -> bool:
         return (self.axes, self.how) == (other.axes, other.how) and self.axes != UNKNOWN
 
 
-Chain = tuple[SumStep, ...]  # in order, the last one nearest
+Chain = tuple[CompiledSumStep, ...]  # in order, the last one nearest
 
 
-def partitioned_collectives(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[Collective]:
+def partitioned_collectives(
+    text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
+) -> list[CompiledCollective]:
     """All collectives of a module right after partitioning, in the order of its text."""
-    mesh, frames = Mesh(axis_names, axis_sizes), places(text)
-    found: list[Collective] = []
+    mesh, frames = MeshShape(axis_names, axis_sizes), places(text)
+    found: list[CompiledCollective] = []
     for graph in graphs(text):
         for kind, axes, size, node in [*reductions(graph, mesh), *others(graph, mesh)]:
-            found.append(Collective(kind, axes, size, graph.runs, *name_and_place(node.rest, frames)))
+            found.append(CompiledCollective(kind, axes, size, graph.runs, *name_and_place(node.rest, frames)))
     return found
 
 
-def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
+def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of every collective but all-reduces."""
     for node in graph.nodes.values():
         kind = node.opcode.removeprefix("ragged-").removesuffix("-start")
@@ -78,7 +80,7 @@ def others(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int
             yield kind, axes, size, node
 
 
-def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
+def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing."""
     chains, absorbed = chains_of(graph, mesh)
     for node in graph.nodes.values():
@@ -95,7 +97,7 @@ def reductions(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...],
             yield "all-reduce", tuple(left), size, node
 
 
-def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
+def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]]:
     """What was done last to each value that is a sum over devices, and the all-reduces that go with those of another
     summand.
 
@@ -107,14 +109,16 @@ def chains_of(graph: Graph, mesh: Mesh) -> tuple[dict[str, Chain], set[str]]:
     for node in graph.nodes.values():
         before = [chains.get(operand, ()) if len(graph.users[operand]) == 1 else () for operand in node.operands]
         if node.opcode == "all-reduce":
-            step = SumStep(node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0]))
+            step = CompiledSumStep(
+                node.name, group_axes(node, mesh), (combiner(graph, node), node.kind.partition("[")[0])
+            )
             if before[0] and (folded := further(step, before[0][-1], mesh)):
                 absorbed.add(before[0][-1].name)
                 chains[node.name] = (*before[0][:-1], folded)
             else:
                 chains[node.name] = (*before[0], step)
         elif node.opcode == "dynamic-slice" and before[0]:
-            chains[node.name] = (*before[0], SumStep(node.name, (), (node.kind, *node.operands[1:])))
+            chains[node.name] = (*before[0], CompiledSumStep(node.name, (), (node.kind, *node.operands[1:])))
         elif before and before[0] and (node.opcode in _PASSED or is_one_by_one(graph, node)):
             chains[node.name] = before[0]
         elif node.opcode == "add" and len(before) == 2 and all(before) and not scatters_into(graph, node):
@@ -138,12 +142,12 @@ def is_reduced_scatter(graph: Graph, name: str) -> bool:
     return node is not None and node.opcode == "scatter"
 
 
-def further(step: SumStep, inner: SumStep, mesh: Mesh) -> SumStep | None:
+def further(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
     """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced
     over both."""
     if not inner.axes or step.how != inner.how or UNKNOWN in (step.axes, inner.axes):
         return None
-    return SumStep(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
+    return CompiledSumStep(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
 
 
 def is_one_by_one(graph: Graph, node: Node) -> bool:
@@ -168,7 +172,7 @@ def combiner(graph: Graph, node: Node) -> str:
     return graph.roots.get(callee[1], "") if callee else ""
 
 
-def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: Mesh) -> list[set[str]]:
+def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> list[set[str]]:
     """The mesh axes along which devices keep different pieces of a sum, slice after slice; none unless all they read of
     it is one such piece."""
     users = graph.users.get(node.name, [])
@@ -184,7 +188,7 @@ def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh
     return []
 
 
-def cut_along(graph: Graph, node: Node, user: Node, mesh: Mesh) -> set[str]:
+def cut_along(graph: Graph, node: Node, user: Node, mesh: MeshShape) -> set[str]:
     """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none.
     None, too, where some devices along them keep the same."""
     if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
@@ -200,6 +204,6 @@ def cut_along(graph: Graph, node: Node, user: Node, mesh: Mesh) -> set[str]:
     return varying if pieces == mesh.size_of(tuple(varying)) else set()
 
 
-def group_axes(node: Node, mesh: Mesh) -> tuple[str, ...]:
+def group_axes(node: Node, mesh: MeshShape) -> tuple[str, ...]:
     groups = groups_in(node.rest, mesh.devices)
     return UNKNOWN if groups is None else axes_of(groups, mesh.names, mesh.sizes)

@@ -1,7 +1,7 @@
 """Promised collectives beside compiled ones.
 
-Enters: both lists and the mesh. Leaves: a `Comparison`: sums by kind and axes, what each device sends more or less than
-promised, and the single collectives that make the difference, with the lines they come from.
+Enters: both lists and the mesh. Leaves: a `TrafficComparison`: sums by kind and axes, what each device sends more or
+less than promised, and the single collectives that make the difference, with the lines they come from.
 
 Gathering or scattering over several axes at once is the same as over one after the other, and is compared so.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from toast_cli.verify.collectives import Collective
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.promises import PromisedCollective
 
 Key = tuple[str, tuple[str, ...]]  # kind, axes
@@ -54,7 +54,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TrafficDifference:
     """Equal collectives that are on one side only. `sent_bytes`: what each device sends in all of them."""
 
     side: OnlyIn
@@ -67,11 +67,11 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrafficComparison:
     """`rows` and `differences`, the largest first. Bytes are what each device sends in one step."""
 
     rows: list[Traffic]
-    differences: list[Difference]
+    differences: list[TrafficDifference]
     promised_bytes: float
     compiled_bytes: float
     extra_bytes: float
@@ -85,8 +85,8 @@ class Comparison:
 
 
 def compare_traffic(
-    promised: Iterable[PromisedCollective], found: Iterable[Collective], mesh: dict[str, int]
-) -> Comparison:
+    promised: Iterable[PromisedCollective], found: Iterable[CompiledCollective], mesh: dict[str, int]
+) -> TrafficComparison:
     """Compares promised and compiled collectives on a mesh (axis -> size)."""
     order = list(mesh)
     sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
@@ -112,7 +112,7 @@ def compare_traffic(
         totals["missing"] += max(0.0, sent[0] - sent[1])
         if abs(sent[0] - sent[1]) > _SAME * max(sent):
             differences += unmatched(one, other, mesh)
-    return Comparison(
+    return TrafficComparison(
         sorted(rows, key=lambda row: -max(row.promised_bytes, row.compiled_bytes)),
         sorted(differences, key=lambda difference: -difference.sent_bytes),
         totals["promised"], totals["compiled"], totals["extra"], totals["missing"],
@@ -125,7 +125,7 @@ def key_of(flow: Flow) -> Key:
     return flow.kind, () if flow.kind == "collective-permute" else flow.axes
 
 
-def place_of(found: Collective) -> str:
+def place_of(found: CompiledCollective) -> str:
     """As the report writes places."""
     if found.location and found.name:
         return f"{found.location} ({found.name})"
@@ -163,7 +163,7 @@ def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
     return flow.bytes * flow.count * factor
 
 
-def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[Difference]:
+def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[TrafficDifference]:
     """What is left of two lists of one kind and axes when equal collectives are struck off: of one line first, then of
     one size."""
     left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
@@ -180,7 +180,7 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
     example = (promised or found)[0]
     sides: tuple[tuple[OnlyIn, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
     return [
-        Difference(side, example.kind, example.axes, size, count, places[size, line],
+        TrafficDifference(side, example.kind, example.axes, size, count, places[size, line],
                    sent_bytes(replace(example, bytes=size, count=count), mesh))
         for side, counts in sides
         for (size, line), count in counts.items()

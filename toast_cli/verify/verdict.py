@@ -12,15 +12,15 @@ from math import prod
 from typing import Any, Literal
 
 from toast_cli.quantities import format_bytes
-from toast_cli.verify.ahead import AheadFacts, Target, compile_ahead
+from toast_cli.verify.ahead import AheadFacts, CompilationTarget, compile_ahead
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import Collective, collectives_in
-from toast_cli.verify.compile import Form
+from toast_cli.verify.collectives import CompiledCollective, collectives_in
+from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import excess
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.promises import Promises
-from toast_cli.verify.traffic import Comparison, compare_traffic
+from toast_cli.verify.traffic import TrafficComparison, compare_traffic
 
 SCHEMA = "toast.verify/1"
 VerdictOutcome = Literal["agreed", "disagreed", "unchecked"]
@@ -63,11 +63,11 @@ class Verdict:
 
 def verify(
     program: bytes,
-    form: Form,
+    form: Dialect,
     axes: dict[str, int],
     original: bytes | None,
     promises: Promises | None,
-    target: Target | None,
+    target: CompilationTarget | None,
 ) -> Verdict:
     """Checks a partitioned program.
 
@@ -77,7 +77,7 @@ def verify(
     """
     devices = prod(axes.values())
     if target is None:
-        found: list[Collective] | Failure = collectives_after_partitioning(program, form, axes)
+        found: list[CompiledCollective] | Failure = collectives_after_partitioning(program, form, axes)
         promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
         memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
     else:
@@ -93,7 +93,7 @@ def verify(
     return Verdict(target.label if target else "cpu", parts)
 
 
-def check_numbers(original: bytes, program: bytes, form: Form, devices: int) -> Part:
+def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:
     """Same seeded inputs to both programs on virtual CPU devices, results within what rounding explains."""
     errors = compare_numbers(original, program, devices, form=form, shardy=form == "stablehlo")
     if isinstance(errors, Failure):
@@ -120,7 +120,9 @@ def _all(results: int) -> str:
     return "the one result is" if results == 1 else f"all {results} results are"
 
 
-def check_collectives(found: list[Collective] | Failure, axes: dict[str, int], promises: Promises | None) -> Part:
+def check_collectives(
+    found: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
+) -> Part:
     """Collectives of the compiled module beside the promised ones."""
     if isinstance(found, Failure):
         outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
@@ -134,7 +136,7 @@ def check_collectives(found: list[Collective] | Failure, axes: dict[str, int], p
     return Part("collectives", *judged_traffic(compared), facts)
 
 
-def judged_traffic(compared: Comparison) -> tuple[VerdictOutcome, str]:
+def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
     """The verdict on a comparison, and why."""
     whole = max(compared.promised_bytes, compared.compiled_bytes)
     if not whole:
