@@ -75,7 +75,7 @@ def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_
     report = tmp_path / "report.json"
     arguments = ["partition", MLP, "--mesh", "v4-32", "--certify"]
     assert main([*arguments, "--json", str(report)]) == 0
-    assert "proven: no sharding of the arrays is faster" in capsys.readouterr().out
+    assert "proof      no sharding of the arrays is faster" in capsys.readouterr().out
     facts = json.loads(report.read_text())
     assert facts["search"]["proven"] is True
     bound, step = facts["search"]["lower_bound_seconds"], facts["predicted"]["step_seconds"]
@@ -88,8 +88,10 @@ def test_only_step_times_are_proven(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--certify" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # other tests of this process may have started jax
 def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not look at signals, so it is a process that is ended at the first look that says so."""
+    monkeypatch.setattr(selection, "may_fork", lambda: True)
     monkeypatch.setattr(selection, "_solved", lambda program: threading.Event().wait())
     looks = [False, False, True]
     assert selection.least_seconds(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)) == 0.0

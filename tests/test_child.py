@@ -58,7 +58,7 @@ def noisy(data: bytes) -> bytes:
 
 @pytest.fixture(params=["fork", "helper"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(child, "_may_fork", lambda: request.param == "fork")
+    monkeypatch.setattr(child, "may_fork", lambda: request.param == "fork")
     return str(request.param)
 
 
@@ -118,7 +118,7 @@ def no_room(*_: object, **__: object) -> None:
 
 
 def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_may_fork", lambda: False)
+    monkeypatch.setattr(child, "may_fork", lambda: False)
     in_child(f"{HERE}:doubled", b"a", 2, seconds=5)
     helper = child._Helper.current()
     helper._process.kill()
@@ -129,7 +129,7 @@ def test_a_helper_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -
 PARENT = """
 import sys
 from toast_cli import child
-child._may_fork = lambda: sys.argv[1] == "fork"
+child.may_fork = lambda: sys.argv[1] == "fork"
 child.in_child("tests.test_child:announced", sys.argv[2], seconds=600)
 """
 

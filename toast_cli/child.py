@@ -75,7 +75,7 @@ def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
     `seconds` of processor time are allowed. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for
     an error of ours.
     """
-    ended = _forked(task, arguments, seconds) if _may_fork() else _Helper.current().run(task, arguments, seconds)
+    ended = _forked(task, arguments, seconds) if may_fork() else _Helper.current().run(task, arguments, seconds)
     if os.WIFSIGNALED(ended.status):
         if os.WTERMSIG(ended.status) == signal.SIGXCPU:
             raise ChildError(f"it took more than {seconds} seconds of processor time", seconds)
@@ -105,7 +105,7 @@ def _abort_reason(said: bytes) -> str:
 # -- a child that is a fork of this process ---------------------------------------------------------------------------
 
 
-def _may_fork() -> bool:
+def may_fork() -> bool:
     """Whether no thread but this one can hold a lock that the child would wait for.
 
     Idle threads of numpy's and MLIR's pools hold none.
@@ -125,7 +125,7 @@ def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None)
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are other threads: see `_may_fork`
+            warnings.simplefilter("ignore")  # that there are other threads: see `may_fork`
             try:
                 child = os.fork()
             except OSError as error:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from toast_cli.child import may_fork
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
@@ -326,9 +327,11 @@ class _Program:
 def _bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
     """The solver's lower bound, 0 where it has none.
 
-    It does not look at signals, so it runs in a process of its own, which ends when the user asks for it.
+    It does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
+    children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
+    the solver's time is over.
     """
-    if multiprocessing.current_process().daemon:  # a worker, which may have no children; Ctrl-C ends it as a whole
+    if multiprocessing.current_process().daemon or not may_fork():
         return _solved(problem)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
