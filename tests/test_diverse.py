@@ -70,7 +70,9 @@ def test_spellings_of_one_plan_are_not_different() -> None:
     problem = evaluator.problem
     plan = strategy(problem, "data-parallel x megatron")
     swapped = problem.canonical(tuple(d._replace(axis=1 - d.axis) for d in plan))
-    idle = next((*plan, d) for d in problem.choices if isinstance(d, Replicate) and d.axis == 0)  # nothing rests so
+    idle = next(
+        (*plan, d) for d in problem.decisions.choices if isinstance(d, Replicate) and d.axis == 0
+    )  # nothing rests so
     assert evaluator.parts(swapped) != evaluator.parts(plan)
     for same in (plan, swapped, idle):
         assert compared(evaluator, plan, same).differs == 0.0

@@ -30,6 +30,8 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     for work in items.work:
         compute += working.seconds(work, lowered[work.pattern])
         communication += sum(use.seconds for use in pricer.work_collectives(work, lowered[work.pattern]))
+    for read in items.neighbours:
+        communication += sum(use.seconds for use in pricer.neighbour_collectives(read, lowered))
     for added in items.sums:
         communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))
     alive, brief = [0.0] * (items.lives.end + 2), [0.0] * (items.lives.end + 2)

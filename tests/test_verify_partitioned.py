@@ -124,7 +124,8 @@ ROWS = {
     ),
     "different pieces of two sums are added up": (
         [
-            *(reduced(name, "p", BOTH) for name in "xy"),
+            reduced("x", "p", BOTH),
+            reduced("y", "q", BOTH, kind="f32[4,4]{1,0}"),
             "%xs = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}",
             "%ys = f32[2,4]{1,0} dynamic-slice(%y, %m, %zero), dynamic_slice_sizes={2,4}",
             "%t = f32[2,4]{1,0} add(%xs, %ys)",
@@ -132,8 +133,8 @@ ROWS = {
         [
             ("reduce-scatter", ("data",), 32),
             ("all-reduce", ("model",), 32),
-            ("reduce-scatter", ("model",), 64),
-            ("all-reduce", ("data",), 64),
+            ("reduce-scatter", ("model",), 32),
+            ("all-reduce", ("data",), 32),
         ],
     ),
     "sums in different types stay two": (

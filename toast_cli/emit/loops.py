@@ -14,7 +14,6 @@ from typing import Any
 
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.shardy import ShardyNotation, quoted
-from toast_cli.emit.spmd.bound import is_bound
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
 from toast_cli.emit.spmd.piece import Piece, local_shape
@@ -29,10 +28,10 @@ from toast_cli.xla import ir
 
 @contextmanager
 def loops_in_regions(
-    source: Source, lowered: PartitionedProgram, *, every: bool = False
+    source: Source, lowered: PartitionedProgram
 ) -> Iterator[tuple[Source, PartitionedProgram, frozenset[int]]]:
-    """Both, and the ops that are in regions. every: whether loops that carry no partial sums have regions as well."""
-    numbers = outermost_loops(source) if every else carrying_loops(source, lowered)
+    """Both, and the ops that are in regions."""
+    numbers = carrying_loops(source, lowered)
     if not numbers:
         yield source, lowered, frozenset()
         return
@@ -93,17 +92,6 @@ def carrying_loops(source: Source, lowered: PartitionedProgram) -> list[int]:
             yield loop
 
     return sorted(loop for loop in carrying if carrying.isdisjoint(within(loop)))
-
-
-def outermost_loops(source: Source) -> list[int]:
-    """Loops that are in no other one, and hold nothing that cannot stand in a region."""
-    program = source.program
-    bound = [number for number, op in enumerate(program.ops) if is_bound(source, number, op)]
-    return [
-        number
-        for number, loop in enumerate(program.loops)
-        if loop.parent < 0 and not any(loop.first <= op < loop.last for op in bound)
-    ]
 
 
 def put_loop(

@@ -45,13 +45,11 @@ from toast_cli.xla import ir
 
 
 @contextmanager
-def in_regions(
-    source: Source, lowered: PartitionedProgram, *, every_loop: bool = False
-) -> Iterator[tuple[Source, PartitionedProgram]]:
-    """Both, with every loop that carries partial sums (or every loop) in a manual region, and every misread op in one
-    that does its reductions as well."""
+def in_regions(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Source, PartitionedProgram]]:
+    """Both, with every loop that carries partial sums in a manual region, and every misread op in one that does its
+    reductions as well."""
     with (
-        loops_in_regions(source, lowered, every=every_loop) as (there, rest, inside),
+        loops_in_regions(source, lowered) as (there, rest, inside),
         _ops_in_regions(there, rest, inside) as found,
     ):
         yield found

@@ -166,6 +166,9 @@ def fitted(
             break
         left = [number for number in left if number not in group]
     drawn = table([columns[k] for k in left])
+    for column, k in zip(drawn.columns, left, strict=True):
+        if columns[k][1] == "name":  # short names need no more than they have
+            column.min_width = min(LEAST_FOLD, max([0, *(cell_len(str(row[k])) for row in rows)]))
     for row in rows:
         drawn.add_row(*(row[k] for k in left))
     return drawn
