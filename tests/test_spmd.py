@@ -101,6 +101,14 @@ def test_numbers_and_collectives(name: str) -> None:
         assert written(case, *plan) == expected
 
 
+def test_a_total_is_summed_up_before_it_becomes_an_array() -> None:
+    """A scalar that becomes an array is made anew for each who reads it, and must be whole by then."""
+    case = case_of(lambda x: x[:1, 0] * jnp.broadcast_to(x.sum(), (1,)), X)
+    plan = case.shard("x.0", "data"), case.shard("x.1", "model")
+    assert wrong_results(case.source, case.lowered(plan), 8) == []
+    assert written(case, *plan)["all_reduce"] >= 1
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron", "fsdp x megatron"])
 @pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])
 def test_numbers_of_training_steps(name: str, strategy: str) -> None:

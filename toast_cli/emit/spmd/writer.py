@@ -372,6 +372,8 @@ class Writer:
         carries the sum on."""
         if op.results and op.results[0] in self._lowered.summed:
             return True
+        if op.results and self._is_remade(op.results[0]):  # each use has a copy of it, and none is partial
+            return False
         pieces = [self._pieces.get(value) for value in op.operands]
         first = pieces[0]
         if first is None or not first.partial:
