@@ -123,7 +123,7 @@ def test_other_failures_stay() -> None:
 
 def test_memory_beside_the_prediction() -> None:
     facts = ahead.AheadFacts("HloModule m", 1.5, 600, 500, 400, 300, 1000, 0.0)
-    target = ahead.Target("gpu", "1x1x8", 8, chip="H100")
+    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100")
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
     part = check_memory(facts, promised)
     assert (part.outcome, target.label) == ("agreed", "H100:1x1x8")
@@ -179,7 +179,7 @@ def test_the_command_line_says_how_to_get_the_extra(
 def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'echo "NOT_FOUND: Couldn\'t find a suitable version of ptxas. Looked in: a" > $1/error.txt; exit 3'
     monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script, "sh", folder])
-    target = ahead.Target("gpu", "1x1x8", 8, chip="H100", config="")
+    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
     failure = ahead.compile_ahead(b"", "stablehlo", target)
     assert isinstance(failure, Failure) and "no ptxas" in failure.reason
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
@@ -189,5 +189,5 @@ def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatc
 def test_a_compiler_that_aborts_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "echo 'F1121 04:00:00 1 gpu_compiler.cc:3] Check failed: x > 0' >&2; kill -ABRT $$"
     monkeypatch.setattr(child, "command_of", lambda task, folder: ["sh", "-c", script])
-    failure = ahead.compile_ahead(b"", "stablehlo", ahead.Target("gpu", "1x1x8", 8))
+    failure = ahead.compile_ahead(b"", "stablehlo", ahead.CompilationTarget("gpu", "1x1x8", 8))
     assert failure == Failure("x > 0", aborted=True)
