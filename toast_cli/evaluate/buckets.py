@@ -52,7 +52,7 @@ class Bucket:
         views: those whose rows decide the share. key: rows of all views -> those of its own.
         patterns, places: patterns around the items, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.
-        memo: rows -> share. alive: what its arrays hold, by the numbers of `share_memo.MemoryShares` -> [moments] bytes.
+        memo: rows -> share. alive: what its arrays hold, by the numbers of its `MemoryShares` -> [moments] bytes.
         axis_memo: rows -> [axes] seconds.
         held: the rows when the bucket's memory was last looked at everywhere, and its `Spans`.
     """
