@@ -16,7 +16,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search import SearchResult, selection
+from toast_cli.search import SearchResult, selection, solver
 from toast_cli.search.certify import certify
 from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
@@ -91,8 +91,8 @@ def test_only_step_times_are_proven(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.filterwarnings("ignore:os.fork")  # other tests of this process may have started jax
 def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not look at signals, so it is a process that is ended at the first look that says so."""
-    monkeypatch.setattr(selection, "may_fork", lambda: True)
-    monkeypatch.setattr(selection, "_solved", lambda program: threading.Event().wait())
+    monkeypatch.setattr(solver, "may_fork", lambda: True)
+    monkeypatch.setattr(solver, "_solved", lambda program: threading.Event().wait())
     looks = [False, False, True]
     assert selection.least_seconds(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)) == 0.0
     assert looks == []

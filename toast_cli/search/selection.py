@@ -14,21 +14,16 @@ what the dearest of them needs. Enters: a `Problem`. Leaves: seconds.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import permutations, product
-from math import isfinite, perm, prod
-from multiprocessing.connection import Connection
-from typing import Any
+from math import perm, prod
 
 import numpy as np
 
-from toast_cli.child import may_fork
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
@@ -42,11 +37,10 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
-from toast_cli.process import end_with_parent
+from toast_cli.search.solver import lower_bound
 
 MOST_SPLITS = 20_000  # of one pattern, and
 MOST_VARIABLES = 400_000  # of all, for which there is a bound
-_POLL_SECONDS = 0.1
 GAP = 1e-5  # relative, at which HiGHS may stop
 
 
@@ -141,7 +135,7 @@ class _Program:
             ),
             "options": {"time_limit": seconds, "mip_rel_gap": GAP},
         }
-        return scale * _bound(program, asked)
+        return scale * lower_bound(program, asked)
 
     def take_ways(self) -> None:
         """Each pattern is split in one way; a total is cut only as all who read it take it."""
@@ -322,49 +316,6 @@ class _Program:
     def _variable(self, cost: float) -> int:
         self.cost.append(cost)
         return len(self.cost) - 1
-
-
-def _bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
-    """The solver's lower bound, 0 where it has none.
-
-    It does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
-    children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
-    the solver's time is over.
-    """
-    if multiprocessing.current_process().daemon or not may_fork():
-        return _solved(problem)
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(problem, sender), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        while not receiver.poll(_POLL_SECONDS):
-            if asked():
-                return 0.0
-        return float(receiver.recv())
-    except EOFError:  # it died, of memory perhaps
-        return 0.0
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
-
-
-def _serve(problem: dict[str, Any], sender: Connection) -> None:
-    """The life of the solver's process. Ctrl-C reaches every process of the terminal; the parent decides what it
-    means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    end_with_parent(None if parent is None else parent.pid)
-    sender.send(_solved(problem))
-
-
-def _solved(problem: dict[str, Any]) -> float:
-    from scipy.optimize import milp
-
-    bound = milp(**problem).mip_dual_bound
-    return float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
 
 
 def _operand(position: int) -> Callable[[Iteration], Sharding]:

@@ -1,0 +1,60 @@
+"""HiGHS in a process of its own, so that Ctrl-C reaches a run that waits for it. Enters: an integer program, as
+arguments of `scipy.optimize.milp`. Leaves: its lower bound.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from math import isfinite
+from multiprocessing.connection import Connection
+from typing import Any
+
+from toast_cli.child import may_fork
+from toast_cli.process import end_with_parent
+
+_POLL_SECONDS = 0.1
+
+
+def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
+    """The solver's lower bound, 0 where it has none.
+
+    It does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
+    children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
+    the solver's time is over.
+    """
+    if multiprocessing.current_process().daemon or not may_fork():
+        return _solved(problem)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(problem, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        while not receiver.poll(_POLL_SECONDS):
+            if asked():
+                return 0.0
+        return float(receiver.recv())
+    except EOFError:  # it died, of memory perhaps
+        return 0.0
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _serve(problem: dict[str, Any], sender: Connection) -> None:
+    """The life of the solver's process. Ctrl-C reaches every process of the terminal; the parent decides what it
+    means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    end_with_parent(None if parent is None else parent.pid)
+    sender.send(_solved(problem))
+
+
+def _solved(problem: dict[str, Any]) -> float:
+    from scipy.optimize import milp
+
+    bound = milp(**problem).mip_dual_bound
+    return float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
