@@ -215,6 +215,7 @@ func.func @main(%a: tensor<16x4xf32>) -> tensor<16x4xf32> {
 
 # Empty, deep and long, and what the fuzzer and other projects' test suites found.
 SHAPES = [
+    known("main is private", program().replace(b"public @main", b"private @main"), 0),
     known("a sweep that fails quietly", program(), 2, "m.mlir on v4-32: --strategy: unknown tactic", QUIET),
     known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
     known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),

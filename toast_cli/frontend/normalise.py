@@ -73,11 +73,13 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
 
 
 def entry_function(module: Any, path: str) -> Any:
-    """The function `main`; else the one public function there is, which is renamed to `main`."""
+    """The function `main`, which is made public; else the one public function there is, which is renamed to `main`."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     named = [function for function in functions if function.name.value == ENTRY]
     public = [function for function in functions if not is_private(function)]
     if named:
+        if is_private(named[0]):  # it would go with the symbols that nothing uses
+            del named[0].operation.attributes["sym_visibility"]
         return named[0]
     if len(public) == 1:
         with module.context:
