@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from toast_cli import child
@@ -44,6 +45,14 @@ def left(data: bytes) -> bytes:
 def busy(data: bytes) -> bytes:
     while True:
         pass
+
+
+def large(data: bytes) -> bytes:
+    return bytes(4 * 2**30)
+
+
+def large_in_native_code(data: bytes) -> bytes:
+    return str(np.full(4 * 2**30, 1, np.uint8).sum()).encode()
 
 
 def waiting(data: bytes) -> bytes:
@@ -84,6 +93,8 @@ DEATHS = [
     ("killed", ChildError, "1 == 2"),
     ("left", ChildError, "gave up"),
     ("busy", ChildError, "more than 1 seconds of processor time"),
+    ("large", ChildError, "more than 3.0 GiB of memory"),
+    ("large_in_native_code", ChildError, "more than 3.0 GiB of memory"),
     ("broken", RuntimeError, "ZeroDivisionError: oh"),
 ]
 

@@ -2,7 +2,7 @@
 
 The compiler's libraries check many of their assumptions with assertions that end the process, and a hostile file can
 break them. `in_child` calls a function by its name in a child and returns what the function returned. A child that
-dies, or that uses more processor time than it may, is a `ChildError` here and nothing worse.
+dies, or that uses more processor time or memory than it may, is a `ChildError` here and nothing worse.
 
 The child is a fork of this process, which costs some milliseconds, where no other thread can hold a lock: on the
 command line. Elsewhere (in a program that has started jax, say) the child is a fork of a helper process, which is
@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from toast_cli import errors
 from toast_cli.errors import ToastError
@@ -39,8 +39,10 @@ from toast_cli.process import end_with_parent
 
 _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
 # How a child ends that has an answer, an error of the user's, or an error of ours.
-_ANSWER, _TOLD, _RAISED = 0, 3, 4
+_ANSWER, _TOLD, _RAISED, _FULL = 0, 3, 4, 5
+MEMORY = 3 * 2**30  # bytes of memory that a child may use beside what its parent has, where nothing else is said
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
+_NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
 _HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of what it said on stderr
 _POLL_MILLISECONDS = 200
 
@@ -48,15 +50,25 @@ _POLL_MILLISECONDS = 200
 class ChildError(Exception):
     """A child ended without an answer.
 
-    `reason` is a sentence; `seconds`: the processor time it was allowed, if that was the reason; `of_input`: whether
+    `reason` is a sentence; `limit`: what it was allowed too little of, if that was the reason; `of_input`: whether
     what the child was given can be the cause, and not only this machine.
     """
 
-    def __init__(self, reason: str, seconds: int | None = None, of_input: bool = True) -> None:
+    def __init__(self, reason: str, limit: Literal["time", "memory"] | None = None, of_input: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.seconds = seconds
+        self.limit = limit
         self.of_input = of_input
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a child is to do, and within what: seconds of processor time, bytes of memory."""
+
+    task: str
+    arguments: tuple[Any, ...]
+    seconds: int
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -68,19 +80,22 @@ class _Ended:
     said: bytes
 
 
-def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
+def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> bytes:
     """What the function `task` ("package.module:function") returns for these arguments (plain data), called in a child
     process.
 
-    `seconds` of processor time are allowed. Raises the function's own `ToastError`, `ChildError`, or RuntimeError for
-    an error of ours.
+    `seconds` of processor time are allowed, and on Linux `memory`, in bytes, beside what this process has. Raises the
+    function's own `ToastError`, `ChildError`, or RuntimeError for an error of ours.
     """
-    ended = _forked(task, arguments, seconds) if may_fork() else _Helper.current().run(task, arguments, seconds)
+    request = _Request(task, arguments, seconds, memory)
+    ended = _forked(request) if may_fork() else _Helper.current().run(request)
     if os.WIFSIGNALED(ended.status):
         if os.WTERMSIG(ended.status) == signal.SIGXCPU:
-            raise ChildError(f"it took more than {seconds} seconds of processor time", seconds)
+            raise ChildError(f"it took more than {seconds} seconds of processor time", "time")
         if os.WTERMSIG(ended.status) == signal.SIGKILL:  # the system did it, or a person
             raise ChildError("another process, or the system, killed it", of_input=False)
+        if _NO_ROOM.search(ended.said):
+            raise _no_room(memory)
         raise ChildError(_abort_reason(ended.said))
     code = os.WEXITSTATUS(ended.status)
     if code == _ANSWER:
@@ -90,7 +105,13 @@ def in_child(task: str, *arguments: Any, seconds: int) -> bytes:
         raise getattr(errors, facts["kind"], ToastError)(facts["what"], where=facts["where"], hint=facts["hint"])
     if code == _RAISED:
         raise RuntimeError(ended.answer.decode("utf-8", "replace"))
+    if code == _FULL or _NO_ROOM.search(ended.said):
+        raise _no_room(memory)
     raise ChildError(_abort_reason(ended.said))
+
+
+def _no_room(memory: int) -> ChildError:
+    return ChildError(f"it took more than {memory / 2**30:,.1f} GiB of memory", "memory")
 
 
 def _abort_reason(said: bytes) -> str:
@@ -113,12 +134,12 @@ def may_fork() -> bool:
     return "jax" not in sys.modules and threading.active_count() == 1 and hasattr(os, "fork")
 
 
-def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None) -> _Ended:
+def _forked(request: _Request, watched: int | None = None) -> _Ended:
     """Runs the task in a fork.
 
     Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends.
     """
-    function = _function(task)  # imports what it needs here, so that forks need not
+    function = _function(request.task)  # imports what it needs here, so that forks need not
     with _scratch() as answer, _scratch() as said:
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -131,7 +152,7 @@ def _forked(task: str, arguments: Any, seconds: int, watched: int | None = None)
             except OSError as error:
                 raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
         if child == 0:
-            _be_child(function, arguments, seconds, parent, answer, said)
+            _be_child(function, request, parent, answer, said)
         try:
             status = _wait(child, watched)
         except BaseException:
@@ -173,9 +194,7 @@ def _wait_for_exit(child: int, poll: Any) -> bool:
         os.close(handle)
 
 
-def _be_child(
-    function: Callable[..., bytes], arguments: Any, seconds: int, parent: int, answer: Any, said: Any
-) -> NoReturn:
+def _be_child(function: Callable[..., bytes], request: _Request, parent: int, answer: Any, said: Any) -> NoReturn:
     """The whole life of a fork. It never returns, and nothing of its parent's is cleaned up twice."""
     code = 1
     try:
@@ -186,12 +205,15 @@ def _be_child(
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.dup2(said.fileno(), 2)
-        limit_processor_time(seconds)
+        limit_processor_time(request.seconds)
+        limit_memory(request.memory)
         try:
-            content, code = function(*arguments), _ANSWER
+            content, code = function(*request.arguments), _ANSWER
         except ToastError as error:
             facts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "hint": error.hint}
             content, code = json.dumps(facts).encode(), _TOLD
+        except MemoryError:
+            content, code = b"", _FULL
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             content, code = text.encode("utf-8", "backslashreplace"), _RAISED
@@ -211,6 +233,17 @@ def limit_processor_time(seconds: int) -> None:
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def limit_memory(memory: int) -> None:
+    """Lets this process have so many more bytes of memory of its own: an allocation beyond fails. Only on Linux."""
+    if not sys.platform.startswith("linux"):
+        return
+    status = Path("/proc/self/status").read_text()
+    held = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) * 1024
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = held + memory
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _function(task: str) -> Callable[..., bytes]:
@@ -260,13 +293,13 @@ class _Helper:
                 atexit.register(ours.close)
             return ours
 
-    def run(self, task: str, arguments: Any, seconds: int) -> _Ended:
+    def run(self, request: _Request) -> _Ended:
         """Runs a task in a fork of the helper. An interrupt ends the helper, and the fork with it."""
-        request = pickle.dumps((task, arguments, seconds))
+        content = pickle.dumps(request)
         with self._lock:
             try:
                 assert self._process.stdin is not None and self._process.stdout is not None
-                self._process.stdin.write(struct.pack("<q", len(request)) + request)
+                self._process.stdin.write(struct.pack("<q", len(content)) + content)
                 self._process.stdin.flush()
                 status, answered, said = _HEAD.unpack(_exactly(self._process.stdout, _HEAD.size))
                 return _Ended(status, _exactly(self._process.stdout, answered), _exactly(self._process.stdout, said))
@@ -299,10 +332,10 @@ def serve() -> None:
     while True:
         try:
             (size,) = struct.unpack("<q", _exactly(requests, 8))
-            task, arguments, seconds = pickle.loads(_exactly(requests, size))
+            request = pickle.loads(_exactly(requests, size))
         except EOFError:
             os._exit(0)
-        ended = _forked(task, arguments, seconds, watched=requests.fileno())
+        ended = _forked(request, watched=requests.fileno())
         answers.write(_HEAD.pack(ended.status, len(ended.answer), len(ended.said)) + ended.answer + ended.said)
         answers.flush()
 

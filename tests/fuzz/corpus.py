@@ -213,9 +213,17 @@ func.func @main(%a: tensor<16x4xf32>) -> tensor<16x4xf32> {
 }
 """
 
+# A window's dimension whose number the parser makes a list of so many entries for.
+FAR = """func.func @main(%a: tensor<2x2x8xf32>) -> tensor<2x1x2xf32> {
+  %r = stablehlo.convolution(%a, %a) dim_numbers = [b, 0, f]x[1073741824, o, i]->[b, 0, f], window = {}
+    {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+    : (tensor<2x2x8xf32>, tensor<2x2x8xf32>) -> tensor<2x1x2xf32>
+  return %r : tensor<2x1x2xf32> }"""
+
 # Empty, deep and long, and what the fuzzer and other projects' test suites found.
 SHAPES = [
     known("main is private", program().replace(b"public @main", b"private @main"), 0),
+    known("a dimension beyond all others", FAR.encode(), 2, "more than 3.0 GiB of memory"),
     known("a sweep that fails quietly", program(), 2, "m.mlir on v4-32: --strategy: unknown tactic", QUIET),
     known("a result that is not waited for", ASYNC.encode(), 2, "asynchronous"),
     known("a window over arrays", WINDOW.encode(), 2, "m.mlir"),

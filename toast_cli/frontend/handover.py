@@ -21,11 +21,19 @@ from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.statements import StatedSharding
 
-# A child may use this many seconds of processor time, plus one for so many bytes. An intact file needs a hundredth of
-# it.
+# A child may use this many seconds of processor time, plus one for so many bytes of the program, and this many bytes of
+# memory, plus so many for each byte of the program. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
+BASE_MEMORY = 3 * 2**30
+MEMORY_PER_BYTE = 200
 ROOM = "is there memory for one more Python process, and does `ulimit -u` allow one?"
+# What is said of a program whose child ended without an answer, and what to try.
+TOO_LONG = ("reading it takes too long", "write repeated layers as a loop (`jax.lax.scan`)")
+TOO_LARGE = (
+    "reading it takes too much memory",
+    "is the file intact? Sizes of windows and constants are the likeliest to be wrong",
+)
 
 
 @dataclass(frozen=True)
@@ -56,17 +64,18 @@ def read_parsed(data: bytes, where: str) -> Received:
 
 
 def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
-    seconds = BASE_SECONDS + len(data) // BYTES_PER_SECOND
+    seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, BASE_MEMORY + len(data) * MEMORY_PER_BYTE
     try:
-        answer = in_child(f"toast_cli.frontend.in_child:{task}", data, where, *arguments, seconds=seconds)
+        answer = in_child(
+            f"toast_cli.frontend.in_child:{task}", data, where, *arguments, seconds=seconds, memory=memory
+        )
     except ChildError as error:
         if not error.of_input:
             what = f"the program was not read, because of the process that reads programs: {error.reason}"
             raise InputError(what, where=where, hint=ROOM) from None
-        late = error.seconds is not None
-        what = f"reading it takes too long: {error.reason}" if late else f"the program is damaged: {error.reason}"
-        hint = "write repeated layers as a loop (`jax.lax.scan`)" if late else hint_for(recognise(data))
-        raise InputError(what, where=where, hint=hint) from None
+        damaged = ("the program is damaged", hint_for(recognise(data)))
+        what, hint = {None: damaged, "time": TOO_LONG, "memory": TOO_LARGE}[error.limit]
+        raise InputError(f"{what}: {error.reason}", where=where, hint=hint) from None
     (size,) = SIZE.unpack_from(answer)
     facts = json.loads(answer[SIZE.size : SIZE.size + size])
     return facts, xla.parse_module(xla.make_context(), answer[SIZE.size + size :])

@@ -22,7 +22,6 @@ from toast_cli.xla import ir
 
 SIZE = struct.Struct("<q")  # of the JSON at the head of a message
 T = TypeVar("T")
-LESS = "is the file intact? Sizes of windows and constants are the likeliest to be wrong"
 
 
 def parsed_here(data: bytes, where: str) -> bytes:
@@ -63,8 +62,6 @@ def _told(where: str, work: Callable[[], T]) -> T:
         return work()
     except RecursionError:
         raise InputError("the program is nested too deeply", where=where, hint="is the file intact?") from None
-    except MemoryError:
-        raise InputError("reading the program takes more memory than there is", where=where, hint=LESS) from None
     except (ir.MLIRError, RuntimeError) as error:
         raise InputError(first_error(error)[1], where=where, hint="is the file intact?") from None
 
