@@ -1,59 +1,240 @@
-"""The program of one device beside its plan: time to write it, wrong results, collectives as promised.
+"""The program of one device beside its plan: are its collectives the promised ones, are its numbers right, and how long
+does it take to write?
 
     python -m benchmarks.spmd mlp_tiny scan_tiny
+    python -m benchmarks.spmd --mesh h100-8:data=4,model=2 a100-16:data=4,model=4 --numbers
 
-One row for each sample and expert strategy, on 8 virtual devices (data 4, model 2). `promised` and `written` are bytes
-that each device sends; `share` is the part of the larger that is the same in kind and axes.
+One row for each program, mesh and plan: the expert strategies and the plan that a search finds. `promised` and `written`
+are bytes that each device sends; `share` is the part of the larger that is the same in kind and axes. Below each row
+stand the collectives that make a difference: kind, axes, bytes of the result on each device, and how many runs too many
+(or too few) were written. Collectives are counted as they are written, before any compiler sees them. `--random N` adds
+random programs under random plans (`tests/random_programs.py`). Exits with 1 where anything differs.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from random import Random
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
+from toast_cli.emit.spmd.hlo import emit_spmd_hlo
+from toast_cli.frontend.source import Source
 from toast_cli.pipeline import Request, partition
+from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.lower import lower
-from toast_cli.report.model import CollectiveFacts
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import PERMUTE
 from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
-from toast_cli.verify.collectives import CompiledCollective
+from toast_cli.verify.collectives import collectives_in
 from toast_cli.verify.numbers import compare_numbers
-from toast_cli.verify.partitioned import collectives_after_partitioning
-from toast_cli.verify.traffic import compare_traffic
+from toast_cli.verify.traffic import Flow, sent_bytes
 
-SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
-MESH, SHAPE = "h100-8", {"data": 4, "model": 2}
+MESHES = ("h100-8:data=4,model=2",)
+
+COLUMNS = {
+    "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "seconds": "{seconds:.2f}",
+    "promised": "{promised:,.0f}", "written": "{written:,.0f}", "share": "{share:.1%}",
+    "differences": "{differing}", "numbers": "{numbers}",
+}  # fmt: skip
 
 
-def rows(name: str) -> None:
-    """Prints the rows of one sample."""
-    (path,) = (p for p in SAMPLES.iterdir() if p.name.split(".")[0] == name and p.suffix != ".py")
-    shape = ",".join(f"{axis}={size}" for axis, size in SHAPE.items())
-    for strategy in strategies(partition(Request(str(path), MESH, mesh_shape=shape, iterations=1)).problem):
-        outcome = partition(Request(str(path), MESH, mesh_shape=shape, strategy=strategy))
-        start = time.process_time()
-        content = emit_spmd(outcome.source, lower(outcome.problem, outcome.result.plan))
+@dataclass(frozen=True, order=True)
+class Sent:
+    """One collective. axes: of the mesh, sorted by name; none for permutes, which send between pairs of devices that
+    may differ along fewer axes than split the dimension. bytes: of the result on each device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'+'.join(self.axes) or '-'} {self.bytes:,}"
+
+
+Sends = Counter[Sent]  # how often each runs in one run of the program
+
+
+def promised(lowered: PartitionedProgram) -> Sends:
+    """What the plan says."""
+    found: Sends = Counter()
+    for one in lowered.collectives:
+        axes = tuple([lowered.axis_names[axis] for axis in one.axes])
+        _enter(found, one.kind, axes, one.local_bytes, one.runs, lowered)
+    return found
+
+
+def written(source: Source, lowered: PartitionedProgram) -> Sends:
+    """What stands in the program of one device."""
+    found: Sends = Counter()
+    text = xla.full_hlo_text(emit_spmd_hlo(source, lowered).decode())
+    for one in collectives_in(text, lowered.axis_names, lowered.axis_sizes):
+        _enter(found, one.kind, one.axes, one.bytes, one.count, lowered)
+    return found
+
+
+def _enter(
+    found: Sends, kind: str, axes: tuple[str, ...], size: float, runs: float, lowered: PartitionedProgram
+) -> None:
+    """Counts a collective, unless it runs over one device."""
+    big = [name for name, n in zip(lowered.axis_names, lowered.axis_sizes, strict=True) if n > 1]
+    key = Sent(kind, () if kind == PERMUTE else tuple(sorted(set(axes).intersection(big))), round(size))
+    if key.axes or kind == PERMUTE:
+        found[key] += runs  # type: ignore[assignment]  # a branch out of two runs half a time
+
+
+def differences(source: Source, lowered: PartitionedProgram) -> dict[Sent, float]:
+    """Runs of each collective that are written beyond those promised; fewer than none where some are missing."""
+    return _differences(promised(lowered), written(source, lowered))
+
+
+def _differences(one: Sends, other: Sends) -> dict[Sent, float]:
+    found = {key: other[key] - one[key] for key in sorted({*one, *other})}
+    return {key: runs for key, runs in found.items() if abs(runs) > 1e-6}
+
+
+def traffic(sends: Sends, lowered: PartitionedProgram) -> Counter[tuple[str, tuple[str, ...]]]:
+    """Bytes that each device sends, by kind and axes."""
+    mesh = dict(zip(lowered.axis_names, lowered.axis_sizes, strict=True))
+    found: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for sent, runs in sends.items():
+        found[sent.kind, sent.axes] += sent_bytes(Flow(sent.kind, sent.axes, sent.bytes, runs, ""), mesh)  # type: ignore[assignment]
+    return found
+
+
+def compare(source: Source, lowered: PartitionedProgram, *, numbers: bool) -> Row:
+    """The figures of one row."""
+    start = time.process_time()
+    try:
+        content = emit_spmd(source, lowered)
         seconds = time.process_time() - start
-        errors = compare_numbers(xla.write_bytecode(outcome.source.module), content, 8)
-        found = collectives_after_partitioning(content, "stablehlo", SHAPE)
-        wrong = (
-            errors.reason if isinstance(errors, Failure) else f"{sum(e.wrong for e in errors)} of {len(errors)} differ"
-        )
-        promised: list[CollectiveFacts] = outcome.report.collectives
-        traffic = "" if isinstance(found, Failure) else traffic_of(promised, found)
-        print(f"{name:16} {strategy:24} {seconds:6.2f} s  {wrong}  {traffic}", flush=True)
+        one, other = promised(lowered), written(source, lowered)
+    except Exception as error:  # whatever goes wrong is a row of its own
+        return {"seconds": 0.0, "promised": 0, "written": 0, "share": 0.0, "differing": 0, "numbers": brief(error)}
+    before, after = traffic(one, lowered), traffic(other, lowered)
+    most = max(before.total(), after.total())
+    apart = max((before - after).total(), (after - before).total())
+    found = _differences(one, other)
+    return {
+        "seconds": seconds,
+        "promised": before.total(),
+        "written": after.total(),
+        "share": 1 - apart / most if most else 1.0,
+        "differing": len(found),
+        "differences": {str(key): runs for key, runs in found.items()},
+        "numbers": judged(source, content, prod(lowered.axis_sizes)) if numbers else "-",
+    }
 
 
-def traffic_of(promised: list[CollectiveFacts], found: list[CompiledCollective]) -> str:
-    """Both sums, and how much of them is alike."""
-    compared = compare_traffic(promised, found, SHAPE)
-    sums = f"promised {compared.promised_bytes:,.0f} written {compared.compiled_bytes:,.0f}"
-    return f"{sums} share {compared.share:.1%}"
+def brief(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def judged(source: Source, content: bytes, devices: int) -> str:
+    """Whether the numbers are those of the unsplit program."""
+    errors = compare_numbers(xla.write_bytecode(source.module), content, devices)
+    if isinstance(errors, Failure):
+        return errors.reason[:60]
+    wrong = sum(error.wrong for error in errors)
+    return f"{wrong} of {len(errors)} differ" if wrong else "equal"
+
+
+def rows_of(name: str, mesh: str, options: argparse.Namespace) -> Iterator[Row]:
+    """One for each plan of a stored program, or of a file."""
+    spec, _, shape = mesh.partition(":")
+    path = name if Path(name).is_file() else str(choose([name])[name])
+    outcome = partition(Request(path, spec, mesh_shape=shape or None, iterations=400))
+    plans = {"search": outcome.result.plan, **strategies(outcome.problem), **random_plans(outcome.problem, options.any)}
+    for label, plan in plans.items():
+        if not options.plans or label in options.plans:
+            found = compare(outcome.source, lower(outcome.problem, plan), numbers=options.numbers)
+            yield {"program": name, "mesh": mesh, "plan": label, **found}
+
+
+def random_plans(problem: Problem, count: int) -> dict[str, Plan]:
+    """So many plans of up to eight decisions drawn at random, by name."""
+    choices, rng = problem.decisions.choices, Random(0)
+    drawn = [rng.sample(choices, min(len(choices), rng.randint(1, 8))) for _ in range(count)]
+    return {f"random {k}": tuple(sorted(plan, key=lambda d: isinstance(d, Replicate))) for k, plan in enumerate(drawn)}
+
+
+def random_rows(count: int, *, numbers: bool, seed: int = 0) -> list[Row]:
+    """One for each of so many random programs under a random plan, on the mesh data=4, model=2."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+    from hypothesis import strategies as st
+    from random_programs import cases, plans
+
+    rows: list[Row] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=count, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def measure(data: st.DataObject) -> None:
+        case = data.draw(cases())
+        plan = data.draw(plans(case.problem))
+        found = compare(case.source, case.lowered(plan), numbers=numbers)
+        rows.append({"program": f"random {len(rows)}", "mesh": "", "plan": str(plan), **found})
+        if not is_good(rows[-1]):
+            note(f"{plan}\n{case.source.module}")
+
+    measure()
+    return rows
+
+
+def is_good(row: Row) -> bool:
+    return not row["differing"] and row["numbers"] in ("equal", "-")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    rows: list[Row] = []
+    names = options.programs or ([] if options.random else [name for name in choose([]) if is_tiny(name)])
+    jobs = [(name, mesh) for name in names for mesh in options.mesh]
+    for name, mesh in jobs:
+        for row in rows_of(name, mesh, options):
+            rows.append(row)
+            note(" ".join(form.format_map(row) for form in COLUMNS.values()))
+            for key, runs in row.get("differences", {}).items():
+                note(f"    {runs:+g} {key}")
+    if options.random:
+        rows += random_rows(options.random, numbers=options.numbers)
+    show("programs of one device", COLUMNS, [row for row in rows if not options.random or not is_good(row)], {})
+    write_json(options.json, rows)
+    good = sum(map(is_good, rows))
+    note(f"{good} of {len(rows)} have the promised collectives, one for one")
+    return 0 if good == len(rows) else 1
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("programs", nargs="*", help="names of samples, or files; all tiny twins when none is given")
+    parser.add_argument("--mesh", nargs="+", default=list(MESHES), metavar="SPEC:SHAPE")
+    parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans")
+    parser.add_argument("--numbers", action="store_true", help="run the programs on virtual devices as well")
+    parser.add_argument("--any", type=int, default=0, metavar="N", help="so many plans drawn at random, too")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="random programs under random plans")
+    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    for sample in sys.argv[1:] or ["mlp_tiny", "scan_tiny"]:
-        rows(sample)
+    sys.exit(main())

@@ -117,6 +117,15 @@ def hlo_text_to_proto(text: str) -> bytes:
 
 
 @_refusing
+def full_hlo_text(text: str) -> str:
+    """HLO text in the long form in which compilers print it: `%` before names, types before operands.
+
+    Raises RuntimeError as `hlo_text_to_proto` does.
+    """
+    return str(_hlo.hlo_module_from_text(text).to_string())
+
+
+@_refusing
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     """StableHLO (with some mhlo ops) as bytecode.
 

@@ -71,7 +71,7 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
 
 def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...], sizes: tuple[int, ...]) -> None:
     """Puts what is in a manual region between custom calls instead: `SPMDFullToShardShape` behind a constraint makes a
-    device's piece of an operand, `SPMDShardToFullShape` a whole array of the pieces of a result."""
+    device's piece of an operand that is read, `SPMDShardToFullShape` a whole array of the pieces of a result."""
     block = region.regions[0].blocks[0]
 
     def call(target: str, value: Any, kind: Any, sharding: str) -> Any:
@@ -89,6 +89,8 @@ def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding
         return made.results[0]
 
     for operand, argument, sharding in zip(list(region.operands), block.arguments, ways_in, strict=True):
+        if not list(argument.uses):
+            continue
         whole = call(CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
         argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, MANUAL))
     *inside, last = [op.operation for op in block.operations]
