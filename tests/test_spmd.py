@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from random_programs import cases
 from random_programs import plans as plans_of
 from spmd_cases import differing, wrong_in, wrong_results
 
+from benchmarks.spmd import differences
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.errors import UsageError
@@ -27,6 +29,7 @@ from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import text_after_partitioning
 
+AXES = ("data", "model")
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 
 
@@ -115,6 +118,18 @@ def test_numbers_of_training_steps(name: str, strategy: str) -> None:
     source, _ = sample(name)
     problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
     assert wrong_results(source, lower(problem, strategies(problem)[strategy]), 8) == []
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (4, 4)])
+@pytest.mark.parametrize("name", ["gns_tiny", "t2b_tiny"])
+def test_collectives_are_the_promised_ones(name: str, sizes: tuple[int, int]) -> None:
+    """One for one, by kind, axes and bytes."""
+    source, _ = sample(name)
+    problem = evaluator_of(
+        source, "a100-16" if prod(sizes) == 16 else "h100-8", dict(zip(AXES, sizes, strict=True))
+    ).problem
+    for strategy, plan in strategies(problem).items():
+        assert differences(source, lower(problem, plan)) == {}, strategy
 
 
 @pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])

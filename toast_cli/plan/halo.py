@@ -7,8 +7,8 @@ somebody needs a part of, as wide as the widest part; where stretches are far fr
 piece; and where nearly everything would be sent it gathers the operand instead. (As read in `ExchangeHalo`,
 `ExchangeHaloCompact` and `ReshardAsWindowedInput` of XLA's SPMD partitioner, 2025.)
 
-Enters: a `Window` and into how many shards its dimension is split, or all that reads one array. Leaves: the elements
-along the dimension that go through each permute, or the collectives with their bytes.
+Enters: a `Window` and into how many shards its dimension is split, or all that reads one array. Leaves: the permutes,
+each with who sends which elements to whom, or the collectives with their bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ from toast_cli.program.model import Op, Program, Window
 Stretches = tuple[tuple[int, int], ...]
 # Stretches this much shorter than the longest way to them are sent piece by piece.
 _FAR = 2
+
+
+class Permute(NamedTuple):
+    """A collective-permute. first, last (excluded): which elements of its shard each sender sends. pairs: (sender,
+    receiver), both as numbers of shards."""
+
+    first: int
+    last: int
+    pairs: tuple[tuple[int, int], ...]
 
 
 class Exchange(NamedTuple):
@@ -81,9 +90,9 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
             yield Exchange(GATHER, axes, size)
             continue
         element = size * count / window.inputs
-        for elements in sent:
-            yield Exchange(PERMUTE, axes, element * elements)
-        size += element * sum(sent)
+        for permute in sent:
+            yield Exchange(PERMUTE, axes, element * (permute.last - permute.first))
+        size += element * sum(permute.last - permute.first for permute in sent)
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
@@ -109,21 +118,25 @@ def rotations(
 
 
 @lru_cache(maxsize=50_000)
-def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[int, ...] | None:
-    """Elements along the window's dimension in each collective-permute; None where the operand is gathered instead.
+def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[Permute, ...] | None:
+    """The collective-permutes along the window's dimension; None where the operand is gathered instead.
 
     Args:
         summed: the kernel is split alike, each device sums up over its part of it, and the result is whole.
     """
     needed = contracted(window, shards) if summed else tiled(window, shards)
-    if needed is None:
-        return None
-    shard = ceil(window.inputs / shards)
+    return None if needed is None else permutes(needed, window.inputs)
+
+
+def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
+    """The same for any stretches of a dimension of so many elements."""
+    shards = len(needed)
+    shard = ceil(elements / shards)
     left = [k * shard - first for k, (first, _) in enumerate(needed)]
     right = [last - (k + 1) * shard for k, (_, last) in enumerate(needed)]
     longest = max(last - first for first, last in needed)
     if max(*left, *right) > _FAR * longest:
-        return None if 2 * longest >= shards * shard else pieces(needed, shard, window.inputs)
+        return None if 2 * longest >= shards * shard else pieces(needed, shard, elements)
     return halos(left, right, shard)
 
 
@@ -154,7 +167,7 @@ def contracted(window: Window, shards: int) -> Stretches | None:
     return tuple((step * k - window.low, step * k - window.low + length) for k in range(shards))
 
 
-def halos(left: list[int], right: list[int], shard: int) -> tuple[int, ...] | None:
+def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] | None:
     """Permutes that bring each device what it needs on either side, [shards] elements (negative: not even all of its
     own)."""
     count = len(left)
@@ -165,19 +178,27 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[int, ...] | No
     if begin >= end:
         return None
     found = [
-        min(widest_left - shard * away, shard) - max(-away * shard - end, 0)
+        Permute(
+            max(shard * (away + 1) - widest_left, 0),
+            shard - max(-away * shard - end, 0),
+            tuple([(k, k + away + 1) for k in range(count - away - 1)]),
+        )
         for away in reversed(range(ceil(widest_left / shard)))
         if -(away + 1) * shard < end
     ]
     skipped = min(max(begin - shard, 0), max(widest_right, 0)) // shard
     found += [
-        min(widest_right - shard * away, shard) - max(begin - (away + 1) * shard, 0)
+        Permute(
+            max(begin - (away + 1) * shard, 0),
+            min(widest_right - shard * away, shard),
+            tuple([(k + away + 1, k) for k in range(count - away - 1)]),
+        )
         for away in range(skipped, ceil(widest_right / shard))
     ]
     return tuple(found)
 
 
-def pieces(needed: Stretches, shard: int, elements: int) -> tuple[int, ...]:
+def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
     """Permutes that send pieces of shards: in each every device sends one at most and receives one at most, all as wide
     as their union."""
     waiting: list[list[tuple[int, int, int, int]]] = [
@@ -195,17 +216,17 @@ def pieces(needed: Stretches, shard: int, elements: int) -> tuple[int, ...]:
         queue.sort()
     found = []
     while any(waiting):
-        receivers: set[int] = set()
+        pairs: dict[int, int] = {}  # receiver -> sender
         begin, end = shard, 0
-        for queue in waiting:
+        for source, queue in enumerate(waiting):
             if not queue:
                 continue
             _, receiver, first, last = queue[0]
             apart = (begin > last and end == shard and first == 0) or (end < first and begin == 0 and last == shard)
-            if receivers and (receiver in receivers or apart):
+            if pairs and (receiver in pairs or apart):
                 continue
             queue.pop(0)
-            receivers.add(receiver)
+            pairs[receiver] = source
             begin, end = min(begin, first), max(end, last)
-        found.append(end - begin)
+        found.append(Permute(begin, end, tuple([(source, receiver) for receiver, source in pairs.items()])))
     return tuple(found)

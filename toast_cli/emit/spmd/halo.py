@@ -1,18 +1,19 @@
 """A stretch of a split array for each device, which may reach into what others have.
 
 Device k of n needs elements `begin + k * pitch` and `length` more of a dimension; it has `elements / n` of them. What
-is missing comes in collective permutes, one for each neighbour near or far, as wide as the widest part that anybody
-needs of it.
+is missing comes in the collective permutes that `plan.halo` lists.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.devices import groups, places
 from toast_cli.emit.spmd.moves import Devices
+from toast_cli.plan.halo import Permute
 
 Range = tuple[int, int]  # from, to (excluded)
 
@@ -32,46 +33,110 @@ class Stretch:
     def first(self, k: int) -> int:
         return self.begin + k * self.pitch
 
+    def span(self, k: int) -> Range:
+        return self.first(k), self.first(k) + self.length
+
     def outside(self, shards: int) -> bool:
         """Whether any device needs what is beyond the ends of the array."""
         ends = [self.first(k) for k in (0, shards - 1)]
         return min(ends) < 0 or max(ends) + self.length > self.elements
 
 
-def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any, *, zero: bool) -> Any:
-    """The stretch from pieces that are split by `need.axes`; beyond the ends of the array there is `fill`, which
-    `zero` says is 0."""
+def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent: Sequence[Permute]) -> Any:
+    """The stretch, from pieces that are split by `need.axes`, by the permutes `sent`; beyond the ends of the array are
+    zeros."""
     members = groups(need.axes, devices.sizes)
     shards = len(members[0])
     own = need.elements // shards
-    spans = [(need.first(k), need.first(k) + need.length) for k in range(shards)]
-    nearest = min(first // own - k for k, (first, _) in enumerate(spans))
-    farthest = max((last - 1) // own - k for k, (_, last) in enumerate(spans))
-    parts, start = [], 0
-    for away in range(nearest, farthest + 1):
-        reach = [overlap(span, (k + away) * own, own) for k, span in enumerate(spans)]
-        held = (
-            0 if away > nearest else min(a for a, b in reach if b > a),
-            own if away < farthest else max(b for a, b in reach if b > a),
-        )
-        if away == nearest:
-            start = nearest * own + held[0]
-        parts.append(
-            part_of_neighbour(
-                build,
-                handle,
-                need,
-                away,
-                held,
-                [r for k, r in enumerate(reach) if 0 <= k + away < shards and r[1] > r[0]],
-                members,
-                fill,
-            )
-        )
-    around = build.concatenate(parts, need.dim)
-    table = tuple(need.first(int(k)) - int(k) * own - start for k in places(need.axes, devices.sizes))
-    found = cut(build, devices, around, need, table)
-    return found if zero or not need.outside(shards) else filled(build, devices, found, need, fill)
+    parts = []
+    for permute in sent:
+        pairs = [(group[sender], group[receiver]) for group in members for sender, receiver in permute.pairs]
+        part = build.permute(build.slice_dim(handle, need.dim, permute.first, permute.last), pairs)
+        parts.append(Part(part, permute.first, permute.last, {to: sender for sender, to in permute.pairs}))
+    reach = [overlap(need.span(k), k * own, own) for k in range(shards)]
+    kept = [(first, last) for first, last in reach if first < last]
+    if kept:
+        first, last = min(first for first, _ in kept), max(last for _, last in kept)
+        here = build.slice_dim(handle, need.dim, first, last)
+        parts.append(Part(here, first, last, {k: k for k in range(shards)}))
+    if not parts:
+        return nothing_like(build, handle, need.dim, need.length)
+    row = in_a_row(parts, own)
+    return joined(build, devices, row, need, own) if row else put_in(build, devices, parts, need, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements [first, last) of a shard. of: device -> the one whose shard it is, as places along the axes; devices
+    that are not in it have nothing."""
+
+    handle: Any
+    first: int
+    last: int
+    of: dict[int, int]
+
+
+def in_a_row(parts: list[Part], own: int) -> list[tuple[int, Part]]:
+    """The parts in their order along the dimension, each with where it begins, counted from the device's own shard on;
+    nothing where this is not the same on all devices, or where parts overlap."""
+    found = []
+    for part in parts:
+        away = {sender - to for to, sender in part.of.items()}
+        if len(away) != 1:
+            return []
+        found.append((away.pop() * own + part.first, part))
+    found.sort(key=lambda one: one[0])
+    ends = [begin + part.last - part.first for begin, part in found]
+    return found if all(end <= begin for end, (begin, _) in zip(ends, found[1:], strict=False)) else []
+
+
+def joined(build: Builder, devices: Devices, row: list[tuple[int, Part]], need: Stretch, own: int) -> Any:
+    """The stretch from parts in a row."""
+    shards = len(groups(need.axes, devices.sizes)[0])
+    begins = [need.first(k) - k * own for k in range(shards)]
+    start, end = row[0][0], row[-1][0] + row[-1][1].last - row[-1][1].first
+    handles: list[Any] = []
+    at = min(*begins, start)
+    for begin, part in row:
+        if begin > at:
+            handles.append(nothing_like(build, part.handle, need.dim, begin - at))
+        handles.append(part.handle)
+        at = begin + part.last - part.first
+    if (beyond := max(begins) + need.length) > end:
+        handles.append(nothing_like(build, row[0][1].handle, need.dim, beyond - end))
+    table = tuple(begins[int(k)] - min(*begins, start) for k in places(need.axes, devices.sizes))
+    return cut(build, devices, build.concatenate(handles, need.dim), need, table)
+
+
+def put_in(build: Builder, devices: Devices, parts: list[Part], need: Stretch, own: int) -> Any:
+    """The stretch from parts of which each device has its own place for each."""
+    stretch = nothing_like(build, parts[0].handle, need.dim, need.length)
+    shape = tuple(stretch.type.shape)
+    zero = build.constant(0, str(stretch.type.element_type))
+    low = [need.length if dim == need.dim else 0 for dim in range(len(shape))]
+    count = build.iota("i32", (need.length,), 0)
+    device_places = [int(k) for k in places(need.axes, devices.sizes)]
+    for part in parts:
+        begins, firsts, lasts = [], [], []  # of the part, and of what is of use of it, in the stretch
+        for k in device_places:
+            sender = part.of.get(k)
+            first, last = (0, 0) if sender is None else overlap(need.span(k), sender * own, own)
+            origin = 0 if sender is None else sender * own - need.first(k)
+            begins.append(need.length - origin - part.first if last > first else 0)
+            firsts.append(origin + first)
+            lasts.append(origin + max(first, last))
+        at = cut(build, devices, build.pad(part.handle, zero, low, low), need, tuple(begins))
+        bounds = [build.broadcast(devices.lookup(tuple(table)), (need.length,)) for table in (firsts, lasts)]
+        inside = build.binary("and", build.compare("GE", count, bounds[0]), build.compare("LT", count, bounds[1]))
+        stretch = build.select(build.broadcast(inside, shape, [need.dim]), at, stretch)
+    return stretch
+
+
+def nothing_like(build: Builder, handle: Any, dim: int, length: int) -> Any:
+    """Zeros of the shape of an array, but so long along one dimension."""
+    shape = list(handle.type.shape)
+    shape[dim] = length
+    return build.broadcast(build.constant(0, str(handle.type.element_type)), tuple(shape))
 
 
 def overlap(span: Range, begin: int, length: int) -> Range:
@@ -79,36 +144,15 @@ def overlap(span: Range, begin: int, length: int) -> Range:
     return max(span[0] - begin, 0), min(span[1] - begin, length)
 
 
-def part_of_neighbour(
-    build: Builder, handle: Any, need: Stretch, away: int, held: Range, wanted: list[Range], members: Any, fill: Any
-) -> Any:
-    """Elements `held` of the piece of the device so many places further on; what nobody needs of it is `fill`."""
-    if away == 0:
-        return build.slice_dim(handle, need.dim, *held)
-    low, high = (min(a for a, _ in wanted), max(b for _, b in wanted)) if wanted else (held[0], held[0])
-    shape = list(handle.type.shape)
-    if not wanted:
-        shape[need.dim] = held[1] - held[0]
-        return build.broadcast(build.convert(fill, str(handle.type.element_type)), tuple(shape))
-    count = len(members[0])
-    pairs = [(group[k + away], group[k]) for group in members for k in range(count) if 0 <= k + away < count]
-    sent = build.permute(build.slice_dim(handle, need.dim, low, high), pairs)
-    if (low, high) == held:
-        return sent
-    before, behind = [0] * len(shape), [0] * len(shape)
-    before[need.dim], behind[need.dim] = low - held[0], held[1] - high
-    return build.pad(sent, fill, before, behind)
-
-
-def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any) -> Any:
-    """The stretch from an array that every device has whole."""
+def from_whole(build: Builder, devices: Devices, handle: Any, need: Stretch) -> Any:
+    """The stretch from an array that every device has whole; beyond its ends there are zeros."""
     shards = len(groups(need.axes, devices.sizes)[0])
     ends = [need.first(k) for k in (0, shards - 1)]
     low, high = [0] * handle.type.rank, [0] * handle.type.rank
     low[need.dim] = max(0, -min(ends))
     high[need.dim] = max(0, max(ends) + need.length - need.elements)
     if low[need.dim] or high[need.dim]:
-        handle = build.pad(handle, fill, low, high)
+        handle = build.pad(handle, build.constant(0, str(handle.type.element_type)), low, high)
     table = tuple(need.first(int(k)) + low[need.dim] for k in places(need.axes, devices.sizes))
     return cut(build, devices, handle, need, table)
 
@@ -126,6 +170,8 @@ def cut(build: Builder, devices: Devices, handle: Any, need: Stretch, table: tup
 
 def filled(build: Builder, devices: Devices, handle: Any, need: Stretch, fill: Any) -> Any:
     """`fill` where the stretch is beyond the ends of the array."""
+    if not need.outside(len(groups(need.axes, devices.sizes)[0])):
+        return handle
     shape = tuple(handle.type.shape)
     first = devices.lookup(tuple(need.first(int(k)) for k in places(need.axes, devices.sizes)))
     place = build.binary("add", build.iota("i32", (need.length,), 0), build.broadcast(first, (need.length,)))

@@ -7,9 +7,9 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from toast_cli.emit.spmd.alignment import Alignment, align
@@ -21,13 +21,39 @@ from toast_cli.program.model import Op, Program, Value
 from toast_cli.xla import ir
 
 
+class Scopes:
+    """What is made once and read by all who come later in the same block, or in blocks within it."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[Hashable, Any]] = [{}]
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What stands under this key; it is made here where there is nothing yet."""
+        for block in self._blocks:
+            if key in block:
+                return block[key]
+        made = self._blocks[-1][key] = make()
+        return made
+
+    @contextmanager
+    def within(self, *, alone: bool = False) -> Iterator[None]:
+        """A block within, while the `with` block runs; `alone`: which makes everything anew."""
+        before = self._blocks
+        self._blocks = [{}] if alone else [*before, {}]
+        try:
+            yield
+        finally:
+            self._blocks = before
+
+
 @dataclass(slots=True)
 class Site:
     """An op at its place.
 
     Attributes:
         op: the op. operation: what stands for it in the module that is written. operands: what each device has of them.
-        wanted: [results] how the plan has the op compute them. build: makes operations in front of it.
+        wanted: [results] how the plan has the op compute them. build: makes operations in front of it. scopes: what has
+            been made already that others may read as well.
     """
 
     program: Program
@@ -38,6 +64,7 @@ class Site:
     build: Builder
     devices: Devices
     mover: Mover
+    scopes: Scopes = field(default_factory=Scopes)
     superseded: bool = False  # whether other operations have taken the place of this one
 
     @property

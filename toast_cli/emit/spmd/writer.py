@@ -16,7 +16,7 @@ from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
-from toast_cli.emit.spmd.site import Site
+from toast_cli.emit.spmd.site import Scopes, Site
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partials import is_view, read_behind, scatters_into
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -43,7 +43,7 @@ class Writer:
         self._deciding = deciding or Deciding(source)
         self._remade = remade_values(self._program)
         self._pieces: dict[int, Piece] = {}
-        self._copies: list[Copies] = [{}]  # pieces in other shardings than their values', of each block around
+        self._scopes = Scopes()  # pieces in other shardings than their values', and stretches of them
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
         self._made: Copies = {}  # values made from constants, in each sharding asked for
         self._loose: dict[Any, Any] = {}  # a value that is none of the program's -> its handle in the copy, whole
@@ -137,7 +137,9 @@ class Writer:
 
     def _written(self, op: Op, operation: Any, operands: list[Piece], wanted: tuple[Sharding, ...]) -> list[Piece]:
         """The op's results once it is on local shapes."""
-        site = Site(self._program, op, operation, operands, wanted, self._build, self._devices, self._mover)
+        site = Site(
+            self._program, op, operation, operands, wanted, self._build, self._devices, self._mover, self._scopes
+        )
         pieces = rule_of(op.kind)(site)
         if site.superseded:
             self._unused[operation] = None
@@ -195,10 +197,8 @@ class Writer:
             for one in (operation.results[k], *(region.blocks[0].arguments[k] for region in operation.regions)):
                 one.set_type(handle.type)
         outside = {value: self._pieces[value] for value, _ in passed.values() if value in self._pieces}
-        copies = self._copies
         for old, region in zip(original.regions, operation.regions, strict=True):
             before, block = old.blocks[0], region.blocks[0]
-            self._copies = [{}]
             for k, number in carries.items():
                 self._pieces[self._carried(number)] = self._in_loop(number, block.arguments[k])
             for k, (value, piece) in passed.items():
@@ -206,9 +206,9 @@ class Writer:
                     self._pieces[value] = Piece(block.arguments[k], piece.sharding)
             for k in range(len(block.arguments)):
                 self._loose[before.arguments[k]] = block.arguments[k]
-            self._block(before, block)
-            self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
-        self._copies = copies
+            with self._scopes.within(alone=True):
+                self._block(before, block)
+                self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
         self._pieces.update(outside)
         for k, number in carries.items():
             self._settle(self._carried(number), self._in_loop(number, operation.results[k]), operation)
@@ -231,14 +231,13 @@ class Writer:
         operation.operands[0] = self._whole(original.operands[0])
         for branch, (old, region) in enumerate(zip(original.regions, operation.regions, strict=True)):
             before, block = old.blocks[0], region.blocks[0]
-            self._copies.append({})
-            self._block(before, block)
             last = block.operations[len(block.operations) - 1].operation
-            self._at(last)
-            for k in range(len(operation.results)):
-                join = joins.get(k)
-                last.operands[k] = self._devices.constant(0) if join is None else self._to_own(join, branch).handle
-            self._copies.pop()
+            with self._scopes.within():
+                self._block(before, block)
+                self._at(last)
+                for k in range(len(operation.results)):
+                    join = joins.get(k)
+                    last.operands[k] = self._devices.constant(0) if join is None else self._to_own(join, branch).handle
         for k, result in enumerate(operation.results):
             if k not in joins:
                 result.set_type(self._build.type("i32", ()))
@@ -325,11 +324,8 @@ class Writer:
 
     def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
         """The piece in another sharding; one copy serves all who want it."""
-        for copies in self._copies:
-            if (value, wanted) in copies:
-                return copies[value, wanted]
-        copied = self._mover.to(piece, wanted, self._program.values[value].shape)
-        self._copies[-1][value, wanted] = copied
+        shape = self._program.values[value].shape
+        copied: Piece = self._scopes.get((value, wanted), lambda: self._mover.to(piece, wanted, shape))
         return copied
 
     def _settle(self, value: int, piece: Piece, operation: Any) -> None:

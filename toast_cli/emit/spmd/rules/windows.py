@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from toast_cli.emit.spmd.alignment import Alignment
 from toast_cli.emit.spmd.devices import groups
-from toast_cli.emit.spmd.halo import Stretch, exchange, from_whole
+from toast_cli.emit.spmd.halo import Stretch, exchange, filled, from_whole
 from toast_cli.emit.spmd.piece import Piece
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.windows import convolution_dims
-from toast_cli.plan.halo import exchanged
+from toast_cli.plan.halo import Permute, exchanged, permutes
 from toast_cli.plan.sharding import shards
 from toast_cli.program.model import Window
 
@@ -119,7 +120,7 @@ def select_and_scatter(site: Site) -> list[Piece]:
     }
     at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
     site.bring_all(at.operands)
-    build, zero = site.build, site.build.constant(0, site.operand(0).dtype)
+    build = site.build
     operand, source, keep = site.operands[0].handle, site.operands[1].handle, {}
     for dim, window in windows.items():
         axes = at.operands[0][dim]
@@ -130,9 +131,11 @@ def select_and_scatter(site: Site) -> list[Piece]:
         count = (own - 1) // step - first + 1
         length = max(step * (count - 1) + window.size, own - step * first)
         need = Stretch(dim, axes, window.inputs, step * first, own, length)
-        operand = exchange(build, site.devices, operand, need, zero, zero=True)
+        spans = tuple([need.span(k) for k in range(shards((axes,), site.sizes))])
+        sent = permutes(spans, window.inputs)
+        operand = stretched(site, operand, [need], [sent])
         need = Stretch(dim, axes, window.outputs, first, own // step, count)
-        source = from_whole(build, site.devices, source, need, zero)
+        source = from_whole(build, site.devices, source, need)
         keep[dim] = (-step * first, own - step * first)
     site.operation.operands[0], site.operation.operands[1] = operand, source
     if not keep:
@@ -197,7 +200,7 @@ def given_stretches(
     lying = [piece.sharding for piece in site.operands]
     at = site.alignment(splits=rule.permutation - impossible, keeps=frozenset(impossible))
     tiles, ways_in = {}, [list(sharding) for sharding in at.operands]
-    gathered: set[int] = set()
+    sent: dict[int, tuple[Permute, ...] | None] = {}
     for dim, window in windows.items():
         axes = lying[0][dim] if window in summed else at.operands[0][dim]
         if axes:
@@ -205,23 +208,35 @@ def given_stretches(
             tiles[dim] = summed_tile(window, axes, parts) if window in summed else tile_of(window, axes, parts)
             if window in summed:
                 ways_in[0][dim], ways_in[1][window.kernel_dim] = axes, axes
-            if exchanged(window, parts, summed=window in summed) is None:
-                ways_in[0][dim] = ()
-                gathered.add(dim)
+            sent[dim] = exchanged(window, parts, summed=window in summed)
     for k in range(len(site.operands)):
         site.bring(k, tuple(ways_in[0 if k < arrays else k]))
     site.read()
     for k in range(arrays):
-        handle = site.operands[k].handle
-        value = site.operands[fill + k].handle if fill is not None else site.devices.constant(0, site.operand(k).dtype)
-        zero = fill is None or is_constant(value, 0)
-        for dim, tile in tiles.items():
-            if dim in gathered:
-                handle = from_whole(site.build, site.devices, handle, tile.need, value)
-            else:
-                handle = exchange(site.build, site.devices, handle, tile.need, value, zero=zero)
+        handle = stretched(site, site.operands[k].handle, [tile.need for tile in tiles.values()], list(sent.values()))
+        value = site.operands[fill + k].handle if fill is not None else None
+        if value is not None and not is_constant(value, 0):
+            for tile in tiles.values():
+                handle = filled(site.build, site.devices, handle, tile.need, value)
         site.operation.operands[k] = handle
     return at, tiles
+
+
+def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Permute, ...] | None]) -> Any:
+    """A piece as stretches along several dimensions, one after the other; beyond the ends of the array there are zeros.
+    sent: for each by which permutes; None where it is gathered. Ops that read an array alike share what is sent."""
+
+    def make() -> Any:
+        found = handle
+        for need, by in zip(needs, sent, strict=True):
+            if by is None:
+                found = site.build.all_gather(found, need.dim, groups(need.axes, site.sizes))
+                found = from_whole(site.build, site.devices, found, need)
+            else:
+                found = exchange(site.build, site.devices, found, need, by)
+        return found
+
+    return site.scopes.get((handle, tuple(needs)), make) if needs else handle
 
 
 def can_split(window: Window, site: Site, factor: int) -> bool:
