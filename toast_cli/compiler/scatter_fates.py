@@ -13,9 +13,9 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes
-from toast_cli.plan.partials import found_by_partitioner, split_further
+from toast_cli.plan.partials import found_by_partitioner, in_one_step, split_further
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.plan.sharding import Sharding, in_mesh_order, shards
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.transposed import transposed
 
@@ -52,7 +52,9 @@ class ScatterFates:
             if alone and self._passed_around(op, k, axes, iteration):
                 known = "around"
             else:
-                known = "kept" if self._stays(op, k, axes, sharding, iteration, updates) else "all-reduced"
+                stays = self._stays(op, k, axes, sharding, iteration, updates)
+                turned = alone and self._turned(axes, k, iteration)
+                known = "kept" if stays and not turned else "all-reduced"
             self._known[key] = known
         return known
 
@@ -63,6 +65,12 @@ class ScatterFates:
             return False
         size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
         return passed_around(self._profile, self._mesh, axes, op.flops / prod(sizes), size)
+
+    def _turned(self, axes: tuple[int, ...], k: int, iteration: Iteration) -> bool:
+        """Whether the axes come to split a dimension in another order than the partitioner scatters them in."""
+        if reduce_scatter.NAME not in self._profile.passes or in_one_step(iteration, k, self._sizes):
+            return False
+        return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
 
     def _stays(
         self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
@@ -79,7 +87,7 @@ class ScatterFates:
             return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
 
         computed = iteration.computed[k]
-        begun = split_further(computed, target, axes if sharding == computed else in_order(iteration, k)[:1])
+        begun = split_further(computed, target, axes) if sharding == computed else sharding
         made = Made(sides, (local(begun), local(target)) if updates else ())
         bits = DTYPE_BITS.get(value.dtype, 32)
         return stays_scatter(self._profile, self._mesh, axes, local(sharding), long.index(dims[0]), bits, made)
@@ -98,12 +106,6 @@ class ScatterFates:
             first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
             found = self._seen[result] = long, (first, second)
         return found
-
-
-def in_order(iteration: Iteration, k: int) -> tuple[int, ...]:
-    """Axes result k is reduce-scattered over, in the order in which they split its dimensions."""
-    over = iteration.scattered[k]
-    return tuple([axis for axes in iteration.reduced_to[k] for axis in axes if axis in over]) if over else ()
 
 
 def sides_of(op: Op) -> Sides:

@@ -29,8 +29,8 @@ from toast_cli.plan.partials import (
     Partial,
     completed,
     gathers_terms,
-    in_two_steps,
     partial_of,
+    scattered_apart,
     split_further,
 )
 from toast_cli.plan.partitioned import Reason
@@ -141,7 +141,7 @@ class Pricer:
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
-        apart, gathers = in_two_steps(op, how.terms), gathers_terms(op)
+        apart, gathers = scattered_apart(op, how.terms, iteration, k, self._sizes), gathers_terms(op)
         key = partial, apart, gathers, cut
         hops = self._hops.get(key)
         if hops is None:

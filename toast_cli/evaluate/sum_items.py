@@ -20,7 +20,7 @@ from toast_cli.plan.partials import (
     Sum,
     SumStep,
     cut_by_readers,
-    in_two_steps,
+    in_steps,
     partial_of,
     readers,
     reductions_of,
@@ -30,7 +30,7 @@ from toast_cli.plan.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """bytes: of the whole result. alone: whether it is scattered in two steps where it is reduced by itself."""
+    """bytes: of the whole result. alone: whether it may be scattered in steps where it is reduced by itself."""
 
     pattern: int
     bytes: int
@@ -232,4 +232,4 @@ class Reduced:
 
 def _term(problem: Problem, number: int, step: int) -> Term:
     op = problem.program.ops[number]
-    return Term(step, problem.program.values[op.results[0]].bytes, in_two_steps(op, 1))
+    return Term(step, problem.program.values[op.results[0]].bytes, in_steps(op))

@@ -23,10 +23,10 @@ from toast_cli.plan.partials import (
     cut_by_readers,
     found_by_partitioner,
     gathers_terms,
-    in_two_steps,
     partial_of,
     readers,
     reductions_of,
+    scattered_apart,
     split_further,
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
@@ -115,7 +115,7 @@ class _Lowering:
                 if over:
                     computed[part.value] = part.partial.at
         summed = self._summed(shardings, computed, required, partial, added)
-        alone = {value for value in computed if in_two_steps(ops[self._program.producer[value]], 1)}
+        alone = {value for value in computed if self._apart(value)}
         lowered = PartitionedProgram(
             self._problem.mesh.names,
             self._sizes,
@@ -133,6 +133,12 @@ class _Lowering:
             collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
         return settled(self._program, lowered)
+
+    def _apart(self, value: int) -> bool:
+        """Whether a value is scattered in two steps where it is reduced by itself."""
+        number = self._program.producer[value]
+        op = self._program.ops[number]
+        return scattered_apart(op, 1, self._iterations[number], op.results.index(value), self._sizes)
 
     def _summed(
         self,
@@ -228,7 +234,7 @@ class _Lowering:
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
         cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted)))
-        apart = in_two_steps(op, part.terms)
+        apart = scattered_apart(op, part.terms, self._iterations[part.op], 0, self._sizes)
         for hop in completed(part.partial, self._sizes, apart=apart, cut=cut):
             yield self._completion(hop, part.op, part.value)
 
@@ -238,7 +244,7 @@ class _Lowering:
         for k, value in enumerate(op.results):
             partial = partial_of(iteration, k)
             if partial is not None:
-                apart = in_two_steps(op, 1)
+                apart = scattered_apart(op, 1, iteration, k, self._sizes)
                 for hop in completed(partial, self._sizes, apart=apart, gathers=gathers_terms(op)):
                     yield self._completion(hop, number, value)
 

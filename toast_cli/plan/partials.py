@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple
 
 from toast_cli.plan.iteration import Iteration
@@ -292,7 +293,7 @@ def completed(
     """The collectives that complete a partial value, in order.
 
     Args:
-        apart: scattered in steps (see `in_two_steps`), not over all axes at once. gathers: see
+        apart: scattered in steps (see `scattered_apart`), not over all axes at once. gathers: see
             `gathers_terms`.
         cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter
             of that.
@@ -304,7 +305,7 @@ def completed(
         yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     cut = tuple(cut)
-    parts = scattered_in(scattered) if apart else [scattered]
+    parts = scattered_in(_over(at, to), sizes) if apart else [scattered]
     steps = [*(tuple(sorted(axes)) for axes in parts), tuple(sorted(cut))]
     lies: Sharding | None = at
     fraction = 1 / shards(at, sizes)
@@ -317,10 +318,27 @@ def completed(
         yield Hop(ALL_REDUCE, rest, fraction, lies, lies)
 
 
-def in_two_steps(op: Op, terms: int) -> bool:
-    """Whether the partial result of an op is scattered over several axes in two steps (see `sharding.scattered_in`): a
-    product's or a loop's, unless it is added to others before."""
-    return (op.kind.matrix_unit or op.name == CARRY) and terms == 1
+def in_steps(op: Op) -> bool:
+    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's or a
+    loop's."""
+    return op.kind.matrix_unit or op.name == CARRY
+
+
+def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+    """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
+    product need not be where one will do."""
+    return terms == 1 and in_steps(op) and (op.name == CARRY or not in_one_step(iteration, k, sizes))
+
+
+def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+    """Whether XLA:TPU scatters a product at once over all axes that it is partial over: over one, or several that come
+    to split one dimension in the order in which they split what is summed, but not the whole mesh. For its partitioner
+    such axes are one."""
+    over = iteration.scattered[k]
+    if not over or iteration.reduced:
+        return False
+    ends = (axes[-len(over) :] for axes in iteration.reduced_to[k])
+    return len(over) == 1 or (over in ends and shards((over,), sizes) < prod(sizes))
 
 
 def gathers_terms(op: Op) -> bool:
@@ -359,13 +377,13 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a
     reduce-scatter.
 
-    It does for products over one axis that keep the whole mesh busy and go on split along a dimension that was whole,
+    It does for products in one step that keep the whole mesh busy and go on split along a dimension that was whole,
     where the axes of each dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a
     gather of everything and a slice. A reduction needs a constraint for another reason: what it reads is mostly
     elementwise, and without one the sharding of the result may spread over all of that. Whether it does hangs on the
     order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
     """
-    if op.name != DOT_GENERAL or iteration.reduced or len(iteration.scattered[k]) != 1:
+    if op.name != DOT_GENERAL or not in_one_step(iteration, k, sizes):
         return False
     target = iteration.shardings[k]
     busy = {axis for axes in iteration.slot_axes for axis in axes}

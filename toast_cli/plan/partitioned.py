@@ -96,11 +96,12 @@ class PartitionedProgram:
     def path(self, value: int) -> tuple[Sharding, ...]:
         """Shardings a value goes through from where it is computed to where it stays.
 
-        A product's reduce-scatter over several axes goes in two steps, in the order in which they split each dimension,
-        and never through the whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, in two
-        steps it writes reduce-scatters (see `scattered_in`). A sum of partial values stays whole until its end, so
-        that there is one reduction and not one a term; and so does the gradient of a look-up: half split, XLA may find
-        it cheaper to gather all updates. A convolution whose result is scattered over three axes or more says in which
+        A product's reduce-scatter over several axes goes in one step where they come to split one dimension (see
+        `partials.in_one_step`), else in two, in the order in which they split each dimension, and never through the
+        whole array: over the whole mesh at once XLA:TPU writes an all-reduce and a slice, in two steps it writes
+        reduce-scatters (see `scattered_in`). A sum of partial values stays whole until its end, so that there is one
+        reduction and not one a term; and so does the gradient of a look-up: half split, XLA may find it cheaper to
+        gather all updates. A convolution whose result is scattered over three axes or more says in which
         sharding it is computed: asked for a finer one, XLA gathers its operands along the batch (over two, XLA:TPU
         reduces over both at once when told so); and so does a product that is asked for one with axes out of the mesh's
         order.
@@ -112,7 +113,10 @@ class PartitionedProgram:
         if value in self.at_once:
             return (self.computed[value], self.shardings[value])
         one_by_one = refinements(self.computed[value], self.shardings[value])
+        if len(one_by_one) == 2:
+            return one_by_one
         told = value in self.convolved and len(one_by_one) > 3
-        ends = accumulate(map(len, scattered_in(range(len(one_by_one) - 1))))
+        over = [axes[len(have) :] for have, axes in zip(one_by_one[0], one_by_one[-1], strict=True)]
+        ends = accumulate(map(len, scattered_in(over, self.axis_sizes)))
         steps = (one_by_one[0], *(one_by_one[end] for end in ends))
         return steps[1:] if len(steps) > 2 and not told and in_mesh_order(steps[1]) else steps

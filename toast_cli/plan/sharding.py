@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from math import prod
 
 Sharding = tuple[tuple[int, ...], ...]
 
@@ -42,14 +43,33 @@ def in_mesh_order(sharding: Sharding) -> bool:
     return all(list(axes) == sorted(axes) for axes in sharding)
 
 
-def scattered_in(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Over which of these axes a product is scattered at once: in two steps, each over half of them.
+def scattered_in(over: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Over which axes a product is scattered at once, in two steps at most.
 
-    XLA:TPU makes two reduce-scatters as they are written. Over three and more axes one at a time it makes a
-    reduce-scatter over the first and an all-reduce over all others, and over all at once an all-reduce.
+    XLA:TPU makes two reduce-scatters as they are written, each over axes that split one dimension in the mesh's order.
+    A step over two dimensions, or over axes in another order, becomes an all-reduce, and so do all steps after the
+    second one. Axes of one dimension that could go in one step go in two of about the same size: over the whole mesh
+    at once it makes an all-reduce.
+
+    Args:
+        over: [dimensions] axes that come to split each, major to minor. sizes: [axes] of the mesh.
     """
-    half = (len(axes) + 1) // 2
-    return [tuple(part) for part in (axes[:half], axes[half:]) if part]
+    runs: list[tuple[int, ...]] = []
+    for axes in over:
+        for place, axis in enumerate(axes):
+            if place and axis > axes[place - 1]:
+                runs[-1] += (axis,)
+            else:
+                runs.append((axis,))
+    if len(runs) > 1:
+        return [runs[0], tuple([axis for run in runs[1:] for axis in run])]
+    return [part for run in runs for part in _halves(run, sizes) if part]
+
+
+def _halves(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes in two parts, of which the larger joins as few devices as can be."""
+    parts = [(axes[:count], axes[count:]) for count in range(len(axes), 0, -1)]
+    return min(parts, key=lambda both: max(prod(sizes[axis] for axis in part) for part in both))
 
 
 def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
