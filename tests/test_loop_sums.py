@@ -13,7 +13,9 @@ from programs import Case, arg, case_of
 from spmd_cases import wrong_in
 
 from benchmarks.law import differing, statements
+from toast_cli import xla
 from toast_cli.emit import emit
+from toast_cli.emit.stablehlo import emit_shardy
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.report.build import collective_facts
@@ -143,6 +145,15 @@ def test_sums_are_reduced_behind_loops(name: str) -> None:
     assert [who for who in said if differing(said[who], said["lowered"])] == []
     behind = [one for one in lowered.collectives if one.edge == "behind"]
     assert len({one.op for one in behind}) == (2 if name == "two loops" else min(carried, 1))  # an outer loop's
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bytecode_says_what_the_text_says(name: str) -> None:
+    """MLIR's writer died of the loops that stand aside while regions are in their places."""
+    case, plan = planned(name)
+    text, binary = (emit_shardy(case.source, case.lowered(plan), binary=binary) for binary in (False, True))
+    one, other = (xla.parse_module(xla.make_context(), content) for content in (text, binary))
+    assert str(one) == str(other)
 
 
 @pytest.mark.parametrize("form", ["spmd", "stablehlo", "hlo"])

@@ -204,4 +204,5 @@ def test_other_quantities() -> None:
     assert parse_bandwidth("1GiB/s") == GIB
     assert parse_flops("275 TFLOP/s") == parse_flops("275T") == parse_flops("2.75e14") == 275e12
     assert parse_seconds("1us") == parse_seconds("1µs") == parse_seconds("0.001 ms") == pytest.approx(1e-6)
+    assert (parse_seconds("10min"), parse_seconds("2 h"), parse_seconds("90")) == (600, 7200, 90)
     assert [format_rate(rate, "B/s") for rate in (45e9, 1.2e12, 999.9e9)] == ["45 GB/s", "1.2 TB/s", "1 TB/s"]

@@ -21,7 +21,7 @@ _RATE_UNITS = {
 _FLOP_UNITS = {
     f"{prefix}{unit}": scale for prefix, scale in _PREFIXES.items() for unit in ("FLOP/s", "FLOPS", "FLOPs", "OPS", "")
 }
-_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_TIME_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 
 _QUANTITY = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*)?")
 
@@ -48,8 +48,8 @@ def parse_flops(text: str | float, *, where: str = "") -> float:
 
 
 def parse_seconds(text: str | float, *, where: str = "") -> float:
-    """Seconds from `1us`, `0.5 ms` or a bare number; zero or more. Raises UsageError."""
-    amount = _parse(str(text), _TIME_UNITS, "a time", "1us, 0.5 ms or seconds", where)
+    """Seconds from `1us`, `0.5 ms`, `10min` or a bare number; zero or more. Raises UsageError."""
+    amount = _parse(str(text), _TIME_UNITS, "a time", "1us, 0.5 ms, 10min or seconds", where)
     if amount < 0:
         raise UsageError(f"{text} is negative", where=where, hint="write e.g. 1us")
     return amount

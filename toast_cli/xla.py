@@ -101,7 +101,7 @@ def kept_arguments(lowered: Any) -> tuple[int, ...]:
 
 
 def write_bytecode(module: Any) -> bytes:
-    """The module as MLIR bytecode, locations included."""
+    """A module, or its operation, as MLIR bytecode, locations included."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

@@ -24,7 +24,9 @@ def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, b
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
         if binary:
-            return write_bytecode(source.module)
+            # A copy: what regions stand for (see `loops`) is set aside and still reads values of the module, and
+            # MLIR's writer, which sorts the readers of each value, dies of one that is not in it.
+            return write_bytecode(source.module.operation.clone())
         text: str = source.module.operation.get_asm(enable_debug_info=True)
         return text.encode()
 
