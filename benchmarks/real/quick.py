@@ -14,11 +14,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.calibrate import Point, read_points
 from benchmarks.calibrate_memory import needed, starved_options
@@ -26,7 +27,8 @@ from benchmarks.common import Row, note, show
 from benchmarks.corpus import fingerprint, restore, searched, store
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
-from toast_cli import xla
+from toast_cli.confirm.compilers import seconds_on
+from toast_cli.cost.model import Cost
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
 from toast_cli.evaluate.evaluator import Evaluator
@@ -39,9 +41,11 @@ from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import target_of
+from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.promises import PromisedCollective
+from toast_cli.verify.schedule import scheduled_time
 from toast_cli.verify.traffic import compare_traffic
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "real.jsonl"
@@ -49,12 +53,12 @@ START, END = "<!-- real: written by benchmarks/real/quick.py -->", "<!-- real: e
 PEAK_AIM, SHARE_AIM = 0.08, 0.98
 POINTS = {
     "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "predicted GiB": "{predicted_gib:.3f}",
-    "needed GiB": "{needed_gib:.3f}", "error": "{error:+.1%}", "as promised": "{share:.1%}",
+    "needed GiB": "{needed_gib:.3f}", "peak": "{error:+.1%}", "as promised": "{share:.1%}", "step": "{step:+.1%}",
 }  # fmt: skip
 SUMMARY = {
-    "": "{name}", "points": "{points}", "programs": "{programs}", "peak, median": "{median:.1%}",
-    "90th percentile": "{p90:.1%}", "bias": "{bias:+.1%}", "collectives as promised": "{promised}",
-    "rejected by the compiler": "{rejected}",
+    "": "{name}", "points": "{points}", "programs": "{programs}", "collectives as promised": "{promised}",
+    "peaks": "{peaks}", "peak, median": "{median:.1%}", "90th percentile": "{p90:.1%}", "bias": "{bias:+.1%}",
+    "steps": "{steps}", "step, median": "{step:.1%}", "rejected by the compiler": "{rejected}",
 }  # fmt: skip
 
 
@@ -63,14 +67,15 @@ def main(arguments: list[str] | None = None) -> int:
     names = chosen(options.names, options.split)
     if options.seconds:
         fill(names, options)
-    stored = [p for p in read_points(options.table) if p["program"] in names and p["mesh"] in options.mesh]
+    stored = [p for p in stored_points(options.table) if p["program"] in names and p["mesh"] in options.mesh]
     rows, stale = predict([p for p in stored if p["plan"] in options.plans], options.folder, options.without)
     show("peak memory of one device", POINTS, sorted(rows, key=lambda row: row["error"]))
     show("summary", SUMMARY, summary(rows))
     print(f"{len(rows)} points, {stale} stale ones left out")
     for point in stored:
-        if "failed" in point:
-            print(f"no figure: {point['program']} {point['mesh']} {point['plan']}: {point['failed'][:160]}")
+        for field in ("unpartitioned", "failed", "uncompiled"):
+            if field in point:
+                print(f"no figure: {point['program']} {point['mesh']} {point['plan']}: {point[field][:160]}")
     if options.write:
         write_page(options.write / "cost-model.md", rows)
     return 0
@@ -80,59 +85,112 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fill(names: list[str], options: argparse.Namespace) -> None:
-    """Adds the points that the table lacks."""
+    """Asks what the table does not have yet: one question of all points before the next, longer one of any."""
     start = time.monotonic()
-    known = {(p["program"], p["mesh"], p["plan"]) for p in read_points(options.table)}
-    for mesh in options.mesh:
-        for name in names:
-            path = path_of(name, options.folder)
-            if all((name, mesh, label) in known for label in options.plans) or not path.exists():
-                continue
-            spec, source = load_spec(mesh), load(str(path))
-            problem = problem_of(source, spec)
-            for label, plan in plans_of(problem, [p for p in options.plans if (name, mesh, p) not in known]):
-                point = {"program": name, "mesh": mesh, "plan": label, "decisions": store(plan)}
-                point |= {"fingerprint": fingerprint(problem, plan)} | ask(source, problem, plan, spec)
-                with options.table.open("a") as table:
-                    table.write(json.dumps(point) + "\n")
-                note(f"{name} {mesh} {label}: {point.get('needed_bytes', 0) / 2**30:.3f} GiB {point.get('failed', '')}")
-            if time.monotonic() - start > options.seconds:
-                return
+    for question in options.ask:
+        for mesh in options.mesh:
+            for name in names:
+                if time.monotonic() - start > options.seconds:
+                    return
+                path = path_of(name, options.folder)
+                known = {
+                    p["plan"]: p for p in stored_points(options.table) if (p["program"], p["mesh"]) == (name, mesh)
+                }
+                asked = [label for label in options.plans if not ANSWERED[question] & known.get(label, {}).keys()]
+                if path.exists() and asked:
+                    _fill_program(name, mesh, asked, known, question, options)
+
+
+def _fill_program(
+    name: str, mesh: str, labels: list[str], known: dict[str, Point], question: str, options: argparse.Namespace
+) -> None:
+    """Asks one question of some plans of a program, and stores each answer."""
+    spec, source = load_spec(mesh), load(str(path_of(name, options.folder)))
+    problem = problem_of(source, spec)
+    for label, plan in plans_of(problem, labels, known):
+        point = {"program": name, "mesh": mesh, "plan": label}
+        if label not in known:
+            point |= {"decisions": store(plan), "fingerprint": fingerprint(problem, plan)}
+        elif known[label]["fingerprint"] != fingerprint(problem, plan):
+            continue
+        content = write(source, lower(problem, plan), "bytecode").content
+        answer = QUESTIONS[question](content, source, problem, plan, spec, options.limit)
+        with options.table.open("a") as table:
+            table.write(json.dumps(point | answer) + "\n")
+        note(f"{name} {mesh} {label}: {answer}")
+
+
+def stored_points(table: Path) -> list[Point]:
+    """The table's points; of each, what later lines say beside or instead of what earlier ones do."""
+    merged: dict[tuple[str, str, str], Point] = {}
+    for line in read_points(table):
+        merged.setdefault((line["program"], line["mesh"], line["plan"]), {}).update(line)
+    return list(merged.values())
 
 
 def problem_of(source: Source, spec: Spec) -> Problem:
     return make_problem(source.program, analyse(source.program), spec.mesh())
 
 
-def plans_of(problem: Problem, labels: list[str]) -> Iterator[tuple[str, Plan]]:
-    """The search's plan and strategies, of those that apply."""
-    known = strategies(problem)
+def plans_of(problem: Problem, labels: list[str], known: dict[str, Point]) -> Iterator[tuple[str, Plan]]:
+    """The plans that are stored, the search's, and strategies, of those that apply."""
+    applying = strategies(problem)
     for label in labels:
-        plan = searched(problem) if label == "search" else known.get(label)
-        if plan is not None:
-            yield label, plan
+        if label in known:
+            yield label, restore(known[label]["decisions"])
+        elif label == "search":
+            yield label, searched(problem)
+        elif label in applying:
+            yield label, applying[label]
 
 
-def ask(source: Source, problem: Problem, plan: Plan, spec: Spec) -> Point:
-    """What one device needs, and the part of the bytes of collectives that is as promised, by XLA."""
-    content = write(source, lower(problem, plan), "bytecode").content
-    target = target_of(spec)
-    devices = xla.tpu_devices(target.topology, target.megacore)[: target.devices]
-    start = time.monotonic()
-    try:
-        xla.compile_ahead(content, devices, shardy=True, options=starved_options(spec.chip))
-        told: Point = {"failed": "compiles in next to no memory"}
-    except RuntimeError as error:
-        told = needed(str(error))
-    told["seconds"] = round(time.monotonic() - start, 1)
-    mesh = problem.mesh
-    axes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    made = collectives_after_partitioning(content, "stablehlo", axes)
+def ask_collectives(content: bytes, source: Source, problem: Problem, plan: Plan, _: Spec, limit: float) -> Point:
+    """The part of the bytes of collectives that is as promised, by XLA's partitioner."""
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    made = collectives_after_partitioning(content, "stablehlo", axes, timeout_seconds=limit)
     if isinstance(made, Failure):
-        return told | {"unpartitioned": made.reason[:300]}
-    promised = promised_collectives(collective_facts(source, Evaluator(problem), plan))
-    compared = compare_traffic(promised, made, axes)
-    return told | {"share": compared.share, "compiled_bytes": compared.compiled_bytes}
+        return {"unpartitioned": made.reason[:300]}
+    compared = compare_traffic(promised_of(source, problem, plan), made, axes)
+    return {"share": compared.share, "compiled_bytes": compared.compiled_bytes}
+
+
+def promised_of(source: Source, problem: Problem, plan: Plan) -> list[PromisedCollective]:
+    """As the partitioner writes them: XLA:TPU narrows and scatters later on."""
+    facts = collective_facts(source, Evaluator(problem), plan)
+    return [one.as_written() for one in promised_collectives(facts)]
+
+
+def ask_peak(content: bytes, _: Source, __: Problem, ___: Plan, spec: Spec, limit: float) -> Point:
+    """What one device needs: XLA:TPU, given next to no memory, stops after scheduling and says so."""
+    start = time.monotonic()
+    options = starved_options(spec.chip)
+    facts = compile_ahead(content, "stablehlo", target_of(spec), options=options, timeout_seconds=limit)
+    told = needed(facts.reason) if isinstance(facts, Failure) else {"failed": "compiles in next to no memory"}
+    return told | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def ask_step(content: bytes, _: Source, problem: Problem, __: Plan, spec: Spec, limit: float) -> Point:
+    """Seconds of computing by the compiler's cycles, and of communication by the formulas of `cost.collectives`, of
+    the compiled program."""
+    mesh = problem.mesh
+    facts = compile_ahead(content, "stablehlo", target_of(spec), timeout_seconds=limit)
+    if isinstance(facts, Failure):
+        return {"uncompiled": facts.reason[:300]}
+    walked = scheduled_time(
+        facts.hlo_text, mesh.names, mesh.sizes, mesh.chip.clock_hertz, lambda k, b, a: seconds_on(mesh, k, b, a)
+    )
+    return {
+        "compute": walked.compute_seconds, "communication": walked.communication_seconds,
+        "exposed": walked.exposed_seconds, "compile_seconds": round(facts.seconds, 1),
+    }  # fmt: skip
+
+
+Question = Callable[[bytes, Source, Problem, Plan, Spec, float], Point]
+QUESTIONS: dict[str, Question] = {"collectives": ask_collectives, "peak": ask_peak, "step": ask_step}
+# Question -> the fields of a point that has an answer, be it that there is none.
+ANSWERED: dict[str, set[str]] = {
+    "collectives": {"share", "unpartitioned"}, "peak": {"needed_bytes", "failed"}, "step": {"compute", "uncompiled"},
+}  # fmt: skip
 
 
 # -- telling ----------------------------------------------------------------------------------------------------------
@@ -148,23 +206,27 @@ def predict(points: list[Point], folder: Path, without: Iterable[str] = ()) -> t
         if without:
             evaluator = Evaluator(problem, profile=evaluator.profile.without(*without))
         for point in points:
-            if (point["program"], point["mesh"]) != (name, mesh) or "needed_bytes" not in point:
+            if (point["program"], point["mesh"]) != (name, mesh):
                 continue
             plan = restore(point["decisions"])
             if fingerprint(problem, plan) != point["fingerprint"]:
                 stale += 1
                 continue
-            rows.append(row_of(point, evaluator.exact_cost(plan).peak_bytes, problem))
+            rows.append(row_of(point, evaluator.exact_cost(plan), problem))
     return rows, stale
 
 
-def row_of(point: Point, predicted: float, problem: Problem) -> Row:
+def row_of(point: Point, predicted: Cost, problem: Problem) -> Row:
+    """What is predicted of a point beside what was measured; what was not is nan."""
     program, gib = PROGRAMS[point["program"]], 2.0**30
+    needed_bytes = point.get("needed_bytes", float("nan"))
+    compute, communication = point.get("compute", float("nan")), point.get("communication", float("nan"))
     return {
         "program": point["program"], "family": program.family, "split": program.split, "mesh": point["mesh"],
-        "plan": point["plan"], "predicted_gib": predicted / gib, "needed_gib": point["needed_bytes"] / gib,
-        "limit_gib": problem.mesh.limit_bytes / gib, "error": predicted / point["needed_bytes"] - 1,
-        "share": point.get("share", float("nan")),
+        "plan": point["plan"], "predicted_gib": predicted.peak_bytes / gib, "needed_gib": needed_bytes / gib,
+        "limit_gib": problem.mesh.limit_bytes / gib, "error": predicted.peak_bytes / needed_bytes - 1,
+        "share": point.get("share", float("nan")), "compute": predicted.compute_seconds / compute - 1,
+        "step": predicted.step_seconds / (compute + communication) - 1,
     }  # fmt: skip
 
 
@@ -178,24 +240,38 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def _summed(name: str, rows: list[Row]) -> Row:
-    errors, shares = np.array([row["error"] for row in rows]), np.array([row["share"] for row in rows])
-    told = int(np.isfinite(shares).sum())
+    errors, shares, steps = (_finite(rows, field) for field in ("error", "share", "step"))
     rejected = sum(row["predicted_gib"] <= row["limit_gib"] < row["needed_gib"] for row in rows)
     return {
         "name": name, "points": len(rows), "programs": len({row["program"] for row in rows}),
-        "median": float(np.median(abs(errors))), "p90": float(np.percentile(abs(errors), 90)),
-        "bias": float(np.median(errors)), "promised": f"{int((shares >= SHARE_AIM).sum())} of {told}",
-        "rejected": rejected,
+        "peaks": len(errors), "median": _percentile(abs(errors), 50), "p90": _percentile(abs(errors), 90),
+        "bias": _percentile(errors, 50), "steps": len(steps), "step": _percentile(abs(steps), 50),
+        "promised": f"{int((shares >= SHARE_AIM).sum())} of {len(shares)}", "rejected": rejected,
     }  # fmt: skip
+
+
+def _finite(rows: list[Row], field: str) -> NDArray[np.float64]:
+    """[rows that have it] one measure."""
+    values = np.array([row[field] for row in rows])
+    return values[np.isfinite(values)]
+
+
+def _percentile(values: NDArray[np.float64], percent: float) -> float:
+    return float(np.percentile(values, percent)) if len(values) else float("nan")
 
 
 def write_page(page: Path, rows: list[Row]) -> None:
     """Puts the summary, and the ten points that are furthest off, between the markers of the page."""
-    worst = sorted(rows, key=lambda row: -abs(row["error"]))[:10]
+    worst = sorted(rows, key=lambda row: -_badness(row))[:10]
     lines = [*_table(SUMMARY, summary(rows)), "", "The ten that are furthest off:", "", *_table(POINTS, worst)]
     before, _, rest = page.read_text(encoding="utf-8").partition(START)
     text = before + START + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
     page.write_text(text, encoding="utf-8")
+
+
+def _badness(row: Row) -> float:
+    """How far a row is off in all: of the peak, of the bytes of collectives, and of the step."""
+    return float(np.nansum([abs(row["error"]), 1 - row["share"], abs(row["step"])]))
 
 
 def _table(columns: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
@@ -208,7 +284,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs (default: all of the split)")
     parser.add_argument("--split", choices=("fit", "judge", "all"), default="judge")
     parser.add_argument("--mesh", nargs="+", default=["v5e-16", "v4-32"])
-    parser.add_argument("--plans", nargs="+", metavar="PLAN", default=["search", "data-parallel"])
+    parser.add_argument("--plans", nargs="+", metavar="PLAN", default=["search", "data-parallel", "fsdp x megatron"])
+    parser.add_argument("--ask", nargs="+", choices=list(QUESTIONS), default=["collectives", "peak"])
+    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="for one answer (600)")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no point after so long; 0: ask nothing")

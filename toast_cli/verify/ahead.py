@@ -105,10 +105,17 @@ def target_of(spec: Spec) -> CompilationTarget:
 
 
 def compile_ahead(
-    content: bytes, form: Dialect, target: CompilationTarget, *, shardy: bool = True, timeout_seconds: float = 3600.0
+    content: bytes,
+    form: Dialect,
+    target: CompilationTarget,
+    *,
+    shardy: bool = True,
+    options: dict[str, str] | None = None,
+    timeout_seconds: float = 3600.0,
 ) -> AheadFacts | Failure:
-    """Compiles a partitioned program for a target, in a child process. Out of memory is a `Failure` that says so."""
-    request = {"form": form, "shardy": shardy, "target": asdict(target)}
+    """Compiles a partitioned program for a target, in a child process, with XLA's own `options` by name. Out of memory
+    is a `Failure` that says so."""
+    request = {"form": form, "shardy": shardy, "target": asdict(target), "options": options or {}}
     answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return without_tools(answer) if target.platform == "gpu" else answer
@@ -129,6 +136,7 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     else:
         devices, options = xla.tpu_devices(target.topology, target.megacore)[: target.devices], {}
     start = time.monotonic()
+    options = {**options, **request["options"]}
     executable = xla.compile_ahead(program, devices, shardy=request["shardy"], options=options)
     seconds = time.monotonic() - start
     text = xla.compiled_text(executable)
