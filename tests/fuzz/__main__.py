@@ -81,7 +81,8 @@ def main() -> int:
         worker.start()
     codes: Counter[str] = Counter()
     complaints: Counter[str] = Counter()
-    slowest = largest = total = 0.0
+    largest = total = 0.0
+    slowest: Tried | None = None
     left = len(workers)
     while left:
         tried = found.get()
@@ -90,7 +91,9 @@ def main() -> int:
             continue
         outcome = tried.outcome
         codes["signal" if outcome.signal else "hang" if outcome.hung else str(outcome.code)] += 1
-        slowest, largest, total = max(slowest, outcome.seconds), max(largest, outcome.bytes), total + outcome.seconds
+        largest, total = max(largest, outcome.bytes), total + outcome.seconds
+        if slowest is None or slowest.outcome.seconds < outcome.seconds:
+            slowest = tried
         if tried.wrong:
             name = complaint(tried)
             complaints[name] += 1
@@ -102,9 +105,11 @@ def main() -> int:
                 f"{codes.total():,} inputs, {time.monotonic() - began:.0f} s, exit codes {dict(sorted(codes.items()))}",
                 flush=True,
             )
+    assert slowest is not None
+    keep(slowest, options.output / "slowest")
     print(
         f"{codes.total():,} inputs in {time.monotonic() - began:.0f} s ({total:.0f} s of processor time): exit codes "
-        f"{dict(sorted(codes.items()))}; slowest {slowest:.1f} s, largest {largest / 2**20:.0f} MiB; "
+        f"{dict(sorted(codes.items()))}; slowest {slowest.outcome.seconds:.1f} s, largest {largest / 2**20:.0f} MiB; "
         f"{complaints.total()} findings of {len(complaints)} kinds"
     )
     for name, times in complaints.most_common():
