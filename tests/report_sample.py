@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rich.console import RenderableType
+
+from toast_cli.report import style
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -22,6 +28,27 @@ from toast_cli.report.model import (
 )
 
 MIB, GIB = 2**20, 2**30
+
+# From the narrowest to a usual wide screen.
+WIDTHS = [60, 72, 80, 100, 140]
+
+
+def nothing_cut_off(blocks: Callable[[int], Sequence[RenderableType]], width: int) -> None:
+    """Lines fit the screen, and every letter that 200 columns show is there: words may wrap, columns of figures may be
+    left out, nothing ends in the middle."""
+
+    def shown(columns: int) -> str:
+        return style.render(blocks(columns), style.make_console(io.StringIO(), columns))
+
+    narrow = shown(width)
+    assert max(map(len, narrow.splitlines())) <= width
+    assert "…" not in narrow
+    assert letters(narrow) == letters(shown(200))
+
+
+def letters(text: str) -> Counter[str]:
+    return Counter(filter(str.isalpha, text))
+
 
 PREDICTED = PredictedFacts(
     step_seconds=0.0234,

@@ -10,9 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from checking import check, install_here, store, toast
 from fake_pipeline import Pipeline
-from report_sample import PREDICTED, TOO_LARGE, make_report
+from report_sample import PREDICTED, TOO_LARGE, WIDTHS, make_report, nothing_cut_off
 
 from toast_cli.errors import InputError
+from toast_cli.report import check_outputs
+from toast_cli.report.checks import Check, CheckVerdict
 
 HERE = Path(__file__).parent
 
@@ -70,6 +72,22 @@ def test_check_says_what_failed(pipeline: Pipeline, stored: str, capsys: pytest.
         "FAILED  step time kept        23.4 ms  21.3 ms in the stored report (+10.0%, tolerance 5.0%)",
         "ok      communication kept    8.20 ms  8.20 ms in the stored report (+0.0%, tolerance 5.0%)",
     ]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("points", [1, 2])
+def test_verdicts_are_whole_at_any_width(width: int, points: int) -> None:
+    compiled = [
+        Check("memory, compiled", False, "30.3 GiB compiled", "29.2 GiB usable per device"),
+        Check("communication[data] kept", True, "12.3 ms", "11.9 ms in the stored report (+3.4%, tolerance 5.0%)"),
+    ]
+    drift = [
+        "- split heads (8, 2 alike) 2 ways over model",
+        "  params['layers'][0]['mlp']['gate']: (None, data) → whole",
+    ]
+    one = CheckVerdict("models/train.mlirbc", "v4-32", "12 ms a step; batch over data", compiled, "report.json", drift)
+    broken = CheckVerdict("models/other.mlirbc", "v4-32", error="no such file", hint="give the path of a program")
+    nothing_cut_off(lambda _: check_outputs.as_text([one, broken][:points]), width)
 
 
 def test_check_is_quiet_when_all_is_well(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:

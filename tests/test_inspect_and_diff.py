@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from report_sample import WIDTHS, nothing_cut_off
 
 from toast_cli.cli import main
+from toast_cli.dimensions import analyse
+from toast_cli.frontend import load
 from toast_cli.report.difference import FigureChange
+from toast_cli.report.inspection import blocks as inspection_blocks
+from toast_cli.report.inspection import inspect_program
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = str(ROOT / "sample_models/mlp_tiny.mlir")
@@ -58,6 +64,14 @@ def test_inspect_is_readable(program: Path, capsys: pytest.CaptureFixture[str]) 
     for line in ("program  looped (stablehlo)", "stablehlo.dot_general", "conflicts: an array", "f32[6,16,16]"):
         assert line in shown
     assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["looped", "t2b_tiny.mlirbc.zst"])
+def test_inspect_is_whole_at_any_width(program: Path, name: str, width: int) -> None:
+    source = load(str(program if name == "looped" else ROOT / "sample_models" / name))
+    found = inspect_program(source, analyse(source.program))
+    nothing_cut_off(partial(inspection_blocks, found, verbose=False), width)
 
 
 def test_inspect_refuses_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ COMPILED = [
     ("itx_prefill_tiny", MESHES[2], "context"),
     ("resnet50_tiny", "h100-8", "fsdp x megatron"),
     ("t2b_tiny", "v4-32", "context x megatron"),
+    ("t2b_tiny", "v4-32", "fsdp x megatron+sequence"),
     ("moe_tiny", "v4-32", "context x expert"),
     ("moe_tiny", "v4-32", "megatron+sequence"),
     ("moe_tiny", MESHES[2], "context x context x megatron"),

@@ -209,6 +209,18 @@ def test_verbose_shows_every_argument_and_the_analysis() -> None:
     assert "alive at the peak" in report
 
 
+def test_what_occurs_twice_is_said_once_for_all_choices_and_once_for_a_dimension() -> None:
+    report = make_report()
+    heads = replace(report.plan.decisions[1], choices=["f32[8,8].1 (a.py:7)", "f32[4,4].0 (b.py:9)"])
+    again = replace(heads, axis="data", size=4)
+    other = replace(again, choices=["f32[8,8].0 (a.py:7)"])
+    plan = replace(report.plan, decisions=[heads, again, other])
+    text = shown(replace(report, plan=plan), 200)
+    assert text.count("where it occurs twice: ") == 2
+    assert "where it occurs twice: f32[8,8].1 (a.py:7), f32[4,4].0 (b.py:9)\n" in text
+    assert "where it occurs twice: f32[8,8].0 (a.py:7)\n" in text
+
+
 @pytest.mark.parametrize("width", [60, 72, 80, 99, 100, 140, 200])
 @pytest.mark.parametrize("verbose", [False, True])
 def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> None:

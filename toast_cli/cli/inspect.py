@@ -34,5 +34,5 @@ def inspect(
         write_target(target, write_json(found.to_json()))
     stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout
     console = style.make_console(stream)
-    stream.write(style.render(blocks(found, verbose), console))
+    stream.write(style.render(blocks(found, console.width, verbose), console))
     return 0

@@ -122,7 +122,7 @@ def _one_of_many(verdict: CheckVerdict, verbose: bool) -> list[RenderableType]:
 def _table(checks: Sequence[Check]) -> RenderableType:
     """One row a demand, the failed ones in red."""
     figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
-    rows = style.table([("", "left"), ("", "left"), (figures, "right"), ("allowed", "fold")])
+    rows = style.table([("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")])
     for check in checks:
         word, look = _WORDS[PASSED if check.passed else FAILED]
         rows.add_row(Text(word, look), check.name, check.found, check.allowed)

@@ -65,16 +65,14 @@ def _cells(one: Item, timed: bool, sized: bool) -> tuple[str, ...]:
 
 def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableType:
     noted = any(one.note for one in shown)
-    rows = style.table(
-        [("", "fold"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("", "right"), ("", "left"),
-         *([("", "fold")] if noted else [])]
-    )  # fmt: skip
-    now = Text("the plan as it is", style.LABEL)
-    rows.add_row(
-        now, format_seconds(found.step_seconds), "", format_bytes(found.peak_bytes), "", "", *([""] if noted else [])
-    )
-    for one in shown:
-        rows.add_row(
+    columns = [
+        ("", "fold"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("", "right"), ("", "left"),
+        *([("", "fold")] if noted else []),
+    ]  # fmt: skip
+    now: list[str | Text] = [Text("the plan as it is", style.LABEL), format_seconds(found.step_seconds), ""]
+    rows = [[*now, format_bytes(found.peak_bytes), "", "", *([""] if noted else [])]]
+    rows += [
+        [
             style.with_axes(one.what, list(found.axes)),
             format_seconds(one.step_seconds),
             _difference(one.step_seconds, found.step_seconds),
@@ -82,8 +80,10 @@ def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableT
             _difference(one.peak_bytes, found.peak_bytes),
             "" if one.fits else Text("does not fit" if width >= style.NARROW else "✗", style.BAD),
             *([one.note] if noted else []),
-        )
-    return rows
+        ]
+        for one in shown
+    ]
+    return style.fitted(columns, rows, width, spare=((2, 4),))
 
 
 def _difference(value: float, now: float) -> Text:

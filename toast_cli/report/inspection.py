@@ -180,8 +180,8 @@ def _tensors(source: Source) -> list[TensorFacts]:
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, -tensor.count, tensor.name))[:200]
 
 
-def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
-    """For the terminal; lists are cut off without `verbose`."""
+def blocks(found: Inspection, width: int, verbose: bool) -> list[RenderableType]:
+    """For a terminal `width` columns wide; lists are cut off without `verbose`."""
     limit = None if verbose else _SHORT
     head = style.table([("", "left"), ("", "fold")])
     donated = f", {format_bytes(found.donated_bytes)} of them donated" if found.donated_bytes else ""
@@ -198,7 +198,7 @@ def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
         _loop_table(found, limit),
         _class_table(found, limit),
         _conflict_table(found),
-        _tensor_table(found, limit),
+        _tensor_table(found, limit, width),
     ]
     return [head, *(block for one in sections if one is not None for block in (Text(), one))]
 
@@ -245,7 +245,8 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
         return None
     rows = style.table([("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")])
     for one in found.conflicts:
-        more = f" and {len(one.locations) - _PLACES} more places" if len(one.locations) > _PLACES else ""
+        rest = len(one.locations) - _PLACES
+        more = f" and {format_plural(rest, 'more place')}" if rest > 0 else ""
         rows.add_row(
             one.name,
             str(one.sides),
@@ -268,12 +269,13 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
     )
 
 
-def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
-    rows = style.table([("", "right"), ("", "left"), ("", "right"), ("", "left"), ("made at", "fold")])
-    for one in found.tensors[:limit]:
-        rows.add_row(
-            format_bytes(one.bytes), one.type, f"×{one.count:,}" if one.count > 1 else "", one.name, one.location
-        )
+def _tensor_table(found: Inspection, limit: int | None, width: int) -> RenderableType:
+    columns = [("", "right"), ("", "left"), ("", "right"), ("", "fold"), ("made at", "fold")]
+    cells = [
+        [format_bytes(one.bytes), one.type, f"×{one.count:,}" if one.count > 1 else "", one.name, one.location]
+        for one in found.tensors[:limit]
+    ]
+    rows = style.fitted(columns, cells, width, spare=((2,),))
     return style.section("largest arrays, unsharded", rows, *_more(len(found.tensors), limit, "kind"))
 
 

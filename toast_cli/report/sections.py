@@ -250,9 +250,10 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
 
 def _whereabouts(report: Report, room: int) -> list[str]:
     """[decisions] the first time the arrays that have the dimension, as many as there is room for; what it splits
-    where an array has the dimension twice; where it does not hold."""
+    where an array has the dimension twice, unless an earlier decision on it said the same; where it does not hold."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
+    said: set[tuple[str, str]] = set()
     found = []
     for decision in report.plan.decisions:
         words = []
@@ -261,7 +262,9 @@ def _whereabouts(report: Report, room: int) -> list[str]:
             words += [_as_many(patterns, room)] if patterns else []
         elif decision.kind != "shard":
             words.append(decision.text)
-        words += [f"where it occurs twice: {choice}" for choice in decision.choices]
+        choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in said]
+        words += [f"where it occurs twice: {', '.join(choices)}"] if choices else []
+        said.update((decision.target, choice) for choice in choices)
         if decision.unless:
             words.append(f"not in ops that {'' if decision.unless == SUMS else 'have '}{decision.unless}")
         seen.add(decision.target)

@@ -22,7 +22,7 @@ def page(found: Comparison) -> bytes:
     shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
     about = (
         f"{format_count(found.program.ops)} operations; {found.mesh.name}: {found.mesh.devices} {found.mesh.chip}, "
-        f"{shape}, {format_bytes(found.limit_bytes)} usable on each"
+        f"{shape}, {format_bytes(found.limit_bytes)} usable per device"
     )
     chart = section(
         "Time against memory",
