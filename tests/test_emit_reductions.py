@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -103,3 +105,51 @@ def test_the_gradient_of_a_tied_table(split: bool) -> None:
     found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(tuple(plan))), "stablehlo", sizes)
     assert not isinstance(found, Failure)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]] * expected[3]
+
+
+IDS, ROWS = [("ids.0", "data"), ("x.0", "data")], [("ids.0", "model"), ("x.0", "model")]
+
+
+@pytest.mark.parametrize("product", ["plain", "transposed"])
+@pytest.mark.parametrize(
+    "decisions",
+    [
+        IDS,
+        [*IDS, ("x.1", "data")],
+        [*IDS, ("dy.1", "data")],
+        [("dy.1", "model"), *IDS, ("x.1", "data")],
+        [*IDS, *ROWS, ("x.1", "data")],
+        [*IDS, *ROWS, ("x.1", "model")],
+    ],
+    ids=["whole", "columns", "rows", "rows split besides", "reduced besides", "scattered over the second"],
+)
+def test_a_look_up_and_a_product_are_reduced_together_or_apart(product: str, decisions: list[tuple[str, str]]) -> None:
+    """Of a table that is looked up and multiplied by: toast promises what the partitioner makes of what it wrote."""
+
+    def gradient(ids: jax.Array, dx: jax.Array, x: jax.Array, dy: jax.Array) -> jax.Array:
+        looked_up = jnp.zeros((2048, 512)).at[ids].add(dx)
+        return looked_up + ((x.T @ dy).T if product == "transposed" else dy.T @ x)
+
+    assert_promised(gradient, decisions)
+
+
+def test_gradients_that_are_converted_are_reduced_apart() -> None:
+    """Those of weights cast to bf16, as in mixed precision."""
+
+    def gradient(ids: jax.Array, dx: jax.Array, x: jax.Array, dy: jax.Array) -> jax.Array:
+        looked_up, multiplied = jnp.zeros((2048, 512)).at[ids].add(dx), dy.T @ x
+        return looked_up.astype(jnp.bfloat16).astype(jnp.float32) + multiplied.astype(jnp.bfloat16).astype(jnp.float32)
+
+    assert_promised(gradient, IDS)
+
+
+def assert_promised(gradient: Callable[..., jax.Array], decisions: list[tuple[str, str]]) -> None:
+    case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
+    plan = tuple(case.shard(dimension, axis) for dimension, axis in decisions)
+    found = collectives_after_partitioning(
+        emit_shardy(case.source, case.lowered(plan)), "stablehlo", {"data": 4, "model": 2}
+    )
+    assert not isinstance(found, Failure)
+    uses = case.collectives(plan)
+    promised = [(kind, axes, round(size)) for kind, axes, size, count in uses for _ in range(int(count))]
+    assert sorted(promised) == sorted((c.kind, c.axes, c.bytes) for c in found)

@@ -171,8 +171,10 @@ def scatters_into(op: Op, program: Program) -> bool:
 
     XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before
     the scatter and the scatter's result once more. Constraints between the two, which say where each is
-    reduce-scattered, keep XLA from that; over several axes products are scattered in two steps and look-ups over
-    all at once (see `completed`), and stay apart.
+    reduce-scattered, keep XLA from that, and XLA then adds up what both keep a piece of, where it sees that the pieces
+    are the same: not over several axes (products are scattered in two steps and look-ups over all at once, see
+    `completed`), not where the array is split besides (the pieces' offsets are worked out in different ways), and not
+    where a side is transposed in between, as the gradient of a table is that is multiplied by as `x @ table.T`.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 
@@ -190,7 +192,7 @@ def _starts_anew(op: Op, program: Program) -> bool:
 
 class _Open(NamedTuple):
     """A part of a sum that may yet grow: a `Reduction` to be. partial: as it lies here; None where the value is
-    complete. at_addition: as it lay at `added`. The others: see `Reduction`."""
+    complete. at_addition: as it lay at `added`. viewed: a term is seen through a view. The others: see `Reduction`."""
 
     partial: Partial | None
     first: int
@@ -200,6 +202,7 @@ class _Open(NamedTuple):
     cut: tuple[int, ...] = ()
     cut_before: tuple[int, ...] = ()
     into: bool = False
+    viewed: bool = False
 
 
 def reductions_of(steps: Steps, iteration_of: Callable[[int], Iteration]) -> Iterator[Reduction]:
@@ -266,7 +269,7 @@ def _viewed(part: _Open | None, iteration: Iteration) -> _Open | None:
     before = without(seen, over)
     if axes_of(seen) != axes_of(to) or not refines(seen, before):
         return None
-    return part._replace(partial=Partial(before, seen, reduced))
+    return part._replace(partial=Partial(before, seen, reduced), viewed=True)
 
 
 def _added(left: _Open | None, right: _Open | None, place: int, iteration: Iteration, does: Does) -> _Open | None:
@@ -277,10 +280,11 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
     if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
         return None
-    if does == "into" and len(axes_of(one.to).difference(axes_of(one.at))) != 1:
+    if does == "into" and (left.viewed or right.viewed or axes_of(one.at) or len(axes_of(one.to)) != 1):
         return None
     into, cut = left.into or right.into or does == "into", (*left.cut_before, *left.cut)
-    return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into)
+    viewed = left.viewed or right.viewed
+    return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
 
 
 # -- how it is reduced

@@ -137,7 +137,7 @@ def scatters_into(graph: Graph, node: Node) -> bool:
 
 def is_reduced_scatter(graph: Graph, name: str) -> bool:
     node = graph.nodes.get(name)
-    while node and node.opcode in {"all-reduce", "copy"}:
+    while node and node.opcode in {"all-reduce", "copy", "convert"}:
         node = graph.nodes.get(node.operands[0])
     return node is not None and node.opcode == "scatter"
 
