@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from random_programs import cases
 from random_programs import plans as plans_of
 from spmd_cases import differing, wrong_in, wrong_results
 
-from benchmarks.spmd import differences
+from benchmarks.spmd import differences, random_plans
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.errors import UsageError
@@ -29,7 +28,6 @@ from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import text_after_partitioning
 
-AXES = ("data", "model")
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 
 
@@ -120,16 +118,25 @@ def test_numbers_of_training_steps(name: str, strategy: str) -> None:
     assert wrong_results(source, lower(problem, strategies(problem)[strategy]), 8) == []
 
 
-@pytest.mark.parametrize("sizes", [(4, 2), (4, 4)])
-@pytest.mark.parametrize("name", ["gns_tiny", "t2b_tiny"])
-def test_collectives_are_the_promised_ones(name: str, sizes: tuple[int, int]) -> None:
-    """One for one, by kind, axes and bytes."""
+MESHES = {8: ("h100-8", {"data": 4, "model": 2}), 16: ("a100-16", {"data": 4, "model": 4})}
+
+
+@pytest.mark.parametrize("devices", MESHES)
+@pytest.mark.parametrize("name", ["gns_tiny", "moe_tiny", "rnn_tiny", "t2b_tiny", "resnet50_tiny"])
+def test_collectives_are_the_promised_ones(name: str, devices: int) -> None:
+    """One for one, by kind, axes and bytes, under every expert strategy and under plans drawn at random."""
     source, _ = sample(name)
-    problem = evaluator_of(
-        source, "a100-16" if prod(sizes) == 16 else "h100-8", dict(zip(AXES, sizes, strict=True))
-    ).problem
-    for strategy, plan in strategies(problem).items():
-        assert differences(source, lower(problem, plan)) == {}, strategy
+    problem = evaluator_of(source, *MESHES[devices]).problem
+    for label, plan in {**strategies(problem), **random_plans(problem, 4)}.items():
+        assert differences(source, lower(problem, plan)) == {}, label
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_collectives_of_random_programs(data: st.DataObject) -> None:
+    case = data.draw(cases())
+    plan = data.draw(plans_of(case.problem))
+    assert differences(case.source, case.lowered(plan)) == {}
 
 
 @pytest.mark.parametrize("name", ["mlp_tiny", "scan_tiny"])

@@ -213,7 +213,7 @@ def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced
         cut = (*part.cut_before, *part.cut)
         if part.whole and part.partial.reduced:
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
-            cut = tuple(dict.fromkeys((*cut, *cut_by_readers(part.partial.reduced, wanted))))
+            cut = tuple(dict.fromkeys((*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))))
         first = iteration_of(item.steps[part.first].op)
         yield Reduced(item.term(part.first), partial_of(first), part.terms, cut, first)
 

@@ -233,7 +233,7 @@ class _Lowering:
         """Of a sum, or part of one."""
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
-        cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted)))
+        cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
         apart = scattered_apart(op, part.terms, self._iterations[part.op], 0, self._sizes)
         for hop in completed(part.partial, self._sizes, apart=apart, cut=cut):
             yield self._completion(hop, part.op, part.value)

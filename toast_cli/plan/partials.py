@@ -350,18 +350,28 @@ def gathers_terms(op: Op) -> bool:
     return op.name == REDUCE and len(op.results) > 1
 
 
-def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding]) -> tuple[int, ...]:
+def cut_by_readers(
+    reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: Sharding | None = None
+) -> tuple[int, ...]:
     """Of the axes a value is reduced over, those by which all that read it cut it in the same way: each device keeps a
     piece of the total.
 
     Args:
         wanted: shardings in which its readers need it, or what it becomes by changes of form.
+        lies: how it lies besides. Where the readers need a dimension split by such an axis in place of axes that split
+            it and are to split nothing, it is sent elsewhere as it is, and not cut.
     """
     different = set(wanted)
     if len(different) != 1:
         return ()
     (sharding,) = different
-    return tuple([axis for axis in reduced if axis in axes_of(sharding)])
+    moved: set[int] = set()
+    if lies is not None and len(lies) == len(sharding) and not axes_of(lies) <= axes_of(sharding):
+        for have, want in zip(lies, sharding, strict=True):
+            if want[: len(have)] != have:
+                moved.update(want)
+    over = axes_of(sharding) - moved
+    return tuple([axis for axis in reduced if axis in over])
 
 
 def readers(program: Program, value: int) -> list[tuple[int, int]]:

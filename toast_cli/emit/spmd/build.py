@@ -131,6 +131,10 @@ class Builder:
     def reshape(self, value: Any, shape: Shape) -> Any:
         return self.one("reshape", [value], self.like(value, shape))
 
+    def transpose(self, value: Any, order: Sequence[int]) -> Any:
+        shape = tuple(value.type.shape[dim] for dim in order)
+        return self.one("transpose", [value], self.like(value, shape), permutation=self.i64s(order))
+
     def broadcast(self, value: Any, shape: Shape, dims: Sequence[int] = ()) -> Any:
         return self.one("broadcast_in_dim", [value], self.like(value, shape), broadcast_dimensions=self.i64s(dims))
 

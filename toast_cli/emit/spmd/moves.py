@@ -5,15 +5,19 @@ The way is the one that `plan.reshard` lists, so that what is written is what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.devices import groups, places, senders
 from toast_cli.emit.spmd.piece import Piece
-from toast_cli.plan.reshard import EXCHANGE, GATHER, SLICE, route
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.emit.spmd.scopes import Scopes
+from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER
+from toast_cli.plan.partitioned import Collective
+from toast_cli.plan.reshard import EXCHANGE, GATHER, SLICE, route, ways_of
+from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.xla import ir
 
 
@@ -74,16 +78,18 @@ class Mover:
     def __init__(self, build: Builder, devices: Devices) -> None:
         self.build, self.devices, self._sizes = build, devices, devices.sizes
 
-    def to(self, piece: Piece, target: Sharding, shape: tuple[int, ...]) -> Piece:
-        """A complete piece, of an array of `shape`, as `target` says."""
+    def to(self, piece: Piece, target: Sharding, shape: tuple[int, ...], scopes: Scopes | None = None) -> Piece:
+        """A complete piece, of an array of `shape`, as `target` says. scopes: where ways there that begin alike share
+        what they have in common, up to a sharding that is spelled out in both, as in `plan.reshard`."""
         handle, at = piece.handle, piece.sharding
         found = route(at, target, self._sizes, shape)
-        for k, (step, to) in enumerate(found):
+        shared = scopes or Scopes()
+        for k, ((step, to), way) in enumerate(zip(found, ways_of(found), strict=True)):
             if step.kind == SLICE:
                 if k + 1 == len(found) or found[k + 1][0].kind != SLICE:
-                    handle, at = self._slice(handle, at, to), to
+                    handle, at = shared.get((piece.handle, way), partial(self._slice, handle, at, to)), to
                 continue
-            handle = self._move(handle, step.kind, step.axes, at, to)
+            handle = shared.get((piece.handle, way), partial(self._move, handle, step.kind, step.axes, at, to))
             at = to
         return Piece(handle, at)
 
@@ -112,6 +118,49 @@ class Mover:
                     at = (*at[:dim], axes, *at[dim + 1 :])
                     left = tuple([axis for axis in left if axis not in over])
         return Piece(handle, at, left, piece.reducer)
+
+    def reduce(self, piece: Piece, steps: Iterable[Collective]) -> Piece:
+        """A partial piece after the collectives that a plan lists for it; partial over all other axes still."""
+        for step in steps:
+            if not set(step.axes) <= set(piece.partial):
+                continue
+            at, to = piece.sharding, step.after
+            left = tuple([axis for axis in piece.partial if axis not in step.axes])
+            scattered = step.kind == REDUCE_SCATTER and to is not None and step.before == at and refines(to, at)
+            if scattered and to is not None:
+                more = [axes[len(have) :] for have, axes in zip(at, to, strict=True)]
+                handle = self._scatter(piece, more)
+                piece = Piece(handle, to, left, piece.reducer)
+            elif step.kind == ALL_REDUCE:
+                piece = Piece(self._all_reduce(piece, step.axes), at, left, piece.reducer)
+        return piece
+
+    def whole(self, piece: Piece) -> Piece:
+        """A partial piece all-reduced over all axes."""
+        return Piece(self._all_reduce(piece, piece.partial), piece.sharding) if piece.partial else piece
+
+    def _all_reduce(self, piece: Piece, axes: tuple[int, ...]) -> Any:
+        return self.build.all_reduce(piece.handle, piece.reducer, groups(tuple(sorted(axes)), self._sizes))
+
+    def _scatter(self, piece: Piece, more: list[tuple[int, ...]]) -> Any:
+        """Reduce-scattered in one go; more: [dimensions] the axes that split each further.
+
+        What is split along several dimensions has its parts put in a row first.
+        """
+        build, handle, over = self.build, piece.handle, groups(sum(more, ()), self._sizes)
+        dims = [dim for dim, axes in enumerate(more) if axes]
+        if len(dims) == 1:
+            return build.reduce_scatter(handle, piece.reducer, dims[0], over)
+        parted: list[int] = []  # each dimension as (parts, length of one)
+        for dim, length in enumerate(handle.type.shape):
+            parts = shards((more[dim],), self._sizes)
+            parted += [parts, length // parts]
+        apart = build.reshape(handle, tuple(parted))
+        rank = len(more)
+        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+        lengths = tuple(parted[1::2])
+        row = build.reshape(build.transpose(apart, order), (len(over[0]), *lengths))
+        return build.reshape(build.reduce_scatter(row, piece.reducer, 0, over), lengths)
 
     def _slice(self, handle: Any, source: Sharding, target: Sharding) -> Any:
         """This device's part of what it has."""

@@ -7,8 +7,8 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,34 +16,10 @@ from toast_cli.emit.spmd.alignment import Alignment, align
 from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.scopes import Scopes
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op, Program, Value
 from toast_cli.xla import ir
-
-
-class Scopes:
-    """What is made once and read by all who come later in the same block, or in blocks within it."""
-
-    def __init__(self) -> None:
-        self._blocks: list[dict[Hashable, Any]] = [{}]
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What stands under this key; it is made here where there is nothing yet."""
-        for block in self._blocks:
-            if key in block:
-                return block[key]
-        made = self._blocks[-1][key] = make()
-        return made
-
-    @contextmanager
-    def within(self, *, alone: bool = False) -> Iterator[None]:
-        """A block within, while the `with` block runs; `alone`: which makes everything anew."""
-        before = self._blocks
-        self._blocks = [{}] if alone else [*before, {}]
-        try:
-            yield
-        finally:
-            self._blocks = before
 
 
 @dataclass(slots=True)

@@ -11,18 +11,19 @@ from typing import Any
 
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder
+from toast_cli.emit.spmd.completions import completions
 from toast_cli.emit.spmd.deciding import Deciding
 from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
-from toast_cli.emit.spmd.site import Scopes, Site
+from toast_cli.emit.spmd.scopes import Scopes
+from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
-from toast_cli.plan.partials import is_view, read_behind, scatters_into
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op
-from toast_cli.program.ops import ADD, ARGUMENT, CARRY, REDUCE
+from toast_cli.program.ops import ADD, ARGUMENT, REDUCE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
@@ -36,12 +37,18 @@ class Writer:
     def __init__(
         self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding | None = None
     ) -> None:
-        self._source, self._program, self._lowered = source, source.program, lowered
+        self._source, self._program = source, source.program
+        self._lowered, self._completions = completions(source.program, lowered)
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
         self._mover = Mover(self._build, self._devices)
         self._deciding = deciding or Deciding(source)
         self._remade = remade_values(self._program)
+        self._in_order: dict[int, list[Collective]] = {}  # value -> what puts it in another order before loops read it
+        for one in lowered.collectives:
+            if one.reason == "reshard" and one.edge == "before":
+                self._in_order.setdefault(one.value, []).append(one)
+        self._ordered: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand in that order
         self._pieces: dict[int, Piece] = {}
         self._scopes = Scopes()  # pieces in other shardings than their values', and stretches of them
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
@@ -54,12 +61,15 @@ class Writer:
         """Everything in the block, which is a copy of `original`. Returns how the results lie; the block's last
         operation reads them."""
         arguments = [op for op in self._program.ops if op.name == ARGUMENT]
+        operations = list(block.operations)
+        self._at(self._devices.start)
         for op, handle in zip(arguments, block.arguments, strict=True):
             (value,) = op.results
             sharding = self._lowered.shardings[value]
             handle.set_type(self._type(value, sharding))
             self._pieces[value] = Piece(handle, sharding)
-        self._block(original, block)
+            self._put_in_order(value)
+        self._block(original, operations)
         self._clear()
         return self._ways_out
 
@@ -95,9 +105,10 @@ class Writer:
 
     # -- operations -----------------------------------------------------------------------------------------------
 
-    def _block(self, original: Any, block: Any) -> None:
-        """Every operation of a block but the last of an inner one, which belongs to whatever the block is in."""
-        for old, new in zip(list(original.operations), list(block.operations), strict=True):
+    def _block(self, original: Any, copies: list[Any]) -> None:
+        """Every operation of a block, of which `copies` are copies, but the last of an inner one, which belongs to
+        whatever the block is in."""
+        for old, new in zip(list(original.operations), copies, strict=True):
             self._at(new.operation)
             self._operation(old.operation, new.operation)
 
@@ -143,7 +154,7 @@ class Writer:
         pieces = rule_of(op.kind)(site)
         if site.superseded:
             self._unused[operation] = None
-        if operands and operands[0].partial:  # see `_stays_partial`
+        if operands and operands[0].partial:  # see `_goes_on`
             first = operands[0]
             return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]
         return pieces
@@ -207,7 +218,7 @@ class Writer:
             for k in range(len(block.arguments)):
                 self._loose[before.arguments[k]] = block.arguments[k]
             with self._scopes.within(alone=True):
-                self._block(before, block)
+                self._block(before, list(block.operations))
                 self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
         self._pieces.update(outside)
         for k, number in carries.items():
@@ -233,7 +244,7 @@ class Writer:
             before, block = old.blocks[0], region.blocks[0]
             last = block.operations[len(block.operations) - 1].operation
             with self._scopes.within():
-                self._block(before, block)
+                self._block(before, list(block.operations))
                 self._at(last)
                 for k in range(len(operation.results)):
                     join = joins.get(k)
@@ -315,34 +326,37 @@ class Writer:
         wanted = self._lowered.required.get((number, position), self._lowered.shardings[value])
         if self._is_remade(value) and value not in self._pieces:
             return self._remake(value, wanted)
-        piece = self._pieces[value]
+        piece = self._ordered.get((number, position), self._pieces[value])
         if piece.partial:
-            if self._stays_partial(op):
+            if self._goes_on(number, value):
                 return piece
             piece = self._complete_late(value)
         return piece if piece.sharding == wanted else self._copy(value, piece, wanted)
 
     def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
         """The piece in another sharding; one copy serves all who want it."""
-        shape = self._program.values[value].shape
-        copied: Piece = self._scopes.get((value, wanted), lambda: self._mover.to(piece, wanted, shape))
-        return copied
+        return self._mover.to(piece, wanted, self._program.values[value].shape, self._scopes)
 
     def _settle(self, value: int, piece: Piece, operation: Any) -> None:
         """Where the value goes on, behind the operation that made it."""
-        target = self._lowered.shardings[value]
-        shape = self._program.values[value].shape
-        if piece.partial and value in self._lowered.summed:
-            with self._behind(piece.handle, operation):
-                piece = self._mover.scatter(piece, (target,))
-        elif piece.partial:
-            if value in self._lowered.computed or not self._may_stay_partial(value):
-                with self._behind(piece.handle, operation):
-                    piece = self._mover.complete(piece, self._lowered.path(value), shape)
-        elif piece.sharding != target:
-            with self._behind(piece.handle, operation):
-                piece = self._mover.to(piece, target, shape)
         self._pieces[value] = piece
+        target, shape = self._lowered.shardings[value], self._program.values[value].shape
+        if not piece.partial and piece.sharding == target and value not in self._in_order:
+            return
+        with self._behind(piece.handle, operation):
+            piece = self._mover.reduce(piece, self._completions.get(value, ()))
+            if not (piece.partial and self._is_added(value)):
+                piece = self._mover.to(self._mover.whole(piece), target, shape)
+            self._pieces[value] = piece
+            self._put_in_order(value)
+
+    def _put_in_order(self, value: int) -> None:
+        """Reshards that a plan has before the loops that read a value."""
+        for one in self._in_order.get(value, ()):
+            piece, to = self._pieces[value], one.after
+            if to is not None and piece.sharding == one.before:
+                piece = self._mover.to(piece, to, self._program.values[value].shape)
+                self._ordered.update(dict.fromkeys(one.uses, piece))
 
     def _behind(self, handle: Any, operation: Any) -> Any:
         """New operations go behind the one that made `handle`."""
@@ -350,44 +364,28 @@ class Writer:
 
     # -- sums -----------------------------------------------------------------------------------------------------
 
-    def _may_stay_partial(self, value: int) -> bool:
-        """Whether the one reader of a partial value may be able to go on with it as it is."""
-        users = self._users(value)
-        if len(users) != 1 or users[0] in self._lowered.required:
-            return False
-        op = self._program.ops[users[0][0]]
-        return op.name == ADD or (users[0][1] == 0 and len(op.results) == 1 and is_view(op, self._program))
+    def _is_added(self, value: int) -> bool:
+        """Whether the plan has what reads a partial value go on with it as it is."""
+        return value in self._lowered.added or value in self._lowered.summed
 
-    def _users(self, value: int) -> list[tuple[int, int]]:
-        """Uses of a value where it is had: of what a loop carries, behind the loop."""
-        loop = self._program.ops[self._program.producer[value]].name == CARRY
-        return read_behind(self._program, value) if loop else self._program.users[value]
-
-    def _stays_partial(self, op: Op) -> bool:
-        """Whether an op goes on with partial operands: it only adds up what is partial alike, or views it; or the plan
-        carries the sum on."""
+    def _goes_on(self, number: int, value: int) -> bool:
+        """Whether an op goes on with a partial operand as it is: the plan has it add up what is partial alike, or view
+        it."""
+        op = self._program.ops[number]
         if op.results and op.results[0] in self._lowered.summed:
             return True
-        if op.results and self._is_remade(op.results[0]):  # each use has a copy of it, and none is partial
+        if not self._is_added(value):
             return False
-        pieces = [self._pieces.get(value) for value in op.operands]
-        first = pieces[0]
-        if first is None or not first.partial:
-            return False
-        if op.name != ADD:
-            start = pieces[1].handle if op.name == REDUCE and pieces[1] else None
-            return is_view(op, self._program) and (start is None or is_constant(start, 0))
-        alike = all(
-            p is not None and (p.partial, p.sharding, p.reducer) == (first.partial, first.sharding, "add")
-            for p in pieces
-        )
-        return alike and not scatters_into(op, self._program)
+        pieces = [self._pieces[value] for value in op.operands if value in self._pieces]
+        if op.name == ADD:
+            return len(pieces) == 2 and len({(frozenset(p.partial), p.sharding, p.reducer) for p in pieces}) == 1
+        return op.name != REDUCE or is_constant(pieces[-1].handle, 0)
 
     def _complete_late(self, value: int) -> Piece:
         """A value that waited in vain for another to be added to it."""
         piece = self._pieces[value]
         with self._behind(piece.handle, piece.handle.owner):
-            piece = self._mover.complete(piece, self._lowered.path(value), self._program.values[value].shape)
+            piece = self._mover.whole(piece)
         self._pieces[value] = piece
         return piece
 

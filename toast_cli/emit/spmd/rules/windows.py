@@ -224,7 +224,8 @@ def given_stretches(
 
 def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Permute, ...] | None]) -> Any:
     """A piece as stretches along several dimensions, one after the other; beyond the ends of the array there are zeros.
-    sent: for each by which permutes; None where it is gathered. Ops that read an array alike share what is sent."""
+    sent: for each by which permutes; None where it is gathered. Ops that read an array through windows alike share what
+    is sent."""
 
     def make() -> Any:
         found = handle
@@ -236,7 +237,7 @@ def stretched(site: Site, handle: Any, needs: list[Stretch], sent: list[tuple[Pe
                 found = exchange(site.build, site.devices, found, need, by)
         return found
 
-    return site.scopes.get((handle, tuple(needs)), make) if needs else handle
+    return site.scopes.get((handle, tuple(needs), site.op.windows), make) if needs else handle
 
 
 def can_split(window: Window, site: Site, factor: int) -> bool:
