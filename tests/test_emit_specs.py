@@ -127,6 +127,17 @@ def test_patterns_say_what_every_array_says() -> None:
             assert next(fits, ()) == trimmed(one.spec)
 
 
+def test_an_odd_layer_is_said_once_for_weight_and_moments() -> None:
+    """Also where weight, moments and what comes out all lie otherwise than most layers do."""
+    roots = ("s.params", "s.mu", "s.nu", "result[0].params", "result[0].mu", "result[0].nu")
+    odd = [NamedSpec(f"{root}['net']['dense_1']['w']", MODEL_LAST) for root in roots]
+    others = [NamedSpec(f"{root}['net']['dense_{k}']['w']", DATA) for root in roots for k in (0, 2, 3)]
+    assert rules_of([*odd, *others]) == [
+        ("*['net']['dense_1']['w']", trimmed(MODEL_LAST)),
+        ("*['net']['dense_*']['w']", trimmed(DATA)),
+    ]
+
+
 def test_names_with_quotes_are_escaped() -> None:
     odd = 'p[\'a"""b\\\\n\']'
     specs = BoundarySpecs("f", {'"""': 8}, (NamedSpec(odd, (('"""',),)),), (NamedSpec("result", ()),))

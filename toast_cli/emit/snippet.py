@@ -177,7 +177,23 @@ def rules_of(named: Sequence[NamedSpec]) -> list[tuple[str, NamedAxes]]:
         mine = [path for path in wanted if fits.fullmatch(path)]
         if all(next((s for f, s in others if f.fullmatch(path)), WHOLE) == found(path)[1] for path in mine):
             kept.remove(rule)
-    return [*exact, *kept]
+    return [*in_few_lines(exact, wanted), *kept]
+
+
+def in_few_lines(exact: list[tuple[str, NamedAxes]], wanted: dict[str, NamedAxes]) -> Iterable[tuple[str, NamedAxes]]:
+    """Rules for paths with lines of their own: the end that most of them share, where all that have it are split alike
+    (one layer's weight and its moments, going in and coming out)."""
+    alike: dict[str, set[NamedAxes]] = defaultdict(set)
+    for path, spec in wanted.items():
+        steps = _STEP.findall(path)
+        for tail in (path, *(f"*{''.join(steps[k:])}" for k in range(1, len(steps)))):
+            alike[tail].add(spec)
+    shared = Counter(tail for path, _ in exact for tail in tails_of(path) if len(alike[tail]) == 1)
+    rules = {}
+    for path, spec in exact:
+        tails = [tail for tail in tails_of(path) if len(alike[tail]) == 1 and "*" not in tail[1:]]
+        rules[max(tails, key=lambda tail: (shared[tail], len(tail)), default=path)] = spec
+    return rules.items()
 
 
 def best_tail(tails: list[str], ending: dict[str, list[str]], common: dict[str, NamedAxes]) -> str:
