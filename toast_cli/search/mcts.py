@@ -199,6 +199,21 @@ def mcts(
     return incumbent.result(stopped)
 
 
+def polish(
+    problem: Problem, evaluate: Evaluate, budget: Budget, plan: Plan, progress: SearchProgress | None = None
+) -> SearchResult:
+    """Tries every edit of one plan, until none makes it better."""
+    incumbent = Incumbent(problem, evaluate, budget, progress)
+    stopped = "plateau"
+    try:
+        climb(Moves(problem), lambda it: incumbent.reward(it, incumbent.look(it)), plan, {})
+    except OutOfBudget as why:
+        stopped = str(why)
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    return incumbent.result(stopped)
+
+
 def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = inf) -> None:
     """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget
     ends before.

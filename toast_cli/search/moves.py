@@ -88,14 +88,17 @@ class Moves:
         ]
 
     def rests(self, plan: Plan) -> list[Edit]:
-        """Everything that keeps one kind of arguments whole over an axis that the plan splits them over."""
+        """Everything that keeps one kind of arguments whole over an axis that the plan splits them over, or over all of
+        them.
+        """
         split = {d[:2] for d in plan if isinstance(d, Shard)}
         held = {d for d in plan if not isinstance(d, Shard)}
-        return [
-            Edit((), (decision,))
-            for decision, groups in self.problem.decisions.rests.items()
-            if decision not in held and any((group, decision.axis) in split for group in groups)
-        ]
+        kept: dict[int, list[Decision]] = defaultdict(list)
+        for decision, groups in self.problem.decisions.rests.items():
+            if decision not in held and any((group, decision.axis) in split for group in groups):
+                kept[decision.role].append(decision)
+        alone = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
+        return alone + [Edit((), tuple(decisions)) for decisions in kept.values() if len(decisions) > 1]
 
     def at_work_only(self, plan: Plan) -> list[Edit]:
         """Everything that splits what is computed and keeps all arguments whole that would rest split by it: a unit

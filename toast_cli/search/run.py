@@ -1,7 +1,8 @@
 """Runs one named search on one problem: default budgets, seeds, and independent roots side by side.
 
-MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; the best plan of all wins. The trees are
-the same however many processes they run in, so the plan does not depend on `jobs`.
+MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the
+best plan of each is tried then, so that what a seed finds is the best of its neighbourhood. The trees are the same
+however many processes they run in, so the plan does not depend on `jobs`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from toast_cli.process import end_with_parent
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
+from toast_cli.search.mcts import polish
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 
@@ -36,6 +38,8 @@ SMALL_OPS = 2000
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
+# Of the budget of all roots: it is for trying every edit of the best plans. Not where that is a handful of evaluations.
+POLISH_SHARE, LEAST_POLISHED = 0.2, 100
 EXACT_SECONDS = 60.0  # of the search that proves its result
 _POLL_SECONDS = 0.1
 
@@ -69,10 +73,13 @@ def run_search(
     total = iterations
     roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
+    many = total is None or total >= LEAST_POLISHED
+    last = POLISH_SHARE if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
+    for_roots = None if total is None else total - int(last * total)
     budgets = [
         Budget(
-            None if total is None else total // roots + (root < total % roots),
-            None if seconds is None else seconds / waves,
+            None if for_roots is None else for_roots // roots + (root < for_roots % roots),
+            None if seconds is None else seconds * (1.0 - last) / waves,
             keep=keep,
         )
         for root in range(roots)
@@ -91,6 +98,17 @@ def run_search(
 
         results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
         best = _best(evaluator, results)
+        ends = dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan))
+        for plan in ends if last else ():
+            if best.stopped == "interrupted" or (total is not None and best.evaluations >= total):
+                break
+            left = Budget(
+                None if total is None else total - best.evaluations,
+                None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
+                lambda: stop.asked,
+                keep,
+            )
+            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, plan))
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(evaluator.problem, cost).met(cost)
     return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
@@ -184,6 +202,16 @@ def _serve(one: Callable[..., SearchResult], root: int, sender: Any) -> None:
     stop = Stop(patient=True)
     signal.signal(signal.SIGINT, stop)
     sender.send(one(root, stop))
+
+
+def _after(evaluator: Evaluator, searched: SearchResult, polished: SearchResult) -> SearchResult:
+    """The better of what the roots found and what edits of that lead to."""
+    best = _best(evaluator, [searched, polished])
+    stopped = "interrupted" if polished.stopped == "interrupted" else searched.stopped
+    # A trail begins with the plan that decides nothing, here followed by the one that was edited.
+    later = [(searched.evaluations + number, cost) for number, cost in polished.trail[2:]]
+    trail = searched.trail if best.plan == searched.plan else (*searched.trail, *later)
+    return replace(best, stopped=stopped, trail=trail)
 
 
 def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
