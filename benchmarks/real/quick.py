@@ -51,6 +51,7 @@ from toast_cli.verify.traffic import compare_traffic
 TABLE = Path(__file__).resolve().parents[1] / "data" / "real.jsonl"
 START, END = "<!-- real: written by benchmarks/real/quick.py -->", "<!-- real: end -->"
 PEAK_AIM, SHARE_AIM = 0.08, 0.98
+MEASURED = {"needed_bytes", "compute"}  # what a prediction of costs is held to
 POINTS = {
     "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "predicted GiB": "{predicted_gib:.3f}",
     "needed GiB": "{needed_gib:.3f}", "peak": "{error:+.1%}", "as promised": "{share:.1%}", "step": "{step:+.1%}",
@@ -212,21 +213,23 @@ def predict(points: list[Point], folder: Path, without: Iterable[str] = ()) -> t
             if fingerprint(problem, plan) != point["fingerprint"]:
                 stale += 1
                 continue
-            rows.append(row_of(point, evaluator.exact_cost(plan), problem))
+            measured = not MEASURED.isdisjoint(point)
+            rows.append(row_of(point, evaluator.exact_cost(plan) if measured else None, problem))
     return rows, stale
 
 
-def row_of(point: Point, predicted: Cost, problem: Problem) -> Row:
-    """What is predicted of a point beside what was measured; what was not is nan."""
-    program, gib = PROGRAMS[point["program"]], 2.0**30
-    needed_bytes = point.get("needed_bytes", float("nan"))
-    compute, communication = point.get("compute", float("nan")), point.get("communication", float("nan"))
+def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
+    """What is predicted of a point beside what was measured; what was not is nan. predicted: where anything was."""
+    program, gib, nan = PROGRAMS[point["program"]], 2.0**30, float("nan")
+    needed_bytes, compute, communication = (
+        point.get(field, nan) for field in ("needed_bytes", "compute", "communication")
+    )
+    peak = predicted.peak_bytes if predicted else nan
     return {
         "program": point["program"], "family": program.family, "split": program.split, "mesh": point["mesh"],
-        "plan": point["plan"], "predicted_gib": predicted.peak_bytes / gib, "needed_gib": needed_bytes / gib,
-        "limit_gib": problem.mesh.limit_bytes / gib, "error": predicted.peak_bytes / needed_bytes - 1,
-        "share": point.get("share", float("nan")), "compute": predicted.compute_seconds / compute - 1,
-        "step": predicted.step_seconds / (compute + communication) - 1,
+        "plan": point["plan"], "predicted_gib": peak / gib, "needed_gib": needed_bytes / gib,
+        "limit_gib": problem.mesh.limit_bytes / gib, "error": peak / needed_bytes - 1, "share": point.get("share", nan),
+        "step": predicted.step_seconds / (compute + communication) - 1 if predicted else nan,
     }  # fmt: skip
 
 
