@@ -26,6 +26,7 @@ if __name__ == "__main__":
 from benchmarks import corpus
 from benchmarks.common import Row, choose, is_tiny, note, show, write_json
 from toast_cli import xla
+from toast_cli.confirm.compilers import seconds_on
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request, partition
@@ -37,16 +38,18 @@ from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
+from toast_cli.verify.compile import Dialect
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.schedule import scheduled_time
 from toast_cli.verify.traffic import compare_traffic
 
 COLUMNS = {
-    "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "ops": "{ops}",
+    "program": "{program}", "plan": "{plan}", "form": "{form}", "compiler": "{compiler} {mesh}", "ops": "{ops}",
     "constraints": "{constraints}", "astray": "{astray}",
     "predicted": "{predicted_count:.0f}", "compiled": "{compiled_count:.0f}",
     "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}",
-    "agreeing": "{agreeing}", "numbers": "{numbers}",
+    "agreeing": "{agreeing}", "step ms": "{step}", "numbers": "{numbers}",
 }  # fmt: skip
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM = 0.95
@@ -110,9 +113,9 @@ def measure(job: Job, options: argparse.Namespace) -> Iterator[Row]:
     outcome = partition(Request(str(program_path(job.program, options.keep)), job.mesh, iterations=400))
     plans = {"search": outcome.result.plan, **strategies(outcome.problem)}
     for label, plan in plans.items():
-        if plan and (not options.plans or label in options.plans):
-            row = {"program": job.program, "plan": label, "mesh": job.mesh, "compiler": job.compiler}
-            yield row | compare(outcome, plan, job, options)
+        for form in options.forms if plan and (not options.plans or label in options.plans) else ():
+            row = {"program": job.program, "plan": label, "form": form, "mesh": job.mesh, "compiler": job.compiler}
+            yield row | compare(outcome, plan, form, job, options)
 
 
 def program_path(name: str, folder: Path) -> Path:
@@ -126,11 +129,11 @@ def program_path(name: str, folder: Path) -> Path:
     return folder / f"{name}.mlirbc.zst"
 
 
-def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace) -> Row:
+def compare(outcome: Outcome, plan: Plan, form: str, job: Job, options: argparse.Namespace) -> Row:
     """The figures of one row."""
     problem, mesh = outcome.problem, outcome.problem.mesh
     chosen = replace(outcome, result=replace(outcome.result, plan=plan))
-    emitted = chosen.emit("stablehlo")
+    emitted = chosen.emit(form)
     written, report = emitted.content, emitted.report
     notes = [text for text in report.analysis.notes if "elsewhere than planned" in text]
     promised = promised_collectives(collective_facts(outcome.source, Evaluator(problem), plan))
@@ -140,13 +143,16 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
         "ops": outcome.report.program.ops, "constraints": len(report.constraints),
         "astray": notes[0].split()[0] if notes else "0", "predicted_count": sum(c.count for c in promised),
         "predicted_kib": sum(c.bytes * c.count for c in promised) / 1024, "compiled_count": 0, "compiled_kib": 0.0,
-        "agreeing": "-", "numbers": "not run", "verdict": "",
+        "agreeing": "-", "step": "-", "numbers": "not run", "verdict": "",
     }  # fmt: skip
-    found = compiled_collectives(written, problem, job, options.keep)
+    dialect: Dialect = "hlo" if form == "hlo" else "stablehlo"
+    found = compiled_collectives(written, dialect, problem, job, options.keep)
     if job.compiler == "cpu" and not options.no_numbers:
-        row["numbers"] = numbers(outcome, written)
+        row["numbers"] = numbers(outcome, written, dialect)
     if isinstance(found, Failure):
         return row | {"agreeing": found.reason[:40], "verdict": "wrong"}
+    found, seconds = found
+    row["step"] = f"{1e3 * seconds:.3f}" if seconds else "-"
     row["compiled_count"] = sum(c.count for c in found)
     row["compiled_kib"] = sum(c.bytes * c.count for c in found) / 1024
     compared = compare_traffic(promised, found, dict(zip(mesh.names, mesh.sizes, strict=True)))
@@ -157,30 +163,37 @@ def compare(outcome: Outcome, plan: Plan, job: Job, options: argparse.Namespace)
 
 
 def compiled_collectives(
-    written: bytes, problem: Problem, job: Job, folder: Path
-) -> list[CompiledCollective] | Failure:
-    """Those of the partitioned program, or of the final one where real chips are compiled for; these programs are kept
-    in `folder`.
+    written: bytes, dialect: Dialect, problem: Problem, job: Job, folder: Path
+) -> tuple[list[CompiledCollective], float] | Failure:
+    """Those of the partitioned program, or of the final one where real chips are compiled for, and seconds of its step
+    (0 where the compiler estimates no cycles). Programs for chips are kept in `folder`.
     """
-    names, sizes = problem.mesh.names, problem.mesh.sizes
+    mesh = problem.mesh
     if job.compiler == "cpu":
-        axes = dict(zip(names, sizes, strict=True))
-        return collectives_after_partitioning(written, "stablehlo", axes, timeout_seconds=MOST_SECONDS)
+        axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+        found = collectives_after_partitioning(written, dialect, axes, timeout_seconds=MOST_SECONDS)
+        return found if isinstance(found, Failure) else (found, 0.0)
     target = target_of(load_spec(job.mesh))
     path = folder / f"{hashlib.sha256(written + target.label.encode()).hexdigest()[:24]}.hlo.zst"
     if not path.exists():
-        compiled = compile_ahead(written, "stablehlo", target, shardy=True, timeout_seconds=MOST_SECONDS)
+        compiled = compile_ahead(written, dialect, target, shardy=dialect == "stablehlo", timeout_seconds=MOST_SECONDS)
         if isinstance(compiled, Failure):
             return compiled
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(zstandard.compress(compiled.hlo_text.encode()))
-    return collectives_in(zstandard.decompress(path.read_bytes()).decode(), names, sizes)
+    text = zstandard.decompress(path.read_bytes()).decode()
+    clock = mesh.chip.clock_hertz if job.compiler == "tpu" else 0.0
+    walked = scheduled_time(text, mesh.names, mesh.sizes, clock, lambda k, b, a: seconds_on(mesh, k, b, a))
+    return collectives_in(text, mesh.names, mesh.sizes), walked.step_seconds if clock else 0.0
 
 
-def numbers(outcome: Outcome, written: bytes) -> str:
+def numbers(outcome: Outcome, written: bytes, dialect: Dialect) -> str:
     """ "equal", or what went wrong."""
     original = xla.write_bytecode(outcome.source.module)
-    errors = compare_numbers(original, written, outcome.problem.mesh.devices, timeout_seconds=MOST_SECONDS)
+    devices = outcome.problem.mesh.devices
+    errors = compare_numbers(
+        original, written, devices, form=dialect, shardy=dialect == "stablehlo", timeout_seconds=MOST_SECONDS
+    )
     if isinstance(errors, Failure):
         return errors.reason[:40]
     wrong = [e for e in errors if e.wrong]
@@ -193,13 +206,14 @@ def page(rows: list[Row]) -> str:
     judged = [row for row in rows if "share" in row]
     lines = [
         "# Fidelity: what XLA makes of the written programs", "",
-        f"Written by `benchmarks/fidelity.py`: StableHLO with `--annotate minimal`. {reached(judged)}", "",
+        f"Written by `benchmarks/fidelity.py`, with `--annotate minimal`. {reached(judged)}", "",
         "*Astray* are values that Shardy's propagation over the written file takes elsewhere than planned. Collectives",
         "and KiB are those of one step on each device, loops counted; bytes are of results. *Agreeing* is the share of",
         "what each device sends that is the same in kind and axes. Rows of XLA:CPU are read right after partitioning,",
         "where types are still the program's and every backend is alike; rows of XLA:TPU and XLA:GPU are read from the",
         "final program, compiled ahead of time. *Numbers* are those of the unpartitioned program, looked at as",
-        "`toast verify` does; not run with `--no-numbers`, nor for real chips. Programs called `corpus:…` are the",
+        "`toast verify` does; not run with `--no-numbers`, nor for real chips. *Step* is XLA:TPU's estimate of cycles",
+        "and one formula for rings, along the compiled schedule. Programs called `corpus:…` are the",
         "middling ones of `benchmarks/corpus.py`, those called `…_tiny` the tiny twins of the sample models. Rows that",
         "were stored (`--stored`) are as they were measured then.", "",
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
@@ -238,6 +252,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("programs", nargs="*", help="names of tiny twins; all when none is given")
     parser.add_argument("--mesh", default="h100-8", metavar="SPEC", help="mesh of the rows for XLA:CPU")
     parser.add_argument("--plans", nargs="+", default=[], metavar="NAME", help="only these plans, e.g. search fsdp")
+    parser.add_argument(
+        "--forms", nargs="+", default=["stablehlo"], choices=["stablehlo", "hlo", "spmd"], help="how they are written"
+    )
     parser.add_argument("--tpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:TPU ahead of time")
     parser.add_argument("--tpu-mesh", nargs="+", default=["v4-32"], metavar="SPEC", help="meshes of those")
     parser.add_argument("--gpu", nargs="+", default=[], metavar="PROGRAM", help="also these, for XLA:GPU ahead of time")

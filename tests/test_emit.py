@@ -110,6 +110,15 @@ def test_hlo_text_is_for_any_xla(trained: Case) -> None:
     assert "xla.sdy" not in text and "num_partitions=8" in text.splitlines()[0]
 
 
+def test_what_xla_folds_into_a_transpose_has_no_sharding_of_its_own(trained: Case) -> None:
+    """A gradient is a contraction and a transpose, which XLA:TPU makes one contraction of."""
+    lines = emit_hlo(trained.source, trained.lowered(strategy(trained, *TRAINED["fsdp"][0]))).decode().splitlines()
+    transposes = {found[1]: line for line in lines if (found := re.search(r" transpose\((\S+?)\)", line))}
+    folded = [line for line in lines if " dot(" in line and line.split()[0] in transposes]
+    assert folded and not any("sharding=" in line for line in folded)
+    assert all("sharding=" in transposes[line.split()[0]] for line in folded)
+
+
 # ---------------------------------------------------------------- what stands in the files
 
 # %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not

@@ -15,8 +15,9 @@ from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.ops import CARRY, RESULT
+from toast_cli.program.ops import CARRY, RESULT, kind_of
 from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.transposed import transposed
 from toast_cli.xla import ir
 
 
@@ -171,7 +172,12 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 
 def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
-    """Each operation that makes arrays of the program, with the sharding in which it computes each of its results."""
+    """Each operation that makes arrays of the program, with the sharding in which it computes each of its results.
+
+    Not contractions that only a transpose reads: XLA folds the two into one contraction before it partitions, and then
+    takes what stands on the first for that of the folded one, whose dimensions lie otherwise. What the transpose says
+    is enough.
+    """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer = source.program.producer
     seen: set[Any] = set()
@@ -180,6 +186,8 @@ def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator
             continue
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
+            continue
+        if kind_of(operation.name).contraction and transposed(source.program, value):
             continue
         if len(operation.results) > 1:
             seen.add(operation)
