@@ -161,9 +161,18 @@ def momentum(x: Any, w: Any, m: Any) -> Any:
     return jax.tree.map(lambda w, m: w - 0.1 * m, w, m), m
 
 
+def equinox_step(everything: Any) -> Any:
+    """Each layer is a weight times a vector, mapped over the batch, and all is one argument, as Equinox has it."""
+    w, x = everything["first"], everything["rest"]
+    gradients = jax.grad(lambda w: jnp.sum(jax.vmap(lambda x: w["b"] @ jax.nn.relu(w["a"] @ x))(x)))(w)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, gradients)
+
+
 W = {"a": arg(D, F), "b": arg(F, D)}
 ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...], list[str]]] = [
     ("a step that donates nothing", step, (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
+    ("weights stand in front of what they multiply", equinox_step,
+     ({"first": {"a": arg(F, D), "b": arg(D, F)}, "rest": arg(B, D)},), (), [WEIGHTS, WEIGHTS, INPUTS]),
     ("a step that donates", step, (arg(B, D), W), (1,), [INPUTS, WEIGHTS, WEIGHTS]),
     ("momentum, nothing donated", momentum, (arg(B, D), W, W), (), [INPUTS, WEIGHTS, WEIGHTS, STATE, STATE]),
     ("inference", lambda x, w: jax.nn.relu(x @ w["a"]) @ w["b"], (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),

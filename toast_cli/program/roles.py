@@ -116,7 +116,8 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
     """Result (by number) -> the arguments it may be an update of.
 
     A residual network returns an update of its input: what the first operand of a product is, beside a weight that
-    nothing updates, is not believed to be carried.
+    nothing updates, is not believed to be carried. It is where weights of other products are updated (a first layer
+    that is written weight times input).
     """
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
     donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
@@ -126,6 +127,9 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
         if arguments:
             found[k] = arguments
     updated = set().union(*found.values()) | donated
+    learned = {n for found in sides if len(found) == 1 for n in found} & updated - _overwritten(program)
+    if learned:
+        return found
     data = {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated} - donated
     return {k: arguments - data for k, arguments in found.items() if arguments - data}
 
