@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,12 +48,17 @@ def show(title: str, columns: dict[str, str], rows: Sequence[Row], styles: dict[
     for place, heading in enumerate(columns):
         table.add_column(heading, justify="right" if place else "left", no_wrap=True)
     for row in rows:
-        cells = [form.format_map(row) for form in columns.values()]
+        cells = cells_of(columns, row)
         table.add_row(*cells, style=(styles or {}).get(str(row.get("verdict", ""))))
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
     console.print(table, soft_wrap=True)
+
+
+def cells_of(columns: dict[str, str], row: Row) -> list[str]:
+    """A row's fields as the columns have them; a dash for what was not measured (nan)."""
+    return [re.sub(r"[+-]?nan\b%?", "–", form.format_map(row)) for form in columns.values()]
 
 
 def write_json(path: str | None, content: Any) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.calibrate import Point, read_points
 from benchmarks.calibrate_memory import needed, starved_options
-from benchmarks.common import Row, note, show
+from benchmarks.common import Row, cells_of, note, show
 from benchmarks.corpus import fingerprint, restore, searched, store
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
@@ -279,7 +279,7 @@ def _badness(row: Row) -> float:
 
 def _table(columns: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
     heads = ["| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
-    return heads + ["| " + " | ".join(form.format_map(row) for form in columns.values()) + " |" for row in rows]
+    return heads + ["| " + " | ".join(cells_of(columns, row)) + " |" for row in rows]
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
