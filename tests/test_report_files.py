@@ -157,6 +157,9 @@ def test_bounds_of_the_goal_are_demands() -> None:
         ("step_time", False),
         ("peak_memory", True),
     ]
+    limited = judge(report, CheckLimits(max_bytes=13 * GIB))  # max-memory is a bound of the search, and said once
+    assert [check.name for check in limited] == ["fits", "memory", "step_time"]
+    assert (limited[-1].found, limited[-1].allowed) == ("23.4 ms", "20.0 ms by subject-to")
 
 
 def test_what_does_not_fit_fails_every_check() -> None:

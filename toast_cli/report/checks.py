@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from toast_cli.errors import UsageError
 from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
-from toast_cli.report.goal import bound_text
+from toast_cli.report.goal import written
 from toast_cli.report.json_file import StoredReport
 from toast_cli.report.model import DimensionAxes, Report
 from toast_cli.report.terminal import one_line
@@ -110,7 +110,10 @@ def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = Non
         within = now.communication_seconds <= limits.max_communication_seconds
         allowed = f"{format_seconds(limits.max_communication_seconds)} by max-communication"
         checks.append(Check("communication", within, communication, allowed))
-    checks += [Check(bound.figure, bound.holds, "", bound_text(bound)) for bound in report.goal.bounds]
+    for bound in report.goal.bounds:
+        if (bound.figure, bound.limit) != ("peak_memory", limits.max_bytes):  # which is judged above
+            found, allowed = written(bound)
+            checks.append(Check(bound.figure, bound.holds, found, f"{allowed} by subject-to"))
     if stored is not None:
         checks += _against(report, limits, stored)
     return checks

@@ -24,9 +24,15 @@ def goal(report: Report) -> RenderableType | None:
 
 def bound_text(bound: BoundFacts) -> str:
     """`communication[data] 12.0 ms, at most 20.0 ms`, and by how much it is exceeded if it is."""
-    write = format_bytes if bound.figure.endswith("memory") else format_seconds
+    value, limit = written(bound)
     excess = f": {format_ratio(bound.value / bound.limit)} as much" if not bound.holds and bound.limit else ""
-    return f"{bound.figure} {write(bound.value)}, at most {write(bound.limit)}{excess}"
+    return f"{bound.figure} {value}, at most {limit}{excess}"
+
+
+def written(bound: BoundFacts) -> tuple[str, str]:
+    """The figure and its limit with their units: `12.0 ms`, `20.0 ms`."""
+    write = format_bytes if bound.figure.endswith("memory") else format_seconds
+    return write(bound.value), write(bound.limit)
 
 
 def broken(report: Report) -> RenderableType | None:
