@@ -127,10 +127,10 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
         if arguments:
             found[k] = arguments
     updated = set().union(*found.values()) | donated
-    learned = {n for found in sides if len(found) == 1 for n in found} & updated - _overwritten(program)
+    data = {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated} - donated
+    learned = {n for found in sides if len(found) == 1 for n in found} & updated - data - _overwritten(program)
     if learned:
         return found
-    data = {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated} - donated
     return {k: arguments - data for k, arguments in found.items() if arguments - data}
 
 

@@ -7,8 +7,8 @@ program.
 
 `writer` walks the program; `rules` has a local rule for each family of ops (what is not listed there is computed
 whole on every device); `alignment` says from an op's factors how its arrays have to lie; `moves` writes reshards and
-reductions; `devices` says who talks to whom; `deciding` finds what only says how long loops run; `build` makes
-operations.
+reductions; `completions` reads from the plan what completes which value; `devices` says who talks to whom; `deciding`
+finds what only says how long loops run; `build` makes operations.
 """
 
 from __future__ import annotations
