@@ -165,9 +165,8 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
         return [root / pattern]
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
-    # `Path.glob` raises these, depending on the version of Python, for patterns that it cannot follow.
-    except (ValueError, NotImplementedError, RecursionError, re.error):
-        found = []
+    except (ValueError, NotImplementedError, RecursionError, re.error):  # of Path.glob, by the version of Python,
+        found = []  # for patterns that it cannot follow: no file matches them
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=f"patterns are relative to {_shown(root)}")
     return found

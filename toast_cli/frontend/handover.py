@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.child import ChildError, in_child
+from toast_cli.child import MEMORY, ChildError, in_child
 from toast_cli.errors import InputError
 from toast_cli.frontend.formats import hint_for, recognise
 from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.statements import StatedSharding
 
-# A child may use this many seconds of processor time, plus one for so many bytes of the program, and this many bytes of
-# memory, plus so many for each byte of the program. An intact file needs a hundredth of the time.
+# A child may use this many seconds of processor time, plus one for so many bytes of the program, and so many bytes of
+# memory for each byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
-BASE_MEMORY = 3 * 2**30
 MEMORY_PER_BYTE = 200
 ROOM = "is there memory for one more Python process, and does `ulimit -u` allow one?"
 # What is said of a program whose child ended without an answer, and what to try.
@@ -64,7 +63,7 @@ def read_parsed(data: bytes, where: str) -> Received:
 
 
 def _ask(task: str, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
-    seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, BASE_MEMORY + len(data) * MEMORY_PER_BYTE
+    seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, MEMORY + len(data) * MEMORY_PER_BYTE
     try:
         answer = in_child(
             f"toast_cli.frontend.in_child:{task}", data, where, *arguments, seconds=seconds, memory=memory

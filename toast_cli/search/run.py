@@ -1,8 +1,8 @@
 """Runs one named search on one problem: default budgets, seeds, and independent roots side by side.
 
-MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the
-best plan of each is tried then, so that what a seed finds is the best of its neighbourhood. The trees are the same
-however many processes they run in, so the plan does not depend on `jobs`.
+MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
+tried then, so that what a seed finds is the best of its neighbourhood. The trees are the same however many processes
+they run in, so the plan does not depend on `jobs`.
 """
 
 from __future__ import annotations
