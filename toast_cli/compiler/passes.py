@@ -17,7 +17,6 @@ from toast_cli.compiler import (
     bf16_widening,
     fusion,
     in_place_updates,
-    late_reductions,
     loop_copies,
     loop_gathers,
     loops_first,
@@ -75,7 +74,7 @@ PASSES = _listed(
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
+    schedule, loops_first, loop_gathers, in_place_updates,
     # Where they are.
     memory_space_assignment, on_chip_reuse, temporaries,
 )  # fmt: skip
