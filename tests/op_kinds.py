@@ -93,6 +93,10 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "transposed convolution": (conv(((1, 2), (2, 1)), lhs_dilation=(2, 2)), (IMAGES, KERNEL)),
     "convolution in groups": (conv("SAME", feature_group_count=4), (arg(8, 8, 16, 8), arg(8, 2, 3, 3))),
     "convolution by channel": (conv("SAME", feature_group_count=8), (arg(8, 8, 16, 8), arg(8, 1, 3, 3))),
+    "gradient of a convolution in groups": (
+        jax.grad(loss(conv("SAME", feature_group_count=4)), (0, 1)),
+        (arg(8, 8, 16, 8), arg(8, 2, 3, 3)),
+    ),
     "convolution of groups of images": (conv("SAME", batch_group_count=4), (arg(8, 4, 16, 8), arg(8, 4, 3, 3))),
     "gradient of a convolution": (jax.grad(loss(conv("SAME", (2, 2))), (0, 1)), (IMAGES, KERNEL)),
     "pooling": (lambda x: (pool(2, 1, "SAME")(x), pool(2, 2, "VALID")(x), pool(3, 2, "SAME")(x)), (X,)),

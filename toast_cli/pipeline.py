@@ -25,7 +25,7 @@ from toast_cli.confirm.search import compiler_for, confirm_found
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, for_platform, load, stated_pins
+from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
@@ -182,7 +182,6 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
-        source = for_platform(source, spec.chip.platform)
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
     with _timed("analyse", timings, tell):
@@ -267,7 +266,7 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
     first)."""
     with without_cycle_collection():
         chosen = choose_meshes(load_spec(mesh), Request(program, mesh, mesh_shape))[0]
-        source = for_platform(load(program), chosen.chip.platform)
+        source = load(program)
         stated = stated_pins(source, chosen.names, chosen.sizes)
         workarounds = installed_workarounds()
         return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)

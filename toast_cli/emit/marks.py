@@ -131,15 +131,16 @@ def all_pins(source: Source, lowered: PartitionedProgram) -> Iterator[Pin]:
     Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their
     own, and so do the results of Shardy's own operations. What nobody reads needs none.
     """
+    unneeded = unneeded_values(source)
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
-        if is_read(handle):
+        if is_read(handle, unneeded):
             yield Pin(handle, lowered.path(value))
     sharding_of = sharding_finder(source, lowered)
     for loop in loops(source):
         for k, result in enumerate(loop.results):
             if sharding_of(result):
-                yield from argument_pins(loop, k, sharding_of(result))
+                yield from argument_pins(loop, k, sharding_of(result), unneeded)
 
 
 def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
@@ -153,17 +154,27 @@ def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int
             yield value
 
 
-def argument_pins(loop: Any, number: int, sharding: Sharding) -> Iterator[Pin]:
+def argument_pins(loop: Any, number: int, sharding: Sharding, unneeded: set[Any]) -> Iterator[Pin]:
     """Pins on argument `number` of a loop's condition and body, where they read it."""
     for region in loop.regions:
         argument = region.blocks[0].arguments[number]
-        if is_read(argument):
+        if is_read(argument, unneeded):
             yield Pin(argument, (sharding,))
 
 
-def is_read(handle: Any) -> bool:
-    """Whether an operation reads the value, other than to hand a loop's argument on to the next iteration."""
-    return any(not hands_on(handle, use.owner.operation) for use in handle.uses)
+def unneeded_values(source: Source) -> set[Any]:
+    """What the module computes and no result needs."""
+    return {handle for value, handle in enumerate(source.definitions) if source.program.producer[value] < 0}
+
+
+def is_read(handle: Any, unneeded: set[Any]) -> bool:
+    """Whether an operation reads the value, other than to hand a loop's argument on to the next iteration, or to make
+    what nobody needs. A constraint that only such operations read goes with them on the way to HLO."""
+
+    def counts(user: Any) -> bool:
+        return not hands_on(handle, user) and not (user.results and all(result in unneeded for result in user.results))
+
+    return any(counts(use.owner.operation) for use in handle.uses)
 
 
 def hands_on(handle: Any, user: Any) -> bool:

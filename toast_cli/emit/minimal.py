@@ -24,6 +24,7 @@ from toast_cli.emit.marks import (
     argument_pins,
     is_read,
     pinnable_values,
+    unneeded_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
 from toast_cli.emit.transposed import lies_alike
@@ -73,7 +74,9 @@ class Chooser:
         self._program = source.program
         self._propagation = Propagation(source, lowered)
         self._boundary = argument_marks(source, lowered)
-        self._movable = {v for v in pinnable_values(source, lowered) if is_read(source.definitions[v])}
+        self._unneeded = unneeded_values(source)
+        readable = pinnable_values(source, lowered)
+        self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
@@ -123,7 +126,7 @@ class Chooser:
         sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
         yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
         if self._program.ops[self._program.producer[value]].name == CARRY:
-            yield from argument_pins(handle.owner.operation, handle.result_number, sharding)
+            yield from argument_pins(handle.owner.operation, handle.result_number, sharding, self._unneeded)
 
     def _propagate(self, pinned: Iterable[int]) -> Propagated:
         self.rounds += 1

@@ -9,8 +9,11 @@ Each was found by running every kind of op split along every dimension (`tests/t
 * A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
   body that devices cannot reduce with (xor), XLA stops.
 
-And one that comes out right but with other collectives than it takes:
+And some that come out right but with other collectives than they take:
 
+* `top_k`, and a convolution in groups of several channels, however they are split: all they read is gathered, batch
+  and all (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU rewrites both into what
+  its partitioner can split beforehand; XLA:GPU and XLA:CPU partition them as they are.
 * A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
   forms groups of devices over that axis instead of the table's, and sends the table there first.
 
@@ -20,6 +23,7 @@ regions of their own; after it the module is what it was before.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +40,7 @@ from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
 from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.windows import convolution_dims
 from toast_cli.plan.partials import axes_of
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
@@ -60,8 +65,8 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    regrouped = [number for number in regrouped_lookups(source, lowered) if number not in inside]
-    numbers = sorted([*misread_ops(source, lowered, inside), *regrouped])
+    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered)} - inside
+    numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
         return
@@ -101,6 +106,17 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
     return found
 
 
+def gathered_ops(source: Source, lowered: PartitionedProgram) -> list[int]:
+    """Numbers of the ops for which XLA gathers all they read, except on TPUs, though they are split."""
+    return [
+        number
+        for number, op in enumerate(source.program.ops)
+        if op.name in _GATHERED
+        and _GATHERED[op.name](op, source.operations[number])
+        and any(map(axes_of, itertools.chain(*lying(lowered, number, op))))
+    ]
+
+
 def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
     """Numbers of the look-ups for which XLA would send the table elsewhere first; those that are added up before they
     are reduced are left to it."""
@@ -118,11 +134,18 @@ def regrouped_lookups(source: Source, lowered: PartitionedProgram) -> list[int]:
 
 def misread_note(source: Source, lowered: PartitionedProgram) -> str:
     """What is wrong with writing the plan in a form that cannot hold regions; empty where nothing is."""
-    found = misread_ops(source, lowered)
-    if not found:
-        return ""
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"XLA's partitioner gets wrong numbers for {source.location(found[0])}{more}, as the plan splits it"
+    wrong, gathered = misread_ops(source, lowered), gathered_ops(source, lowered)
+    if wrong:
+        return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
+    if gathered:
+        return f"XLA:GPU and XLA:CPU gather all that {places(source, gathered)} reads, though the plan splits it"
+    return ""
+
+
+def places(source: Source, numbers: list[int]) -> str:
+    """Where the first of some ops stands, and how many more there are."""
+    more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return f"{source.location(numbers[0])}{more}"
 
 
 def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
@@ -200,6 +223,20 @@ def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], ove
     return neutral is None or not is_constant(start, neutral)
 
 
+def _in_groups(op: Op, operation: Any) -> bool:
+    """Whether a convolution's channels come in groups of several."""
+    if ir.IntegerAttr(operation.attributes["feature_group_count"]).value == 1:
+        return False
+    kernel = ir.RankedTensorType(operation.operands[1].type)
+    return bool(kernel.shape[convolution_dims(operation)[1].index("i")] > 1)
+
+
+# Which ops of a kind XLA gathers everything for, unless it rewrites them beforehand.
+_GATHERED: dict[str, Callable[[Op, Any], bool]] = {
+    CONVOLUTION: _in_groups,
+    "chlo.top_k": lambda op, operation: True,
+    "stablehlo.custom_call": lambda op, operation: op.detail in ("TopK", "mhlo.topk"),
+}
 # Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
 _CHECKS: dict[str, _Check] = {

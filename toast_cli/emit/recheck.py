@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import Any
 
-from toast_cli.emit.marks import Marks, is_read, pinnable_values
+from toast_cli.emit.marks import Marks, is_read, pinnable_values, unneeded_values
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
@@ -59,11 +59,11 @@ def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: b
         found = Propagation(source, lowered).propagate(module)
     producer, sizes = source.program.producer, lowered.axis_sizes
     computed = {pin.handle: pin.shardings[0] for pin in marks.pins}
-    wrong = []
+    wrong, unneeded = list[int](), unneeded_values(source)
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
         want = without_units(computed.get(handle, lowered.shardings[value]), sizes)
-        if is_read(handle) and found.values.get(value, want) != want:
+        if is_read(handle, unneeded) and found.values.get(value, want) != want:
             wrong.append(producer[value])
     for k, reshard in enumerate(marks.reshards):
         if found.reshards.get(k) != without_units(reshard.sharding, sizes):

@@ -4,7 +4,6 @@ Enters: a path, or `-`. Leaves: a `Source`: one normalised MLIR module and the `
 """
 
 from toast_cli.frontend.loading import load, stated_pins
-from toast_cli.frontend.platform import for_platform
 from toast_cli.frontend.source import Source, Use
 
-__all__ = ["Source", "Use", "for_platform", "load", "stated_pins"]
+__all__ = ["Source", "Use", "load", "stated_pins"]

@@ -1,0 +1,116 @@
+"""What XLA splits on TPUs alone, and gathers everything for elsewhere, is written in regions, where it is split."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import pytest
+from jax import lax
+from programs import Case, arg, case_of
+from spmd_cases import wrong_in
+
+from toast_cli.emit import emit, write
+from toast_cli.emit.misread import gathered_ops
+from toast_cli.plan.decisions import Plan
+from toast_cli.verify.partitioned import collectives_after_partitioning
+
+Sent = dict[tuple[str, tuple[str, ...]], float]
+
+
+def convolution(groups: int) -> Any:
+    return lambda x, k: lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+    )
+
+
+def gradients(groups: int) -> Any:
+    return jax.grad(lambda x, k: (convolution(groups)(x, k) ** 2).sum(), (0, 1))
+
+
+IMAGE, WIDE, BY_CHANNEL = arg(8, 8, 4, 32), arg(3, 3, 4, 64), arg(3, 3, 1, 32)
+# what, function, arguments, how many of its ops XLA:GPU and XLA:CPU gather everything for
+CASES: list[tuple[str, Any, tuple[Any, ...], int]] = [
+    ("top_k", lambda x: lax.top_k(x, 2), (arg(16, 64),), 1),
+    ("sort", lambda x: lax.sort(x, dimension=1), (arg(16, 64),), 0),
+    ("convolution", convolution(1), (IMAGE, arg(3, 3, 32, 32)), 0),
+    ("grouped convolution", gradients(8), (IMAGE, WIDE), 2),
+    ("depthwise convolution", gradients(32), (IMAGE, BY_CHANNEL), 0),
+    ("depthwise one with more channels out", gradients(32), (IMAGE, arg(3, 3, 1, 64)), 1),
+]
+
+
+def promised(case: Case, plan: Plan) -> Sent:
+    """kind, axes -> bytes."""
+    names, found = case.problem.mesh.names, dict[tuple[str, tuple[str, ...]], float]()
+    for one in case.lowered(plan).collectives:
+        key = one.kind, tuple(names[axis] for axis in one.axes)
+        found[key] = found.get(key, 0.0) + one.local_bytes * one.runs
+    return found
+
+
+def partitioned(case: Case, plan: Plan, form: Any) -> Sent:
+    """The same of what XLA's partitioner writes."""
+    mesh = case.problem.mesh
+    written = emit(case.source, case.lowered(plan), form)
+    answer = collectives_after_partitioning(written, form, dict(zip(mesh.names, mesh.sizes, strict=True)))
+    assert isinstance(answer, list), answer
+    found: Sent = {}
+    for one in answer:
+        found[one.kind, one.axes] = found.get((one.kind, one.axes), 0.0) + one.bytes * one.count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "gathered"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_nothing_more_is_sent(function: Any, arguments: tuple[Any, ...], gathered: int, form: Any) -> None:
+    case = case_of(function, *arguments)
+    first = case.program.arguments[0].path
+    batch = (case.shard(f"{first}.0", "data"),)
+    assert len(gathered_ops(case.source, case.lowered(batch))) == gathered
+    assert partitioned(case, batch, form) == promised(case, batch)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_however_it_is_split(dim: int) -> None:
+    """Neighbours' rows are sent along the picture, and nothing where groups are split."""
+    case = case_of(convolution(8), IMAGE, WIDE)
+    plan = (case.shard(f"{case.program.arguments[0].path}.{dim}", "data"),)
+    assert partitioned(case, plan, "stablehlo") == promised(case, plan)
+    assert wrong_in(case.source, emit(case.source, case.lowered(plan), "hlo"), 8, "hlo") == []
+
+
+def test_no_region_where_nothing_is_split() -> None:
+    case = case_of(lambda x: lax.top_k(x, 2), arg(16, 64))
+    assert gathered_ops(case.source, case.lowered(())) == []
+    assert b"manual_computation" not in emit(case.source, case.lowered(()), "stablehlo")
+
+
+def test_forms_without_regions_say_so() -> None:
+    case = case_of(lambda x: lax.top_k(x, 2), arg(16, 64))
+    plan = (case.shard(f"{case.program.arguments[0].path}.0", "data"),)
+    (note,) = write(case.source, case.lowered(plan), "specs").notes
+    assert re.match(r"XLA:GPU and XLA:CPU gather all that \S+:\d+ .*reads, though the plan splits it; --format", note)
+
+
+def router(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Layers in a loop, each of which sends rows to two of eight places."""
+
+    def layer(rows: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+        shares, places = lax.top_k(jax.nn.softmax(rows @ weight), 2)
+        return rows + (jax.nn.one_hot(places, 8) * shares[..., None]).sum(1), None
+
+    return lax.scan(layer, x, w)[0].sum()
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_in_a_loop_beside_what_nobody_needs(form: Any) -> None:
+    """The sum itself is no result of its gradient: a constraint in front of it would be lost on the way to HLO."""
+    case = case_of(lambda x, w: jax.grad(router, (0, 1))(x, w), arg(16, 8), arg(3, 8, 8))
+    plan = (case.shard(f"{case.program.arguments[0].path}.0", "data"),)
+    assert len(gathered_ops(case.source, case.lowered(plan))) == 1
+    assert partitioned(case, plan, form) == promised(case, plan)
+    assert wrong_in(case.source, emit(case.source, case.lowered(plan), form), 8, form) == []
