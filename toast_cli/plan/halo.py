@@ -91,8 +91,22 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
             continue
         element = size * count / window.inputs
         for permute in sent:
-            yield Exchange(PERMUTE, axes, element * (permute.last - permute.first))
+            crossed = crossed_by(permute.pairs, axes, sizes)
+            yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
         size += element * sum(permute.last - permute.first for permute in sent)
+
+
+@lru_cache(maxsize=10_000)
+def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the axes that split a dimension, major to minor, those along which shards that send each other something
+    differ."""
+    crossed = []
+    inner = shards((axes,), sizes)
+    for axis in axes:
+        outer, inner = inner, inner // sizes[axis]
+        if any(one % outer // inner != other % outer // inner for one, other in pairs):
+            crossed.append(axis)
+    return tuple(crossed)
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:

@@ -120,9 +120,8 @@ def compare_traffic(
 
 
 def key_of(flow: Flow) -> Key:
-    """What is compared together: collectives of one kind over the same axes. Permutes are of one kind whatever the
-    axes: they send between pairs of devices, which may differ along fewer axes than split the dimension."""
-    return flow.kind, () if flow.kind == "collective-permute" else flow.axes
+    """What is compared together: collectives of one kind over the same axes."""
+    return flow.kind, flow.axes
 
 
 def place_of(found: CompiledCollective) -> str:
