@@ -28,11 +28,12 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
-from toast_cli.plan.partials import SumStep, cut_by_readers
+from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
+from toast_cli.program.sums import SumStep
 
 NOWHERE = -1
 GAP = 1e-4  # relative, at which HiGHS may stop

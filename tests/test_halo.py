@@ -17,7 +17,7 @@ from test_features import DEVICES, partitioned, together
 
 from toast_cli import xla
 from toast_cli.emit import emit_shardy
-from toast_cli.plan.halo import exchanged
+from toast_cli.plan.halo import WindowRead, crossed_by, exchanged, neighbours
 from toast_cli.program.model import Window
 from toast_cli.verify.errors import relative_error
 from toast_cli.verify.inputs import random_inputs
@@ -230,3 +230,24 @@ def test_no_piece_counts_twice_in_two_layers(words: str) -> None:
     case = case_of(step, arg(4, 16, 16, 8), arg(3, 3, 8, 16), arg(3, 3, 16, 8), mesh=round_mesh(a=2, b=2, c=2))
     plan = tuple(case.shard(*word.split("=")) for word in words.split())
     assert numbers_stay(case, emit_shardy(case.source, case.lowered(plan)))
+
+
+CROSSED = [
+    ("neighbours", ((0, 1), (1, 2), (2, 3)), (0, 1)),
+    ("every other shard", ((0, 2), (1, 3)), (0,)),
+    ("within the inner axis", ((0, 1), (2, 3)), (1,)),
+    ("out of the mesh's order", ((0, 2), (1, 3)), (1,)),
+]
+
+
+@pytest.mark.parametrize(("name", "pairs", "crossed"), CROSSED)
+def test_the_axes_that_pairs_cross(name: str, pairs: tuple[tuple[int, int], ...], crossed: tuple[int, ...]) -> None:
+    axes = (1, 0) if "order" in name else (0, 1)
+    assert crossed_by(pairs, axes, (2, 2)) == crossed
+
+
+def test_a_halo_from_the_shard_after_the_next_crosses_the_outer_axis_only() -> None:
+    """16 rows on each of 2 x 2 devices, of which each window reads 21 on either side."""
+    read = WindowRead((Window(0, 0, 64, 64, size=43, low=21),), ((0, 1),), ())
+    sent = [exchange for exchange, _ in neighbours(64 * 4, [read], (2, 2))]
+    assert [(one.axes, one.bytes) for one in sent] == [((0,), 20), ((0, 1), 64), ((0, 1), 64), ((0,), 20)]

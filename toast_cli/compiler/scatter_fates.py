@@ -13,9 +13,9 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes
-from toast_cli.plan.partials import found_by_partitioner, in_one_step, split_further
+from toast_cli.plan.partials import found_by_partitioner, in_one_step
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, in_mesh_order, shards
+from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.transposed import transposed
 

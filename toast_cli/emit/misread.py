@@ -41,9 +41,8 @@ from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
-from toast_cli.plan.partials import axes_of
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Op
 from toast_cli.program.ops import CONVOLUTION, GATHER, REDUCE, SCATTER
 from toast_cli.xla import ir

@@ -23,20 +23,11 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import (
-    REDUCE_SCATTER,
-    Hop,
-    Partial,
-    completed,
-    gathers_terms,
-    partial_of,
-    scattered_apart,
-    split_further,
-)
+from toast_cli.plan.partials import REDUCE_SCATTER, Hop, Partial, completed, gathers_terms, partial_of, scattered_apart
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_loop
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.plan.sharding import Sharding, shards, split_further
 from toast_cli.program.ops import ARGUMENT
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand

@@ -14,18 +14,9 @@ from functools import cached_property
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import (
-    Partial,
-    Steps,
-    Sum,
-    SumStep,
-    cut_by_readers,
-    in_steps,
-    partial_of,
-    readers,
-    reductions_of,
-)
+from toast_cli.plan.partials import Partial, cut_by_readers, in_steps, partial_of, reductions_of
 from toast_cli.plan.problem import Problem
+from toast_cli.program.sums import Steps, Sum, SumStep, readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteratio
 
 @dataclass(frozen=True)
 class SumItem:
-    """Sums that look alike. steps: see `partials.Sum`, with op patterns, or below 0 what loops add up, see
+    """Sums that look alike. steps: see `sums.Sum`, with op patterns, or below 0 what loops add up, see
     `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
     of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
     its terms that loops add up. into: what a loop adds it to, and which of its sums it is. runs: of all of them

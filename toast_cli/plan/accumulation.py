@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import Partial, Steps, Sum, axes_of, find_sums, read_behind
-from toast_cli.plan.sharding import Sharding, refines, without
+from toast_cli.plan.partials import Partial
+from toast_cli.plan.sharding import Sharding, axes_of, refines, without
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ADD, CARRY, CONVERT
+from toast_cli.program.sums import Steps, Sum, find_sums, read_behind
 
 # The role of what loops add up, for `Replicate`.
 ACCUMULATORS = "sums of loops"
@@ -77,7 +78,7 @@ def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[A
     """What the loops of a program add up, outer loops first.
 
     Args:
-        can_be_term: [ops] see `partials.find_sums`.
+        can_be_term: [ops] see `sums.find_sums`.
     """
     carries = [number for number, op in enumerate(program.ops) if op.name == CARRY]
     while carries:

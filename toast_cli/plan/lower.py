@@ -17,24 +17,21 @@ from toast_cli.plan.partials import (
     Hop,
     Partial,
     Reduction,
-    Sum,
-    axes_of,
     completed,
     cut_by_readers,
     found_by_partitioner,
     gathers_terms,
     partial_of,
-    readers,
     reductions_of,
     scattered_apart,
-    split_further,
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_loop
 from toast_cli.plan.settle import settled
-from toast_cli.plan.sharding import Sharding, replicated, without
+from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without
 from toast_cli.program.ops import ARGUMENT, CARRY
+from toast_cli.program.sums import Sum, readers
 
 
 def lower(problem: Problem, plan: Plan) -> PartitionedProgram:

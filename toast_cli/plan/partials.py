@@ -2,61 +2,40 @@
 
 A value is partial over a mesh axis where its op adds up over a dimension which that axis splits: each device holds a
 term of it. An all-reduce completes it, or a reduce-scatter where it is to lie split over that axis. Partial values that
-are added up are reduced once, at the end of the sum, if all terms are partial over the same axes, lie alike and are to
-lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. The gradient of a block's input is such a sum, with a
-term for each projection that read it; so is the gradient of a weight that is used again and again. XLA does this where
-nobody else reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete,
-partial over other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else,
-unless both are scattered over one axis (see `scatters_into`). Which ops could be terms, and in which order they are
-added up, follows from the program; the rest from the plan.
+are added up (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes,
+lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
+reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
+other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both
+are scattered over one axis (see `sums.scatters_into`).
 
 These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
 
-Enters: a program, for its sums; a sum and its ops' iterations, for what is reduced of it. Leaves: `Sum`s, and
-`Reduction`s of parts of them.
+Enters: a sum and what its ops iterate over. Leaves: `Reduction`s of parts of it, and the `Hop`s that complete them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.sharding import Sharding, in_mesh_order, refines, scattered_in, shards, without
-from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import ADD, CARRY, CONVERT, DOT_GENERAL, REDUCE, SCATTER
-from toast_cli.program.rematerialised import expands_scalar
+from toast_cli.plan.sharding import (
+    Sharding,
+    axes_of,
+    in_mesh_order,
+    refines,
+    scattered_in,
+    shards,
+    split_further,
+    without,
+)
+from toast_cli.program.model import Op
+from toast_cli.program.ops import CARRY, DOT_GENERAL, REDUCE
+from toast_cli.program.sums import Does, Steps
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
-
-# What a step of a sum does: brings in a term, sees the step before it through a view, or adds up the two before it.
-# "into" adds up as well, where one of the two is scattered into the other (see `scatters_into`).
-Does = Literal["term", "view", "add", "into"]
-
-
-class SumStep(NamedTuple):
-    """op: its number in the program, or of its pattern, as the user of a `Sum` needs it."""
-
-    does: Does
-    op: int
-
-
-Steps = tuple[SumStep, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """steps: in reverse Polish notation, with op numbers. end: the value that the sum is."""
-
-    steps: Steps
-    end: int
-
-    @property
-    def terms(self) -> tuple[int, ...]:
-        return tuple([step.op for step in self.steps if step.does == "term"])
 
 
 class Partial(NamedTuple):
@@ -108,86 +87,7 @@ class Hop(NamedTuple):
     after: Sharding | None
 
 
-# -- what a program adds up
-# ------------------------------------------------------------------------------------------------
-
-
-def find_sums(program: Program, can_be_term: Sequence[bool]) -> list[Sum]:
-    """Every sum of results of such ops, as long as can be; those of one term too.
-
-    Args:
-        can_be_term: [ops] whether an op adds up over something that may be split, and leaves what it finds as it is.
-    """
-    written: dict[int, list[SumStep]] = {}  # value -> the steps of the sum it is
-    for number, op in enumerate(program.ops):
-        if len(op.results) != 1:
-            continue
-        if can_be_term[number]:
-            written[op.results[0]] = [SumStep("term", number)]
-        elif op.operands and all(v in written and _read_only_here(program, v, op) for v in _read(op)):
-            if op.name == ADD:
-                fewer, more = sorted((written.pop(v) for v in op.operands), key=len)
-                more += fewer  # so that long sums take no quadratic time
-                more.append(SumStep("into" if scatters_into(op, program) else "add", number))
-                written[op.results[0]] = more
-            elif is_view(op, program):
-                steps = written[op.results[0]] = written.pop(op.operands[0])
-                steps.append(SumStep("view", number))
-    return [Sum(tuple(steps), end) for end, steps in written.items()]
-
-
-def adds_up(op: Op) -> bool:
-    """Whether an op that combines elements adds them up."""
-    return not op.name.endswith(("reduce", "reduce_window", "scatter")) or op.detail == "add"
-
-
-def _read_only_here(program: Program, value: int, op: Op) -> bool:
-    maker = program.ops[program.producer[value]]
-    if maker.name == CARRY:  # what a loop results in is a value of the program around it
-        return len(read_behind(program, value)) == 1 and program.loops[maker.loop].parent == op.loop
-    return len(program.users[value]) == 1 and maker.loop == op.loop
-
-
-def read_behind(program: Program, carried: int) -> list[tuple[int, int]]:
-    """Uses of what a loop carries that read what the loop results in."""
-    loop = program.loops[program.ops[program.producer[carried]].loop]
-    return [use for use in program.users[carried] if not loop.first <= use[0] < loop.last]
-
-
-def _read(op: Op) -> tuple[int, ...]:
-    return op.operands if op.name == ADD else op.operands[:1]
-
-
-def is_view(op: Op, program: Program) -> bool:
-    """Whether an op only changes the form of its one operand: a sum over dimensions of size 1 does no more. A
-    conversion is none: it rounds."""
-    if not op.kind.view and (op.name != REDUCE or len(op.results) > 1):
-        return False
-    return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
-
-
-def scatters_into(op: Op, program: Program) -> bool:
-    """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
-
-    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before
-    the scatter and the scatter's result once more. Constraints between the two, which say where each is
-    reduce-scattered, keep XLA from that, and XLA then adds up what both keep a piece of, where it sees that the pieces
-    are the same: not over several axes (products are scattered in two steps and look-ups over all at once, see
-    `completed`), not where the array is split besides (the pieces' offsets are worked out in different ways), and not
-    where a side is transposed in between, as the gradient of a table is that is multiplied by as `x @ table.T`.
-    """
-    return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
-
-
-def _starts_anew(op: Op, program: Program) -> bool:
-    if op.name != SCATTER:
-        return False
-    base = program.ops[program.producer[op.operands[0]]]
-    return base.kind.source or expands_scalar(base, program)
-
-
-# -- what a plan leaves of a sum to be reduced
-# -----------------------------------------------------------------------------
+# -- what a plan leaves of a sum to be reduced -------------------------------------------------------------------------
 
 
 class _Open(NamedTuple):
@@ -287,8 +187,7 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
 
 
-# -- how it is reduced
-# -----------------------------------------------------------------------------------------------------
+# -- how it is reduced -------------------------------------------------------------------------------------------------
 
 
 def completed(
@@ -374,19 +273,6 @@ def cut_by_readers(
     return tuple([axis for axis in reduced if axis in over])
 
 
-def readers(program: Program, value: int) -> list[tuple[int, int]]:
-    """Uses of a value, or of what it becomes by a change of form and type that nobody else reads it for; of what a loop
-    results in, those of the value itself."""
-    if program.ops[program.producer[value]].name == CARRY:
-        return read_behind(program, value)
-    while len(uses := program.users[value]) == 1:
-        op = program.ops[uses[0][0]]
-        if len(op.results) != 1 or not (op.name == CONVERT or is_view(op, program)):
-            break
-        value = op.results[0]
-    return program.users[value]
-
-
 def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a
     reduce-scatter.
@@ -403,20 +289,6 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     busy = {axis for axes in iteration.slot_axes for axis in axes}
     idle = any(size > 1 and axis not in busy for axis, size in enumerate(sizes))
     return not idle and iteration.scattered[k] in target and in_mesh_order(target)
-
-
-# -- shardings
-# -------------------------------------------------------------------------------------------------------------
-
-
-def axes_of(sharding: Sharding) -> set[int]:
-    """All axes that split the array."""
-    return {axis for axes in sharding for axis in axes}
-
-
-def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> Sharding:
-    """`sharding` once `axes` split the dimensions that they split in `target`."""
-    return tuple([(*have, *(a for a in want if a in axes)) for have, want in zip(sharding, target, strict=True)])
 
 
 def _over(at: Sharding, to: Sharding) -> list[tuple[int, ...]]:

@@ -68,7 +68,7 @@ class PartitionedProgram:
             made, where there are any: each device holds a term of it.
         added: value -> the one at the end of the sum that it is added up in: it stays partial, and is reduced there.
             Terms of sums that the compiler reduces once of its own accord, though each is written to be reduced (see
-            `partials.scatters_into`), are not among them.
+            `sums.scatters_into`), are not among them.
         carried: op number of a loop's carry -> what each trip leaves of a sum for it, see `plan.accumulation`.
             `computed` says how it lies in the loop, `shardings` how it lies once it is reduced behind it.
         summed: values that stay partial on the way to such a carry.

@@ -10,7 +10,6 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
-from toast_cli.plan.partials import adds_up
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.workarounds import ALL, Workarounds
@@ -19,6 +18,7 @@ from toast_cli.program.ops import CONVOLUTION, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import argument_roles, carried_results, views
+from toast_cli.program.sums import adds_up
 
 
 def make_problem(

@@ -26,11 +26,11 @@ from toast_cli.plan.iteration import (
     decisive,
     lay_out,
 )
-from toast_cli.plan.partials import Sum, SumStep, adds_up, find_sums
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY
 from toast_cli.program.roles import WEIGHTS
+from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums
 
 CANONICAL_KEPT = 50_000  # plans of which it is remembered what stands for them
 

@@ -6,7 +6,7 @@ most once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -82,3 +82,13 @@ def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
         for count in range(len(coarse[dim]) + 1, len(axes) + 1):
             steps.append((*steps[-1][:dim], axes[:count], *steps[-1][dim + 1 :]))
     return tuple(steps)
+
+
+def axes_of(sharding: Sharding) -> set[int]:
+    """All axes that split the array."""
+    return {axis for axes in sharding for axis in axes}
+
+
+def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> Sharding:
+    """`sharding` once `axes` split the dimensions that they split in `target`."""
+    return tuple([(*have, *(a for a in want if a in axes)) for have, want in zip(sharding, target, strict=True)])

@@ -32,11 +32,12 @@ from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, lay_out
-from toast_cli.plan.partials import SumStep, cut_by_readers
+from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
+from toast_cli.program.sums import SumStep
 from toast_cli.search.solver import lower_bound
 
 MOST_SPLITS = 20_000  # of one pattern, and

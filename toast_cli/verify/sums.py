@@ -131,7 +131,7 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
 
 def scatters_into(graph: Graph, node: Node) -> bool:
     """Whether one side of an addition, and only one, is a scatter reduced over devices: XLA:TPU and XLA:GPU scatter
-    into the other side, which is reduced before (see `plan.partials.scatters_into`)."""
+    into the other side, which is reduced before (see `program.sums.scatters_into`)."""
     return [is_reduced_scatter(graph, operand) for operand in node.operands].count(True) == 1
 
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 from itertools import product
 
 from toast_cli.emit.spmd.alignment import align
-from toast_cli.plan.partials import ALL_GATHER, axes_of, is_view, read_behind
+from toast_cli.plan.partials import ALL_GATHER
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.reshard import SLICE, is_even, route
-from toast_cli.plan.sharding import Sharding, replicated, shards
+from toast_cli.plan.sharding import Sharding, axes_of, replicated, shards
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY, CONVERT
+from toast_cli.program.sums import is_view, read_behind
 
 Completions = dict[int, list[Collective]]  # value -> the collectives that complete it, in order
 
@@ -31,7 +32,7 @@ def completions(program: Program, lowered: PartitionedProgram) -> tuple[Partitio
     added = dict(lowered.added)
     for value, steps in list(found.items()):
         place = next((k for k, step in enumerate(steps) if step.before is not None and step.after is None), None)
-        cut = None if place is None else cut_by_readers(program, lowered, value, set(steps[place].axes))
+        cut = None if place is None else lies_as_cut(program, lowered, value, set(steps[place].axes))
         if place is None or not cut or (value not in cut and place > 0):
             continue
         reduced = value if value in cut else min(cut)  # values are numbered in program order
@@ -64,7 +65,7 @@ def views_between(program: Program, value: int, last: int) -> Iterator[int]:
 Uses = list[tuple[int, int]]
 
 
-def cut_by_readers(
+def lies_as_cut(
     program: Program, lowered: PartitionedProgram, value: int, axes: set[int]
 ) -> dict[int, tuple[Sharding, Uses]]:
     """How a value lies once `axes` cut it as its readers do, and what is only seen of it through views and conversions,
