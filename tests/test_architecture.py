@@ -41,6 +41,7 @@ ORDER = [
     "pipeline",
     "frameworks",
     "runnable",
+    "jax_objects",
     "api",
     "compiled",
     "toast_cli",

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from toast_cli.emit.snippet import rules_of, spec_text
@@ -23,29 +21,20 @@ from toast_cli.emit.specs import NamedSpec
 from toast_cli.errors import UsageError
 from toast_cli.frameworks import keras_layouts, mark_sharding_lines, maxtext_yaml, slash_expression
 from toast_cli.hardware import parse_bytes
+from toast_cli.jax_objects import (
+    Signature,
+    automatic,
+    logical_names,
+    partition_spec,
+    positional,
+    read_program,
+    unflatten,
+)
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.pipeline import partition as run_pipeline
-from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report.model import ConstraintFacts, ConstraintFamilyFacts, DimensionAxes, Report, matters
-
-
-@dataclass(frozen=True)
-class Signature:
-    """How a program's arrays lie in the trees that the user's function takes and returns.
-
-    Attributes:
-        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a
-            function's unused arguments are no arguments of the program.
-        results: jax PyTreeDef of what the function returns.
-        leaves: [leaves of the arguments] their abstract values.
-    """
-
-    arguments: Any
-    kept: tuple[int, ...]
-    results: Any
-    leaves: tuple[Any, ...] = ()
 
 
 class Plan:
@@ -198,12 +187,12 @@ class Plan:
         specs = [partition_spec(argument.sharding) for argument in self.report.arguments]
         if self._signature is None:
             return tuple(specs)
-        return _positional(_unflatten(self._signature.arguments, self._leaf_specs(specs)))
+        return positional(unflatten(self._signature.arguments, self._leaf_specs(specs)))
 
     def out_specs(self) -> Any:
         """PartitionSpecs of the results, as the tree that the function returns (flat for a program from a file)."""
         specs = [partition_spec(result.sharding) for result in self.report.results]
-        return tuple(specs) if self._signature is None else _unflatten(self._signature.results, specs)
+        return tuple(specs) if self._signature is None else unflatten(self._signature.results, specs)
 
     def in_shardings(self, mesh: Any = None) -> Any:
         """For `jax.jit(in_shardings=…)`, on this mesh (`self.mesh()` when None); see `in_specs`.
@@ -272,13 +261,13 @@ class Plan:
         signature = self._signature
         specs = [partition_spec([])] * signature.arguments.num_leaves
         used = dict(zip(signature.kept, kept, strict=True))
-        results = _unflatten(signature.results, list(range(signature.results.num_leaves)))
+        results = unflatten(signature.results, list(range(signature.results.num_leaves)))
         by_tail: dict[tuple[str, str], Any] = {}
         for path, number in jax.tree_util.tree_leaves_with_path(results):
             fact = self.report.results[number]
             for start in (0, 1):
                 by_tail[jax.tree_util.keystr(path[start:]), _shape_text(fact.type)] = partition_spec(fact.sharding)
-        leaves = _unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
+        leaves = unflatten(signature.arguments, list(range(signature.arguments.num_leaves)))
         for path, number in jax.tree_util.tree_leaves_with_path(leaves):
             tail = jax.tree_util.keystr(path[2:])  # from behind (args, kwargs) and the parameter on
             if number in used:
@@ -306,20 +295,6 @@ class Plan:
         return jax.tree.map(
             lambda leaf: jax.sharding.NamedSharding(placed, leaf), specs, is_leaf=lambda x: isinstance(x, spec)
         )
-
-
-def automatic(mesh: Any) -> Any:
-    """The same mesh with automatic axes: on `AxisType.Explicit` axes, JAX's default, it would be JAX's types that say
-    how arrays in between lie."""
-    import jax
-
-    auto = jax.sharding.AxisType.Auto
-    if all(kind == auto for kind in mesh.axis_types):
-        return mesh
-    kinds = (auto,) * len(mesh.axis_names)
-    if isinstance(mesh, jax.sharding.AbstractMesh):
-        return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def partition(
@@ -352,7 +327,7 @@ def partition(
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """
-    path, content, signature = _read(program)
+    path, content, signature = read_program(program)
     shape = ",".join(f"{a}={n}" for a, n in mesh_shape.items()) if isinstance(mesh_shape, dict) else mesh_shape
     request = Request(
         path,
@@ -375,62 +350,6 @@ def partition(
     return Plan(run_pipeline(request), signature)
 
 
-def partition_spec(sharding: DimensionAxes) -> Any:
-    """`jax.sharding.PartitionSpec` of a sharding in a report; whole dimensions at the end are left out."""
-    import jax
-
-    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return jax.sharding.PartitionSpec(*entries)
-
-
-def logical_names(names: Any) -> tuple[str, ...]:
-    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already
-    stay as they are.
-
-    Several names on one dimension are joined by `+`; arrays without any name have no line.
-    """
-    if isinstance(names, list | tuple) and all(isinstance(line, str) for line in names):
-        return tuple(names)
-    import jax
-
-    spec = jax.sharding.PartitionSpec
-    lines = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(names, is_leaf=lambda node: isinstance(node, spec)):
-        if isinstance(leaf, spec) and any(leaf):
-            entries = ("+".join(e) if isinstance(e, tuple) else e or "" for e in leaf)
-            lines.append(f"{slash_path(jax.tree_util.keystr(path)).lstrip('/')}={','.join(map(str, entries))}")
-    return tuple(lines)
-
-
-def _read(program: Any) -> tuple[str, bytes | None, Signature | None]:
-    """A name or path, the program where it is in no file, and its trees where they are known."""
-    if isinstance(program, str | os.PathLike):
-        return str(Path(program)) if program != "-" else "-", None, None
-    if isinstance(program, bytes):
-        return "<bytes>", program, None
-    if hasattr(getattr(program, "lowered", None), "compiler_ir"):  # what Equinox' filter_jit(f).lower(…) gives
-        program = program.lowered
-    if hasattr(program, "mlir_module_serialized"):
-        kept = tuple(program.module_kept_var_idx)
-        signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
-        return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
-    if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
-        import jax
-
-        from toast_cli import xla
-
-        leaves = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(program.args_info))
-        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree, leaves)
-        return "<lowered>", program.as_text(debug_info=True).encode(), signature
-    raise UsageError(
-        f"cannot partition a {type(program).__name__}",
-        where="program",
-        hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
-    )
-
-
 def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:
     return NamedSpec(name, tuple(tuple(axes) or None for axes in sharding))
 
@@ -438,16 +357,3 @@ def _named_spec(name: str, sharding: DimensionAxes) -> NamedSpec:
 def _shape_text(type: str) -> str:
     """`f32[2,3]` -> `2,3`."""
     return type[type.index("[") + 1 : type.rindex("]")]
-
-
-def _unflatten(tree: Any, leaves: list[Any]) -> Any:
-    import jax
-
-    return jax.tree.unflatten(tree, leaves)
-
-
-def _positional(arguments: Any) -> Any:
-    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays
-    given."""
-    positional, _ = arguments
-    return positional

@@ -1,0 +1,116 @@
+"""What users of JAX hand in, and what JAX takes: lowered and exported functions, trees of names, shardings on a mesh.
+
+Enters: objects of JAX, and shardings as reports have them. Leaves: programs as bytes with the trees they came from, and
+objects of JAX.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toast_cli.errors import UsageError
+from toast_cli.program.paths import slash_path
+from toast_cli.report.model import DimensionAxes
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a program's arrays lie in the trees that the user's function takes and returns.
+
+    Attributes:
+        arguments: jax PyTreeDef of `(args, kwargs)`. kept: [the program's arguments] their number among its leaves; a
+            function's unused arguments are no arguments of the program.
+        results: jax PyTreeDef of what the function returns.
+        leaves: [leaves of the arguments] their abstract values.
+    """
+
+    arguments: Any
+    kept: tuple[int, ...]
+    results: Any
+    leaves: tuple[Any, ...] = ()
+
+
+def read_program(program: Any) -> tuple[str, bytes | None, Signature | None]:
+    """A name or path, the program where it is in no file, and its trees where they are known."""
+    if isinstance(program, str | os.PathLike):
+        return str(Path(program)) if program != "-" else "-", None, None
+    if isinstance(program, bytes):
+        return "<bytes>", program, None
+    if hasattr(getattr(program, "lowered", None), "compiler_ir"):  # what Equinox' filter_jit(f).lower(…) gives
+        program = program.lowered
+    if hasattr(program, "mlir_module_serialized"):
+        kept = tuple(program.module_kept_var_idx)
+        signature = Signature(program.in_tree, kept, program.out_tree, tuple(program.in_avals))
+        return f"<{program.fun_name}>", bytes(program.mlir_module_serialized), signature
+    if hasattr(program, "compiler_ir") and hasattr(program, "in_tree"):
+        import jax
+
+        from toast_cli import xla
+
+        leaves = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(program.args_info))
+        signature = Signature(program.in_tree, xla.kept_arguments(program), program.out_tree, leaves)
+        return "<lowered>", program.as_text(debug_info=True).encode(), signature
+    raise UsageError(
+        f"cannot partition a {type(program).__name__}",
+        where="program",
+        hint="give a path, jax.jit(f).lower(…), jax.export.export(…)(…), or the bytes of a saved program",
+    )
+
+
+def logical_names(names: Any) -> tuple[str, ...]:
+    """`PATTERN=embed,mlp` for each leaf of a tree of `PartitionSpec`s of logical names; lines that are such already
+    stay as they are.
+
+    Several names on one dimension are joined by `+`; arrays without any name have no line.
+    """
+    if isinstance(names, list | tuple) and all(isinstance(line, str) for line in names):
+        return tuple(names)
+    import jax
+
+    spec = jax.sharding.PartitionSpec
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(names, is_leaf=lambda node: isinstance(node, spec)):
+        if isinstance(leaf, spec) and any(leaf):
+            entries = ("+".join(e) if isinstance(e, tuple) else e or "" for e in leaf)
+            lines.append(f"{slash_path(jax.tree_util.keystr(path)).lstrip('/')}={','.join(map(str, entries))}")
+    return tuple(lines)
+
+
+def partition_spec(sharding: DimensionAxes) -> Any:
+    """`jax.sharding.PartitionSpec` of a sharding in a report; whole dimensions at the end are left out."""
+    import jax
+
+    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in sharding]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return jax.sharding.PartitionSpec(*entries)
+
+
+def automatic(mesh: Any) -> Any:
+    """The same mesh with automatic axes: on `AxisType.Explicit` axes, JAX's default, it would be JAX's types that say
+    how arrays in between lie."""
+    import jax
+
+    auto = jax.sharding.AxisType.Auto
+    if all(kind == auto for kind in mesh.axis_types):
+        return mesh
+    kinds = (auto,) * len(mesh.axis_names)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+def unflatten(tree: Any, leaves: list[Any]) -> Any:
+    import jax
+
+    return jax.tree.unflatten(tree, leaves)
+
+
+def positional(arguments: Any) -> Any:
+    """jit's `in_shardings` are for positional arguments only; keyword arguments' shardings come from the arrays
+    given."""
+    positional, _ = arguments
+    return positional
