@@ -12,6 +12,8 @@ from programs import SAMPLES
 
 from toast_cli.errors import InputError, SpecError, ToastError, UsageError
 from toast_cli.pipeline import Outcome, Request, partition
+from toast_cli.plan.lower import lower
+from toast_cli.program.rematerialised import remade_values
 from toast_cli.report.model import SCHEMA
 
 PROGRAMS = ("mlp_tiny", "gns_tiny", "moe_tiny", "scan_tiny", "itx_decode_tiny", "resnet50_tiny")
@@ -205,3 +207,19 @@ def test_stages_are_told_and_timed() -> None:
     found = partition(request("mlp_tiny"), lambda stage, *_: told.append(stage))
     assert list(dict.fromkeys(told)) == ["spec", "load", "analyse", "search", "report"]
     assert set(found.report.timings) == set(told)
+
+
+def test_a_report_and_a_file_share_what_a_plan_means() -> None:
+    tiny = outcome("mlp_tiny")
+    plan = tiny.result.plan
+    lowered = tiny.evaluator.lowered(plan)
+    assert tiny.evaluator.lowered(plan) is lowered
+    assert lowered == lower(tiny.problem, plan)
+    assert tiny.evaluator.lowered(()) == lower(tiny.problem, ())
+
+
+def test_what_is_worked_out_once_is_worked_out_for_each_program() -> None:
+    program = outcome("mlp_tiny").source.program
+    other = replace(program, name="another")
+    assert remade_values(program) is remade_values(program)
+    assert remade_values(other) == remade_values(program) and remade_values(other) is not remade_values(program)

@@ -14,7 +14,7 @@ from programs import source_of
 
 from toast_cli.emit import emit_hlo, recheck, stablehlo, write
 from toast_cli.emit.minimal import ChosenMarks
-from toast_cli.emit.recheck import check_note, strays
+from toast_cli.emit.recheck import check_note, reads_back, strays
 from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.frontend import Source
@@ -72,6 +72,22 @@ def test_what_is_written_lies_as_planned(
     source, lowered = planned
     marks = shardy_marks(source, lowered, annotate)
     assert strays(source, lowered, marks, write_shardy(source, lowered, marks, binary=binary)) == []
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_was_seen_to_settle_is_read_back_and_not_propagated_again(
+    planned: tuple[Source, PartitionedProgram], binary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, lowered = planned
+    marks = shardy_marks(source, lowered)
+    content = write_shardy(source, lowered, marks, binary=binary)
+    asked = []
+    monkeypatch.setattr(recheck, "strays", lambda *_: asked.append(1) or [])
+    assert check_note(source, lowered, marks, content, settled=True) == "" and asked == []
+    assert check_note(source, lowered, marks, content) == "" and asked == [1]
+    other = b"// not what was written\n" + write_shardy(source, lowered, marks)
+    assert check_note(source, lowered, marks, other, settled=True) == "" and asked == [1, 1]
+    assert not reads_back(content[: len(content) // 2])
 
 
 def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, PartitionedProgram]) -> None:

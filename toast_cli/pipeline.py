@@ -29,7 +29,6 @@ from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
-from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
@@ -99,7 +98,7 @@ class Outcome:
 
         timings = dict(self.report.timings)
         with _timed("emit", timings, lambda *_: None):
-            lowered = lower(self.problem, self.result.plan)
+            lowered = self.evaluator.lowered(self.result.plan)
             price = self._price if weigh else None
             if format == "jax_export":
                 written = self._exported(lowered, annotate, trees, price)

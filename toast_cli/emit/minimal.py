@@ -12,7 +12,7 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from toast_cli.emit.marks import (
@@ -232,7 +232,7 @@ def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
     return {v for v in operands if program.ops[program.producer[v]].name == CARRY}
 
 
-def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: list[bool]) -> bool:
+def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:
     """Whether some use would not get its sharding, or several would each bring the value there for themselves, without
     it."""
     if remade[reshard.value]:

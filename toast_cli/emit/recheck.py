@@ -1,7 +1,9 @@
 """The written file, read again: does Shardy's propagation take it where the plan says?
 
 Enters: a `Source`, the `PartitionedProgram` and `Marks` it was written with, and the bytes of the StableHLO file.
-Leaves: the ops at which values lie elsewhere than planned, or a sentence about them for the report.
+Leaves: the ops at which values lie elsewhere than planned, or a sentence about them for the report. Where propagation
+has been seen to take these marks where the plan says, what is left to ask is whether the file says the same: to
+propagate a program of 20,000 ops takes several times as long.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 
 from toast_cli.emit.marks import Marks, is_read, pinnable_values, unneeded_values
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
+from toast_cli.emit.shardy import written
 from toast_cli.errors import ToastError
+from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.quantities import format_count
@@ -25,8 +29,16 @@ CONSTRAINT = "sdy.sharding_constraint"
 ADDED = frozenset({"sdy.mesh", CONSTRAINT})
 
 
-def check_note(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> str:
-    """What the reader of the report should know about the file; empty when everything in it lies as planned."""
+def check_note(
+    source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes, *, settled: bool = False
+) -> str:
+    """What the reader of the report should know about the file; empty when everything in it lies as planned.
+
+    settled: whether everything was seen to lie as planned after propagation from `marks`, over the module from which
+    `content` was written.
+    """
+    if settled and reads_back(content):
+        return ""
     ops = len(source.program.ops)
     if ops > MOST_OPS:
         return (
@@ -44,6 +56,16 @@ def check_note(source: Source, lowered: PartitionedProgram, marks: Marks, conten
     lie = "value lies" if len(found) == 1 else "values lie"
     first = next(filter(None, map(source.location, found)), f"op {found[0]}")
     return f"{format_count(len(found))} {lie} elsewhere than planned in the written program: first at {first}"
+
+
+def reads_back(content: bytes) -> bool:
+    """Whether a file, text or bytecode, is the module that it was written from: read and written again it is the same
+    bytes."""
+    try:
+        module = parse_module(make_context(), content)
+    except (ir.MLIRError, RuntimeError):
+        return False
+    return written(module, binary=content.startswith(BYTECODE)) == content
 
 
 def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: bytes) -> list[int]:

@@ -23,12 +23,17 @@ def write_shardy(source: Source, lowered: PartitionedProgram, marks: Marks, *, b
     check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
     with annotated(source.module, marks, notation, prod(lowered.axis_sizes)):
-        if binary:
-            # A copy: what regions stand for (see `loops`) is set aside and still reads values of the module, and
-            # MLIR's writer, which sorts the readers of each value, dies of one that is not in it.
-            return write_bytecode(source.module.operation.clone())
-        text: str = source.module.operation.get_asm(enable_debug_info=True)
-        return text.encode()
+        # A copy: what regions stand for (see `loops`) is set aside and still reads values of the module, and MLIR's
+        # writer of bytecode, which sorts the readers of each value, dies of one that is not in it.
+        return written(source.module.operation.clone() if binary else source.module, binary=binary)
+
+
+def written(module: Any, *, binary: bool) -> bytes:
+    """A module as text, locations included, or as bytecode."""
+    if binary:
+        return write_bytecode(module)
+    text: str = module.operation.get_asm(enable_debug_info=True)
+    return text.encode()
 
 
 class ShardyNotation:

@@ -69,7 +69,7 @@ def write_checked(
         lowered = reduced_behind_transposes(source, lowered)
         marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
-        notes = (note, check_note(source, lowered, marks, content))
+        notes = (note, check_note(source, lowered, marks, content, settled=bool(values)))
         found = tuple(constraints_of(source, lowered, marks))
         families: list[Family] = []
         if price is not None and values and source.program is program:

@@ -29,6 +29,8 @@ from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.lower import lower
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
@@ -89,11 +91,19 @@ class Evaluator:
         # them.
         self._state: _State | None = None
         self._before: _State | None = None
+        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last that was asked for
         self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
 
     def serves(self, problem: Problem) -> bool:
         """Whether another problem is about the same program on the same chip."""
         return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
+
+    def lowered(self, plan: Plan) -> PartitionedProgram:
+        """What `plan` means for every op, value and use. The last answer is kept: a report and a file ask for the same
+        plan."""
+        if self._lowered is None or self._lowered[0] != plan:
+            self._lowered = plan, lower(self.problem, plan)
+        return self._lowered[1]
 
     # -- whole plans ---------------------------------------------------------------------------------------------
 

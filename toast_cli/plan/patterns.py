@@ -85,7 +85,7 @@ def make_problem(
         tuple(op_pattern),
         (*roles, *kinds, *((ACCUMULATORS,) if accumulations else ())),
         argument_role,
-        tuple(remade_values(program)),
+        remade_values(program),
         places,
         notices=(*stated.notices, *unused_pins(program, wishes)),
         workarounds=workarounds,

@@ -14,12 +14,15 @@ nothing downstream needs a special case:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from math import prod
+from typing import TypeVar
 
 from toast_cli.program.ops import DOT_GENERAL, OpKind, kind_of
 
+T = TypeVar("T")
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
 DimFactors = tuple[int, ...]
 # Per dimension of one operand or result.
@@ -186,6 +189,21 @@ class Result:
 
     value: int
     path: str
+
+
+def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
+    """A function of a program that works out its answer once for each program; nobody may change the answer."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def remembered(program: Program) -> T:
+        known = program.__dict__  # where `cached_property` keeps its own
+        if name not in known:
+            known[name] = function(program)
+        answer: T = known[name]
+        return answer
+
+    return remembered
 
 
 @dataclass(frozen=True)

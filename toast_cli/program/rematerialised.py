@@ -7,11 +7,12 @@ sharding, so a reshard of one costs nothing and a sharding on one would only bin
 
 from __future__ import annotations
 
-from toast_cli.program.model import Op, Program
+from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import BROADCAST_IN_DIM
 
 
-def remade_values(program: Program) -> list[bool]:
+@once
+def remade_values(program: Program) -> tuple[bool, ...]:
     """[values] True where every use gets a copy of its own."""
     remade = [False] * len(program.values)
     for op in program.ops:
@@ -19,7 +20,7 @@ def remade_values(program: Program) -> list[bool]:
         if op.kind.source or preserved or expands_scalar(op, program):
             for value in op.results:
                 remade[value] = True
-    return remade
+    return tuple(remade)
 
 
 def expands_scalar(op: Op, program: Program) -> bool:

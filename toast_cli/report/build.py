@@ -17,7 +17,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
-from toast_cli.plan.lower import lower
+from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 from toast_cli.quantities import format_count, format_percent, format_plural
@@ -56,7 +56,7 @@ def build_report(
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
-    arguments, results = _shardings(problem, result.plan)
+    arguments, results = _shardings(problem, evaluator.lowered(result.plan))
     return Report(
         ProgramFacts(
             source.path,
@@ -198,9 +198,8 @@ def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[C
     return facts
 
 
-def _shardings(problem: Problem, plan: Plan) -> tuple[list[ArgumentFacts], list[ResultFacts]]:
+def _shardings(problem: Problem, lowered: PartitionedProgram) -> tuple[list[ArgumentFacts], list[ResultFacts]]:
     program, names = problem.program, problem.mesh.names
-    lowered = lower(problem, plan)
 
     def named(sharding: Sharding) -> DimensionAxes:
         return [[names[a] for a in axes] for axes in sharding]
