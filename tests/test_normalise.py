@@ -14,6 +14,7 @@ from normalised_programs import F32, array, main_of, names, normalised, with_col
 
 from toast_cli import xla
 from toast_cli.errors import InputError
+from toast_cli.frontend import normalise
 
 T4 = "tensor<4xf32>"
 G = f'func.func private @g(%a: {T4}) -> {T4} {{ %0 = stablehlo.sine %a : {T4} loc("sin") return %0 : {T4} }}'
@@ -305,3 +306,16 @@ def test_numbers_do_not_change(name: str) -> None:
             results = xla.run_program(xla.write_bytecode(module), inputs, shapes, 1, shardy=True)
         for got, wanted in zip(results, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_program_does_not_hold_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, walks = CALLS["twice, with its own locations"][0], list[str]()
+    steps = ("with_static_shapes", "translate_leftovers", "refuse_foreign", "collective_notices")
+    for step in steps:
+        told = getattr(normalise, step)
+        monkeypatch.setattr(normalise, step, lambda *given, step=step, told=told: (walks.append(step), told(*given))[1])
+    assert names(normalised(plain).module) and walks == []
+    idle = f"""func.func public @main(%a: {T4}) -> {T4} {{
+      %0 = "mhlo.copy"(%a) : ({T4}) -> {T4}
+      return %0 : {T4} }}"""
+    assert names(normalised(idle).module) == [] and walks == ["translate_leftovers"]

@@ -25,8 +25,10 @@ except ImportError:
     _hlo = _jax
 
 sdy = _sdy
+# What a visitor of `operation.walk` says. To look one up in the enumeration takes as long as to visit an operation.
+ADVANCE, INTERRUPT, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.INTERRUPT, ir.WalkResult.SKIP
 
-__all__ = ["ir", "sdy"]
+__all__ = ["ADVANCE", "INTERRUPT", "SKIP", "ir", "sdy"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -186,7 +188,7 @@ def walk_ops(root: Any, *names: str) -> list[Any]:
     def visit(operation: Any) -> Any:
         if operation.name in names:
             found.append(operation)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
@@ -247,7 +249,7 @@ def element_types(module: Any) -> set[str]:
     def visit(operation: Any) -> Any:
         for result in operation.results:
             seen.add(str(result.type))
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     module.operation.walk(visit)
     with module.context:
@@ -282,7 +284,7 @@ def remove_sharding_rules(module: Any) -> None:
         attributes = operation.attributes
         if "sdy.sharding_rule" in attributes and not _sdy.OpShardingRuleAttr(attributes["sdy.sharding_rule"]).is_custom:
             del attributes["sdy.sharding_rule"]
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     module.operation.walk(visit)
 

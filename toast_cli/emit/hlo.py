@@ -22,7 +22,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, ir
 
 REGION = "sdy.manual_computation"
 CONSTRAINT_TARGET = "Sharding"
@@ -134,7 +134,7 @@ def bare_bytecode(module: Any) -> bytes:
             if mesh and mesh[1] in devices:
                 bind(operation, devices[mesh[1]])
             del operation.attributes["sdy.sharding"]
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     clone.walk(visit)
     for op in meshes.values():

@@ -23,7 +23,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op
 from toast_cli.program.ops import CARRY
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, ir
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def entering_values(operation: Any) -> list[Any]:
         for operand in inner.operands:
             if operand not in own:
                 found.setdefault(operand)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return list(found)

@@ -19,7 +19,7 @@ from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import ir, run_passes, sdy
+from toast_cli.xla import ADVANCE, ir, run_passes, sdy
 
 # The passes of `sdy-propagation-pipeline` that decide shardings; those that only tidy up cost as much again.
 QUICK = (
@@ -74,7 +74,7 @@ class Propagation:
                 values.update(self._value_shardings(attributes))
             elif RESHARD in attributes:
                 (reshards[ir.IntegerAttr(attributes[RESHARD]).value],) = self._read(attributes["sharding"])
-            return ir.WalkResult.ADVANCE
+            return ADVANCE
 
         module.operation.walk(visit)
         return Propagated(values, reshards)

@@ -20,7 +20,7 @@ from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.quantities import format_count
-from toast_cli.xla import ir, make_context, parse_module
+from toast_cli.xla import ADVANCE, ir, make_context, parse_module
 
 # Reading and propagating a larger file takes longer than people want to wait for good news.
 MOST_OPS = 60_000
@@ -118,7 +118,7 @@ def operations_in(module: Any) -> list[Any]:
     def visit(operation: Any) -> Any:
         if operation.name not in ADDED:
             found.append(operation)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found

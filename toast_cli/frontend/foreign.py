@@ -9,7 +9,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, INTERRUPT, ir
 
 # XLA's conversion to HLO takes what stands in `shape` and `tensor`, and constants, where shapes are known.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
@@ -22,22 +22,22 @@ LOWER = (
 
 def refuse_foreign(module: Any, path: str) -> None:
     """Raises `InputError` at the first operation that XLA would not know."""
-    known: dict[str, bool] = {}
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
-        name = operation.name
-        fine = known.get(name)
-        if fine is None:
-            fine = known[name] = name.partition(".")[0] in DIALECTS or name in TAKEN
-        if fine:
-            return ir.WalkResult.ADVANCE
+        if is_known(operation.name):
+            return ADVANCE
         found.append(operation)
-        return ir.WalkResult.INTERRUPT
+        return INTERRUPT
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     if found:
         raise InputError(f"{found[0].name} is not StableHLO", where=place_of(found[0], path), hint=LOWER)
+
+
+def is_known(name: str) -> bool:
+    """Whether XLA knows operations of that name, or they are taken out."""
+    return name.partition(".")[0] in DIALECTS or name in TAKEN
 
 
 def foreign_hint(message: str) -> str:

@@ -18,7 +18,7 @@ from toast_cli.frontend.normalise import normalise
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.wire import strings_are_text
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, ir
 
 SIZE = struct.Struct("<q")  # of the JSON at the head of a message
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def operations_of(module: Any) -> list[Any]:
 
     def visit(operation: Any) -> Any:
         found.append(operation)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
     function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)

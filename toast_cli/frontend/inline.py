@@ -13,7 +13,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.inputs import whole_number
-from toast_cli.xla import inline_function, ir, walk_ops
+from toast_cli.xla import ADVANCE, inline_function, ir, walk_ops
 
 # More operations than this after inlining come from calls that double at every level, not from a model. The environment
 # can allow more.
@@ -110,7 +110,7 @@ def count_operations(root: Any) -> int:
     def visit(_: Any) -> Any:
         nonlocal count
         count += 1
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     root.operation.walk(visit)
     return count

@@ -22,7 +22,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.idle import IDLE_KINDS, is_idle
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, ir
 
 # Operations that only draw a line around their one region: the region's block takes their place.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
@@ -58,7 +58,7 @@ def translate_leftovers(module: Any, path: str) -> None:
     def visit(operation: Any) -> Any:
         if operation.name in REWRITES:
             found.append(operation)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
     with module.context, ir.Location.unknown():

@@ -11,16 +11,16 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.foreign import refuse_foreign
+from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import inline_calls
-from toast_cli.frontend.leftovers import translate_leftovers
+from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
-from toast_cli.frontend.shapes import with_static_shapes
+from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
-from toast_cli.frontend.tuples import flatten_tuples
+from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ir, run_passes
+from toast_cli.xla import ADVANCE, SKIP, ir, run_passes
 
 ENTRY = "main"
 # Left by the conversion from HLO: XLA's own settings, layouts, and what has become attributes of arguments.
@@ -50,21 +50,50 @@ class Normalised:
     argument_axes: dict[int, tuple[str, ...]]
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a module holds, which says what need not be looked for in it: names of operations, types of results."""
+
+    names: frozenset[str]
+    types: frozenset[Any]
+
+
+def held_by(module: Any) -> Held:
+    """One walk instead of one for each thing that most programs do not have."""
+    names: set[str] = set()
+    types: set[Any] = set()
+
+    def visit(operation: Any) -> Any:
+        names.add(operation.name)
+        for result in operation.results:
+            types.add(result.type)
+        return ADVANCE
+
+    module.operation.walk(visit)
+    return Held(frozenset(names), frozenset(types))
+
+
 def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
     """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
 
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
-    module = with_static_shapes(module, entry_function(module, path), path)
-    function = entry_function(module, path)
-    translate_leftovers(module, path)
-    flatten_tuples(module)
+    function, held = entry_function(module, path), held_by(module)
+    if dynamic_argument(function) or not all(map(is_static, held.types)):
+        module = with_static_shapes(module, function, path)
+        function, held = entry_function(module, path), held_by(module)
+    if not held.names.isdisjoint(REWRITES):
+        translate_leftovers(module, path)
+    flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
-    refuse_foreign(module, path)
+    if not all(map(is_known, held.names)):
+        refuse_foreign(module, path)
     findings = take_shardings(module, function, path)
-    notices = [*sharding_notices(findings.count, keep_shardings), *collective_notices(function)]
+    notices = sharding_notices(findings.count, keep_shardings)
+    if any(kind_of(name).per_device for name in held.names):
+        notices += collective_notices(function)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
@@ -110,7 +139,7 @@ def collective_notices(function: Any) -> list[str]:
     def visit(operation: Any) -> Any:
         nonlocal count
         count += kind_of(operation.name).per_device
-        return ir.WalkResult.SKIP if operation.name == MANUAL_REGION else ir.WalkResult.ADVANCE
+        return SKIP if operation.name == MANUAL_REGION else ADVANCE
 
     function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     if not count:

@@ -242,30 +242,40 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
         reader.function(function)
     except KeyError as error:
         raise InputError(f"a value is used before it is defined ({error})", hint="is the module valid MLIR?") from error
-    arguments = tuple(read_argument(function, k, reader.definitions[k]) for k in range(len(function.arguments)))
+    arguments = read_arguments(function)
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
-    results = tuple(Result(value, result_path(function, k)) for k, value in enumerate(outputs))
+    paths = result_paths(function, len(outputs))
+    results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
     reader.notices += reader.loop_notices()
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return program, reader
 
 
-def read_argument(function: Any, index: int, handle: Any) -> Argument:
-    """Path, donation and aliasing of one argument of the entry function."""
+def read_arguments(function: Any) -> tuple[Argument, ...]:
+    """Path, donation and aliasing of each argument of the entry function."""
     from toast_cli import xla
 
-    attributes = function.attributes["arg_attrs"][index] if "arg_attrs" in function.attributes else {}
-    results = len(function.type.results)
-    place = partial("argument {}".format, index)
-    alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
-    donated = alias is not None or "jax.buffer_donor" in attributes
-    return Argument(index, printable(xla.location_name(handle.location)), donated, -1 if alias is None else alias)
+    handles, results = list(function.arguments), len(function.type.results)
+    found = []
+    for index, (handle, attributes) in enumerate(zip(handles, _each(function, "arg_attrs", len(handles)), strict=True)):
+        place = partial("argument {}".format, index)
+        alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
+        donated = alias is not None or "jax.buffer_donor" in attributes
+        path = printable(xla.location_name(handle.location))
+        found.append(Argument(index, path, donated, -1 if alias is None else alias))
+    return tuple(found)
 
 
-def result_path(function: Any, index: int) -> str:
-    """What `jax.result_info` says of one result, else an empty string."""
-    if "res_attrs" not in function.attributes:
-        return ""
-    attributes = function.attributes["res_attrs"][index]
-    return printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")
+def result_paths(function: Any, count: int) -> list[str]:
+    """What `jax.result_info` says of each result, else an empty string."""
+    return [
+        printable(foreign.text(attributes, "jax.result_info", partial("result {}".format, index)) or "")
+        for index, attributes in enumerate(_each(function, "res_attrs", count))
+    ]
+
+
+def _each(function: Any, name: str, count: int) -> list[Any]:
+    """The dictionary of each argument or result; empty ones where the function has none."""
+    attributes = function.attributes
+    return list(attributes[name]) if name in attributes else [{}] * count

@@ -12,7 +12,7 @@ from typing import Any
 from toast_cli.child import ChildError, in_child
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error, place_of
-from toast_cli.xla import ir, make_context, parse_module, refine_shapes, write_bytecode
+from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module, refine_shapes, write_bytecode
 
 HINT = (
     "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
@@ -81,8 +81,8 @@ def first_dynamic(module: Any) -> Dynamic | None:
                 static = known[kind] = is_static(kind)
             if not static:
                 found.append(Dynamic(f"the result of {operation.name} ({kind})", operation))
-                return ir.WalkResult.INTERRUPT
-        return ir.WalkResult.ADVANCE
+                return INTERRUPT
+        return ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found[0] if found else None

@@ -31,7 +31,7 @@ from toast_cli.frontend.statements import (
     without_shardings,
 )
 from toast_cli.inputs import whole_number
-from toast_cli.xla import ir, sdy
+from toast_cli.xla import ADVANCE, SKIP, ir, sdy
 
 MANUAL_REGION = "sdy.manual_computation"
 # Operations, and custom calls, that change where a value lies and nothing else: each is its first operand.
@@ -170,14 +170,14 @@ class _Taker:
             kind = kind_of(operation)
             if kind == MANUAL_REGION:
                 self._manual_region(operation)
-                return ir.WalkResult.SKIP
+                return SKIP
             if kind in MOVES or kind in GROUPINGS:
                 moves.append(operation)
             else:
                 attributes = operation.attributes
                 if SDY in attributes or GSPMD in attributes or FRONTEND in attributes:
                     stating.append(operation)
-            return ir.WalkResult.ADVANCE
+            return ADVANCE
 
         function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
         for operation in stating:

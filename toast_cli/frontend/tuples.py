@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast_cli.xla import ir
+from toast_cli.xla import ADVANCE, ir
 
 # Attributes that describe one argument's buffer and make no sense for each array of a tuple.
 PER_BUFFER = frozenset({"tf.aliasing_output", "mhlo.sharding", "sdy.sharding"})
 
 
-def flatten_tuples(module: Any) -> None:
-    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or gives one."""
+def flatten_tuples(module: Any, *, inside: bool) -> None:
+    """Removes every tuple. Call this after `translate_leftovers`: then no operation with regions takes or gives one.
+
+    inside: whether any operation gives a tuple; functions are asked themselves what they take and give.
+    """
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     boundary = [function for function in functions if any(map(is_tuple, boundary_types(function)))]
-    if not boundary and not holds_tuples(module):
+    if not boundary and not inside:
         return
     with module.context, ir.Location.unknown():
         for function in boundary:
@@ -43,19 +46,6 @@ def boundary_types(function: Any) -> list[Any]:
     return [*kind.inputs, *kind.results]
 
 
-def holds_tuples(module: Any) -> bool:
-    """Whether any operation gives a tuple."""
-    kinds: set[Any] = set()
-
-    def visit(operation: Any) -> Any:
-        for result in operation.results:
-            kinds.add(result.type)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return any(map(is_tuple, kinds))
-
-
 def tuple_operations(function: Any) -> list[Any]:
     """Operations that take or give a tuple, in program order."""
     found: list[Any] = []
@@ -70,7 +60,7 @@ def tuple_operations(function: Any) -> list[Any]:
     def visit(operation: Any) -> Any:
         if any(map(tupled, operation.results)) or any(map(tupled, operation.operands)):
             found.append(operation)
-        return ir.WalkResult.ADVANCE
+        return ADVANCE
 
     function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
