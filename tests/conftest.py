@@ -14,6 +14,9 @@ settings.load_profile("toast")
 # XLA:CPU and its children spend most of their time on machine code that runs once. What toast checks is done before.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+# What a test finds out is not kept for the next.
+os.environ.setdefault("TOAST_CACHE", "off")
+
 # Files, and single tests of others, that compile with XLA, start processes, read all samples or search with the default
 # budget: two thirds of the time that all tests take.
 SLOW = {

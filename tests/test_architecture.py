@@ -19,6 +19,7 @@ ORDER = [
     "xla",
     "units",
     "inputs",
+    "kept",
     "child",
     "outputs",
     "program",

@@ -175,6 +175,7 @@ def test_corrections_change_what_is_predicted(evaluator: Evaluator) -> None:
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOAST_CACHE", "on")
     program, report = tmp_path / "dot.mlir", tmp_path / "report.json"
     program.write_text(TEXT)
     words = [

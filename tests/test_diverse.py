@@ -138,6 +138,7 @@ def test_from_python() -> None:
 def test_the_best_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`partition`, `compare` and `check` ask the same compiler about the same programs: it answers once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOAST_CACHE", "on")
     program, out = tmp_path / "dot.mlir", tmp_path / "out.json"
     program.write_text(DOT)
     words = [str(program), "--mesh", "v4-32", "--iterations", "60", "--confirm", "2", "--confirm-with", "cpu"]

@@ -14,6 +14,7 @@ import typer
 from toast_cli.cli import options
 from toast_cli.cli.check_points import CheckPoint, points_of, points_of_project
 from toast_cli.cli.exits import BAD_INPUT, CHECK_FAILED, OK, say
+from toast_cli.cli.known_checks import KnownChecks, key_of_point
 from toast_cli.cli.progress import counted, progress_line, say_confirmed
 from toast_cli.cli.values import CheckFormat, one_of, whole_number
 from toast_cli.cli.workers import PointFailure, failure_of, run_all
@@ -154,10 +155,7 @@ def check(
         points = points_of_project(programs or [], given, config, update, allow_project_code)
     check_targets([target for _, target in targets if not target.is_stdout], [p.request.program for p in points])
 
-    if len(points) == 1:
-        judged = [_judge_alone(points[0], jobs, quiet, verbose, told=targets != [(CheckFormat.text, STDOUT)])]
-    else:
-        judged = _judge_all(points, jobs, quiet)
+    judged = _judge(points, jobs, quiet, verbose, told=targets != [(CheckFormat.text, STDOUT)])
     for point, result in zip(points, judged, strict=True):
         _store(point, result, quiet)
     verdicts = [result.verdict for result in judged]
@@ -204,6 +202,23 @@ def _given(written: Mapping[str, Any]) -> dict[str, Any]:
     values = {name.replace("_", "-"): value for name, value in written.items()}
     given = {name: value for name, value in values.items() if name in KEYS and name not in ("program", "mesh")}
     return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told: bool) -> list[Judged]:
+    """All points; those whose verdict is known from before are not looked into (but `verbose` shows a whole report)."""
+    known = KnownChecks()
+    keys = ["" if verbose else key_of_point(point) for point in points]
+    done = {k: Judged(verdict) for k, key in enumerate(keys) if (verdict := known.find(key)) is not None}
+    left = [k for k in range(len(points)) if k not in done]
+    if done and not quiet:
+        say("note", f"{len(done)} of {len(points)} checks are known from before (TOAST_CACHE=off makes them again)")
+    if left and len(points) == 1:
+        done[0] = _judge_alone(points[0], jobs, quiet, verbose, told)
+    elif left:
+        done.update(zip(left, _judge_all([points[k] for k in left], jobs, quiet), strict=True))
+    for k in left:
+        known.keep(keys[k], done[k].verdict)
+    return [done[k] for k in range(len(points))]
 
 
 def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
