@@ -175,3 +175,17 @@ def test_a_fourier_transform_is_computed_whole() -> None:
     problem = problem_of(source_of(lambda x: jnp.fft.fft(x).real, arg(16, 8)), round_mesh(data=4))
     (number,) = (n for n, op in enumerate(problem.program.ops) if op.name == "stablehlo.fft")
     assert problem.patterns[problem.op_pattern[number]].groups == ()
+
+
+def test_only_rules_that_shardy_populates_are_taken_off_again() -> None:
+    rule = "#sdy.op_sharding_rule<([i])->([i]) {i=8}, custom>"
+    source = source_of_text(
+        f"""func.func public @main(%a: tensor<8xf32>) -> tensor<8xf32> {{
+          %0 = stablehlo.custom_call @own(%a) {{sdy.sharding_rule = {rule}}} : (tensor<8xf32>) -> tensor<8xf32>
+          %1 = stablehlo.add %0, %0 : tensor<8xf32>
+          return %1 : tensor<8xf32> }}"""
+    )
+    assert [operation.name for operation in source.operations if "sdy.sharding_rule" in operation.attributes] == [
+        "stablehlo.custom_call"
+    ]
+    assert all(op.rule.sizes == (8,) for op in source.program.ops)

@@ -279,14 +279,7 @@ def remove_sharding_rules(module: Any) -> None:
     """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's)
     stays.
     """
-
-    def visit(operation: Any) -> Any:
-        attributes = operation.attributes
-        if "sdy.sharding_rule" in attributes and not _sdy.OpShardingRuleAttr(attributes["sdy.sharding_rule"]).is_custom:
-            del attributes["sdy.sharding_rule"]
-        return ADVANCE
-
-    module.operation.walk(visit)
+    run_passes(module, "func.func(sdy-drop-sharding-rules)")
 
 
 # -- compiling and running --------------------------------------------------------------------------------------------

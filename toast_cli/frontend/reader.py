@@ -109,8 +109,9 @@ class Reader:
         self._depth -= 1
 
     def _plain(self, operation: Any, name: str, trips: float, loop: int) -> None:
-        operands = tuple(self._numbers[o] for o in operation.operands)
-        results = tuple(self._define(r) for r in operation.results)
+        numbers = self._numbers
+        operands = tuple([numbers[o] for o in operation.operands])
+        results = tuple([self._define(r) for r in operation.results])
         attributes = operation.attributes
         detail = ""
         if name == "stablehlo.custom_call":
