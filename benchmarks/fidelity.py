@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +45,9 @@ from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.schedule import scheduled_time
 from toast_cli.verify.traffic import compare_traffic
 
+DIFFERENCE = re.compile(
+    r"- (?P<side>\w+): (?P<kind>[\w-]+) over (?P<axes>\S*), (?P<kib>[\d.]+) KiB ×(?P<count>\S+), at `(?P<place>.*)`"
+)
 COLUMNS = {
     "program": "{program}", "plan": "{plan}", "form": "{form}", "compiler": "{compiler} {mesh}", "ops": "{ops}",
     "constraints": "{constraints}", "astray": "{astray}",
@@ -71,10 +75,10 @@ REASONS = """
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    rows: list[Row] = [row for file in options.stored for row in json.loads(Path(file).read_text())]
+    rows: list[Row] = [row for file in options.stored for row in stored_rows(Path(file))]
     for job in jobs(options):
         for row in measure(job, options):
-            rows.append(row)
+            rows = [*(one for one in rows if title(one) != title(row)), row]
             note(" ".join(form.format_map(row) for form in COLUMNS.values()))
     show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
     write_json(options.json, rows)
@@ -224,12 +228,68 @@ def page(rows: list[Row]) -> str:
     for row in judged:
         if row["share"] < AIM:
             lines += [
-                f"**{row['program']}, {row['plan']}, {row['compiler']} {row['mesh']}** ({row['agreeing']})",
+                f"**{title(row)}** ({row['agreeing']})",
                 "",
                 *(difference_line(one) for one in row["differences"][:3]),
                 "",
             ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def stored_rows(file: Path) -> list[Row]:
+    """Rows of a file that `--json` or `--write` has written. A page has figures as rounded as they stand there; pages
+    from before there were several forms speak of StableHLO."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".md":
+        rows: list[Row] = json.loads(text)
+        return rows
+    lines = text.splitlines()
+    (top,) = (k for k, line in enumerate(lines) if line.startswith("| program |"))
+    heads, found = cells_of_line(lines[top]), list[Row]()
+    for line in lines[top + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append(row_of(dict(zip(heads, cells_of_line(line), strict=True))))
+    titles = {title(row): row for row in found}
+    at: Row = {}
+    for line in lines[top:]:
+        if line.startswith("**"):
+            at = titles[line.split("**")[1]]
+        elif one := DIFFERENCE.fullmatch(line):
+            at["differences"].append(
+                {
+                    "side": one["side"], "kind": one["kind"], "axes": one["axes"].split("+"),
+                    "bytes": float(one["kib"]) * 1024, "count": float(one["count"]), "place": one["place"],
+                }
+            )  # fmt: skip
+    return found
+
+
+def cells_of_line(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def row_of(cells: dict[str, str]) -> Row:
+    """A row from its cells, by the heads of their columns."""
+    compiler, _, mesh = cells["compiler"].partition(" ")
+    agreeing = cells["agreeing"]
+    row: Row = {
+        "program": cells["program"], "plan": cells["plan"], "form": cells.get("form", "stablehlo"),
+        "compiler": compiler, "mesh": mesh, "ops": cells["ops"], "constraints": cells["constraints"],
+        "astray": cells["astray"], "predicted_count": float(cells["predicted"]),
+        "compiled_count": float(cells["compiled"]), "predicted_kib": float(cells["predicted KiB"]),
+        "compiled_kib": float(cells["compiled KiB"]), "agreeing": agreeing, "step": cells.get("step ms", "-"),
+        "numbers": cells["numbers"], "verdict": "" if cells["numbers"] in ("equal", "not run") else "wrong",
+    }  # fmt: skip
+    if agreeing.endswith(" %"):
+        row |= {"share": float(agreeing.removesuffix(" %")) / 100, "differences": []}
+    return row
+
+
+def title(row: Row) -> str:
+    """What a row is called above its differences."""
+    form = "" if row["form"] == "stablehlo" else f" {row['form']},"
+    return f"{row['program']}, {row['plan']},{form} {row['compiler']} {row['mesh']}"
 
 
 def reached(rows: list[Row]) -> str:
@@ -263,7 +323,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--keep", type=Path, default=FOLDER, metavar="FOLDER", help="where programs compiled for chips are kept"
     )
     parser.add_argument("--no-numbers", action="store_true", help="do not run the programs")
-    parser.add_argument("--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json")
+    parser.add_argument(
+        "--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json or --write"
+    )
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)

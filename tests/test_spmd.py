@@ -131,6 +131,16 @@ def test_collectives_are_the_promised_ones(name: str, devices: int) -> None:
         assert differences(source, lower(problem, plan)) == {}, label
 
 
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_slices_of_one_array_are_put_together_whole(axis: str) -> None:
+    """Shardy calls that a permutation, however they lie in the array."""
+    case = case_of(lambda x: jnp.concatenate([x[:, :8], x[:, :8]], 1), arg(8, 16))
+    lowered = case.lowered((case.shard(f"{case.program.arguments[0].path}.1", axis),))
+    assert [one.kind for one in lowered.collectives].count("all-gather") == 2
+    assert differences(case.source, lowered) == {}
+    assert wrong_results(case.source, lowered, 8) == []
+
+
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_collectives_of_random_programs(data: st.DataObject) -> None:

@@ -17,12 +17,12 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.flops import op_flops
-from toast_cli.frontend.rules import ShardyRules, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
 from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, JOIN, RESULT, kind_of
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
 # Reading descends once per loop or branch. Programs have a handful in each other.
@@ -122,6 +122,8 @@ class Reader:
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
         if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
+            if name == CONCATENATE:
+                rule = concatenation_rule(rule, operation)
         else:
             known = table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))

@@ -12,7 +12,8 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.program.model import Rule, ValueFactors
-from toast_cli.program.ops import kind_of
+from toast_cli.program.ops import SLICE, kind_of
+from toast_cli.xla import ir
 
 # Custom calls that act on the minor dimensions alone; every leading dimension is a batch: target -> minor dimensions.
 BATCHED_CUSTOM_CALLS = {
@@ -90,6 +91,39 @@ class ShardyRules:
                 Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute)
             )
         return rule
+
+
+def concatenation_rule(rule: Rule, concatenation: Any) -> Rule:
+    """The rule of a concatenation. Shardy calls the dimension a permutation wherever slices of one array are put
+    together; XLA sends shards on only where that rotates the array (`jnp.roll`), and otherwise takes it apart twice
+    over. There it is needed whole."""
+    return rule if not rule.permutation or is_rotation(concatenation) else _whole_where_permuted(rule)
+
+
+@lru_cache(maxsize=4096)
+def _whole_where_permuted(rule: Rule) -> Rule:
+    return replace(rule, need_replication=rule.need_replication | rule.permutation, permutation=frozenset())
+
+
+def is_rotation(concatenation: Any) -> bool:
+    """Whether the end of an array is put in front of its beginning."""
+    if len(concatenation.operands) != 2:
+        return False
+    end, begin = (operand.owner for operand in concatenation.operands)
+    if any(isinstance(part, ir.Block) or part.name != SLICE for part in (end, begin)):
+        return False
+    dim = int(concatenation.attributes["dimension"].value)
+    array = end.operands[0]
+    first, start = (int(part.attributes["start_indices"][dim]) for part in (end, begin))
+    last, stop = (int(part.attributes["limit_indices"][dim]) for part in (end, begin))
+    whole = array.type.shape[dim]
+    lengths = [part.results[0].type.shape[dim] for part in (end, begin)]
+    return bool(
+        begin.operands[0] == array
+        and (last, start) == (whole, 0)
+        and first == stop
+        and lengths == [whole - first, first]  # no steps in between
+    )
 
 
 def _whole_where_alone(rule: Rule, custom: bool) -> Rule:

@@ -1,0 +1,34 @@
+"""A page of fidelity is read back as it was written, so that rows can be added to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fidelity import page, stored_rows
+
+DIFFERENCE = {
+    "side": "missing", "kind": "all-reduce", "axes": ["data", "model"], "bytes": 2048.0, "count": 16.0,
+    "place": "model.py:3 (jit(step)/`dot`)",
+}  # fmt: skip
+ROW: dict[str, Any] = {
+    "program": "mlp", "plan": "fsdp x megatron", "form": "hlo", "mesh": "v4-32", "compiler": "tpu", "ops": "335",
+    "constraints": "26", "astray": "0", "predicted_count": 36.0, "compiled_count": 37.0, "predicted_kib": 277660.5,
+    "compiled_kib": 283932.5, "agreeing": "90.0 %", "share": 0.9, "step": "4.730", "numbers": "not run", "verdict": "",
+    "differences": [DIFFERENCE],
+}  # fmt: skip
+FAILED = {key: value for key, value in ROW.items() if key not in ("share", "differences")} | {
+    "plan": "search", "agreeing": "out of memory", "compiled_count": 0.0, "compiled_kib": 0.0, "step": "-",
+}  # fmt: skip
+
+
+def test_rows_are_read_back(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"form": "stablehlo", "share": 1.0, "agreeing": "100.0 %", "differences": []}, FAILED]
+    file = tmp_path / "page.md"
+    file.write_text(page(rows), encoding="utf-8")
+    assert stored_rows(file) == rows
+
+
+def test_the_page_in_the_documentation_can_be_read() -> None:
+    file = Path(__file__).parents[1] / "docs" / "fidelity.md"
+    assert len(stored_rows(file)) > 100
