@@ -100,6 +100,13 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded & {"jax", "jaxlib", "numpy", "rich", "yaml", "zstandard", "toast_cli.pipeline"} == set()
 
 
+def test_partitioning_loads_nothing_that_asks_compilers() -> None:
+    script = "import sys, toast_cli.cli.partition, toast_cli.pipeline, toast_cli.emit; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    steps = {".".join(name.split(".")[:2]) for name in found.stdout.split() if name.startswith("toast_cli.")}
+    assert steps & {"toast_cli.confirm", "toast_cli.verify"} == set() and "toast_cli.pipeline" in steps
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert toast("--version") == 0
     assert re.fullmatch(

@@ -18,10 +18,6 @@ from math import inf, prod
 from typing import TYPE_CHECKING
 
 from toast_cli.compiler.partitioner import installed_workarounds
-from toast_cli.confirm.compilers import Compiler
-from toast_cli.confirm.model import Confirmation, ConfirmedRow
-from toast_cli.confirm.run import Limits, compiled_cost
-from toast_cli.confirm.search import compiler_for, confirm_found
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
@@ -36,7 +32,6 @@ from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts, goal_facts
-from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
@@ -49,6 +44,8 @@ from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
 from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
 
 if TYPE_CHECKING:
+    from toast_cli.confirm.compilers import Compiler
+    from toast_cli.confirm.model import Confirmation, ConfirmedRow
     from toast_cli.emit import Written
     from toast_cli.emit.exported import Trees
     from toast_cli.emit.weigh import Price
@@ -58,7 +55,7 @@ if TYPE_CHECKING:
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
 # place among the plans compiled (from 1), how many there are, the plan with its figures
-Said = Callable[[int, int, ConfirmedRow], None]
+Said = Callable[[int, int, "ConfirmedRow"], None]
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         meshes = choose_meshes(spec, request, saved)
         wishes.check_axes([mesh.names for mesh in meshes])
         meshes = [mesh for mesh in meshes if wishes.suit(mesh.names)]
-        compiler_of = compiler_for(spec, request.confirm_with) if request.confirm else None
+        compiler_of = _compiler_of(spec, request) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
@@ -205,10 +202,27 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
-            report = replace(report, confirmation=confirmation_facts(confirmation))
-            if confirmation.row is not None:  # the compiler's word is what bounds are held to
-                report = replace(report, goal=goal_facts(evaluator.problem, compiled_cost(confirmation.row)))
+            report = _with_confirmation(report, evaluator.problem, confirmation)
     return Outcome(replace(report, timings=timings), source, evaluator, result, tuple(plans))
+
+
+def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:
+    """The compiler to ask about programs for a mesh."""
+    from toast_cli.confirm.search import compiler_for  # what asks compilers is loaded where one is asked
+
+    return compiler_for(spec, request.confirm_with)
+
+
+def _with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:
+    """The report with what the compiler said."""
+    from toast_cli.confirm.run import compiled_cost
+    from toast_cli.report.confirmation import confirmation_facts
+
+    report = replace(report, confirmation=confirmation_facts(confirmation))
+    if confirmation.row is None:
+        return report
+    # The compiler's word is what bounds are held to.
+    return replace(report, goal=goal_facts(problem, compiled_cost(confirmation.row)))
 
 
 def _confirmed(
@@ -220,6 +234,9 @@ def _confirmed(
     said: Said | None,
 ) -> Confirmation:
     """What the compiler makes of the best plans, `found`; a plan that the user has fixed is compiled as it is."""
+    from toast_cli.confirm.run import Limits
+    from toast_cli.confirm.search import confirm_found
+
     free = request.strategy is None and (request.plan is None or request.complete)
     return confirm_found(
         source,
@@ -236,7 +253,10 @@ def _confirmed(
 
 def confirmed(outcome: Outcome, request: Request, named: Mapping[str, Plan], said: Said | None = None) -> Confirmation:
     """What the compiler makes of an outcome's best plans, as many as `request.confirm`, and of others by name."""
-    compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(outcome.problem.mesh)
+    from toast_cli.confirm.run import Limits
+    from toast_cli.confirm.search import confirm_found
+
+    compiler = _compiler_of(load_spec(request.mesh), request)(outcome.problem.mesh)
     return confirm_found(
         outcome.source,
         outcome.evaluator,

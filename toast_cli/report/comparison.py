@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toast_cli.confirm.model import Confirmation
-from toast_cli.confirm.run import compiled_cost
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import SUMS, scope_name, summary
@@ -21,6 +19,9 @@ from toast_cli.search.diverse import name_of
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import applicable, strategy
 from toast_cli.tactics.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from toast_cli.confirm.model import Confirmation
 
 SCHEMA = "toast.compare/1"
 SEARCH, UNSHARDED, STRATEGY = "search", "unsharded", "strategy"  # kinds of contenders, and names of the first two
@@ -115,6 +116,8 @@ def compare(evaluator: Evaluator, report: Report, found: Sequence[Plan], more: I
 
 def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:
     """The same with what a compiler says of the contenders, and the best by its word."""
+    from toast_cli.confirm.run import compiled_cost
+
     facts = {
         name: replace(of, name=name)
         for row, of in zip(confirmation.rows, confirmation_facts(confirmation).plans, strict=True)

@@ -3,14 +3,18 @@ terminal, come out."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.confirm.model import Confirmation, ConfirmedRow
 from toast_cli.quantities import format_bytes, format_seconds
 from toast_cli.report import style
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts, Report
+
+if TYPE_CHECKING:
+    from toast_cli.confirm.model import Confirmation, ConfirmedRow
 
 
 def confirmation_facts(confirmation: Confirmation) -> ConfirmationFacts:
