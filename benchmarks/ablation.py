@@ -56,6 +56,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "polynomials": frozenset(),
     "narrow-stores": frozenset({"decoder", "unet"}),
     "product-operands": frozenset(),
+    "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
     "space-to-batch": frozenset({"unet"}),

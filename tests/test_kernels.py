@@ -14,6 +14,7 @@ from programs import PLAIN, ROUND_CHIP, arg, case_of, evaluator_of, problem_of, 
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernels import arithmetic, kernels
+from toast_cli.compiler.profile import OnChip
 from toast_cli.cost.matrix_unit import padding
 from toast_cli.cost.model import Attained
 from toast_cli.cost.roofline import kernel_seconds
@@ -158,3 +159,34 @@ def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_by
 def test_error_functions_are_polynomials_on_the_vector_unit(function: Any, each: int) -> None:
     program = source_of(function, S).program
     assert sum(arithmetic(program, op, PLAIN) for op in program.ops) == each * 256
+
+
+@pytest.mark.parametrize(("room_kib", "spared_kib"), [(1, 0), (4, 3)])
+def test_what_a_loop_reads_in_every_iteration_stays_on_the_chip_where_all_of_it_fits(
+    room_kib: int, spared_kib: int
+) -> None:
+    """A state and weights of 1 KiB each, read in each of 8 iterations, and the new state: at four times the rate."""
+
+    def recurrent(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 8, lambda _, h: h @ w, x)
+
+    on_chip = OnChip(bytes=room_kib * KIB, speed=4.0)
+    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"loop-residency"})
+    source = source_of(recurrent, S, S)
+    seconds = [
+        evaluator_of(source, round_mesh(data=2), profile=each).cost(()).compute_seconds
+        for each in (profile.without("loop-residency"), profile)
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(8 * spared_kib * 0.75 * KIB / 1e9, rel=0.02)
+
+
+def test_what_a_loop_carries_partial_is_not_written_apart() -> None:
+    """x.T @ y is added to what a loop carries; split over what it adds up, less of x and y is read and nothing more is
+    written than in one piece."""
+
+    def accumulated(w: Any, x: Any) -> Any:
+        return lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0]
+
+    case = case_of(accumulated, arg(16, 16), arg(4, 64, 16), mesh=round_mesh(data=4))
+    whole, split = (case.evaluator.cost(plan).compute_seconds for plan in ((), (case.shard("x.1", "data"),)))
+    assert split < whole

@@ -51,6 +51,10 @@ def looked_up(x: Any, w: Any, labels: Any) -> Any:
     return jax.grad(loss)(w)
 
 
+def recurrent(x: Any, w: Any) -> Any:
+    return lax.fori_loop(0, 64, lambda _, h: jnp.tanh(h @ w), x)
+
+
 def widened(x: Any, w: Any) -> Any:
     y = (x @ w).astype(jnp.float32)
     return y.sum(0), jnp.sort(y, 1)
@@ -143,6 +147,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "memory-space-assignment": (lambda x: x @ x @ x @ x, (S,), "", "more peak", "v4-32"),
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
                       "v4-32"),
+    "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from toast_cli.compiler import multi_output_fusion, reduction_fusion
 from toast_cli.compiler.kernel import Kernel, Side
+from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
 from toast_cli.compiler.multi_output_fusion import Hosts
 from toast_cli.compiler.polynomials import expansions
 from toast_cli.compiler.profile import CompilerProfile
@@ -29,13 +30,14 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding, parts: [values] see `kernels`. cost: see `polynomials`. read: (value, op that takes a part of it or -1)
-    already counted. product: the contraction found on the way; others: more of them.
+    padding, parts: [values] see `kernels`. cost: see `polynomials`. residency: see `loop_residency`. read: (value, op
+    that takes a part of it or -1) already counted. product: the contraction found on the way; others: more of them.
     """
 
     padding: list[float]
     parts: list[float]
     cost: Mapping[str, float]
+    residency: LoopResidency
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     product: int = -1
@@ -62,18 +64,20 @@ def kernels(
     reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
     hosts, joins = Hosts(program), multi_output_fusion.NAME in profile.passes
     cost = expansions(profile)
+    sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
+    residency = loop_residency(program, stored, sizes, free, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
             continue
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost))
+            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost, residency))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
             joined = hosts.of(end, walk.read) if joins and walk.product < 0 else []
             if joined:
-                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost))
+                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost, residency))
             hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
     if reduction_fusion.NAME in profile.passes:
         reduction_fusion.let_reductions_ride(program, found, reads)
@@ -123,6 +127,8 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     finish.flops += _arithmetic(program, op, walk.cost) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
+    finish.staying += sum(s.staying for s in (*operands, *results))
+    finish.beside = max([finish.beside, *(s.beside for s in (*operands, *results))])
 
 
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
@@ -176,8 +182,12 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     part = program.values[reader.results[0]] if takes else it
     padding = walk.padding[value]
     size = round(min(it.bytes, part.bytes) * padding * walk.parts[value])
+    stays, beside = (0.0, 0.0) if takes else walk.residency.of_read(value, reader)
+    size = round(size * stays) if stays else size
     side.bytes += size
-    if program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
+    if stays:
+        side.staying, side.beside = side.staying + size, beside
+    elif program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
         side.passing += size
     side.elements += round(min(it.elements, part.elements) * padding)
 
@@ -191,5 +201,9 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
         update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
         return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
     size = round(it.bytes * walk.padding[value] * walk.parts[value])
+    elements = round(it.elements * walk.padding[value])
+    stays, beside = walk.residency.of_yield(program, value)
+    if stays:
+        return Side(size, elements, staying=size, beside=beside)
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
-    return Side(size, round(it.elements * walk.padding[value]), passing=0 if kept else size)
+    return Side(size, elements, passing=0 if kept else size)

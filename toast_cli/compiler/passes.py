@@ -19,6 +19,7 @@ from toast_cli.compiler import (
     in_place_updates,
     loop_copies,
     loop_gathers,
+    loop_residency,
     loops_first,
     memory_space_assignment,
     multi_output_fusion,
@@ -76,5 +77,5 @@ PASSES = _listed(
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, in_place_updates,
     # Where they are.
-    memory_space_assignment, on_chip_reuse, temporaries,
+    memory_space_assignment, on_chip_reuse, loop_residency, temporaries,
 )  # fmt: skip

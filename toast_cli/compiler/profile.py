@@ -67,11 +67,14 @@ class OnChip:
         filled: part of that which temporaries fill; prefetched arguments and gaps have the rest.
         refills: how long a temporary stays there at most, in times that it takes to read so many bytes from device
             memory.
+        speed: bytes a second that kernels read and write there, over what they attain of device memory; 0: nothing
+            stays there while a loop runs, see `loop_residency`.
     """
 
     bytes: float = 0.0
     filled: float = 0.0
     refills: float = 0.0
+    speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

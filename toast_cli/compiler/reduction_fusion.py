@@ -34,3 +34,4 @@ def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dic
             kernel.rides = True
             for side in kernel.operands:
                 side.bytes = side.elements = side.passing = 0
+                side.staying = 0.0

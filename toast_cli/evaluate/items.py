@@ -33,10 +33,10 @@ from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
-# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes (see
-# `kernel.Side`).
-Side = tuple[float, float, float, float]
-NOTHING: Side = (0.0, 0.0, 0.0, 0.0)
+# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes, staying
+# bytes and those beside them (see `kernel.Side`).
+Side = tuple[float, float, float, float, float, float]
+NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class WorkItem:
         kernels: 1, or 0 where the op is part of another op's kernel or rides on one.
         unfinished: bytes of a contraction that elementwise work finishes before it is written.
         whole_bytes: [results] whether they are stored or not.
-        summed: a `SumItem` takes care of partial results.
+        summed: a `SumItem` takes care of partial results. carried: they are added to what a loop carries, where they
+            stay partial.
         needed: [results] the part of the bits that readers need, see `narrowing`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
@@ -65,6 +66,7 @@ class WorkItem:
     unfinished: float
     whole_bytes: tuple[int, ...]
     summed: bool
+    carried: bool
     needed: tuple[float, ...]
     late: bool
     in_loop: bool
@@ -155,6 +157,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes = [value.bytes for value in program.values]
+    carried = _carried_terms(problem)
     runs: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
@@ -170,6 +173,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
+            number in carried,
             tuple(needs.of_value(v) for v in op.results),
             all(late[v] for v in op.results),
             op.loop >= 0,
@@ -178,6 +182,12 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
         members[key].append(number)
     rows = ((key, count, members[key][0], tuple(members[key])) for key, count in runs.items())
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)
+
+
+def _carried_terms(problem: Problem) -> set[int]:
+    """Ops whose results a loop adds to what it carries."""
+    ends = {end for one in problem.accumulations for end in one.ends}
+    return {term for found in problem.sums if found.end in ends for term in found.terms}
 
 
 def _work(
@@ -189,10 +199,20 @@ def _work(
     streams = op.kind.matrix_unit  # what a product reads goes to the matrix unit, not through the vector unit
     attained = profile.attained
     operands = tuple(
-        (float(s.bytes), 0.0 if streams else s.elements * attained.pass_bytes, s.flops, float(s.passing))
+        (
+            float(s.bytes),
+            0.0 if streams else s.elements * attained.pass_bytes,
+            s.flops,
+            float(s.passing),
+            s.staying,
+            s.beside,
+        )
         for s in kernel.operands
     )
-    results = tuple((float(s.read), _write_bytes(attained, s), s.flops, float(s.passing)) for s in kernel.results)
+    results = tuple(
+        (float(s.read), _write_bytes(attained, s), s.flops, float(s.passing), s.staying, s.beside)
+        for s in kernel.results
+    )
     return (
         arithmetic(problem.program, op, profile),
         operands,

@@ -25,6 +25,7 @@ class WorkPricer:
         self._problem = problem
         self._attained = profile.attained
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
+        self._on_chip = profile.on_chip
         self._sizes = problem.mesh.sizes
         self._grids: dict[int, Grid] = {}
 
@@ -38,7 +39,7 @@ class WorkPricer:
             if work.flops or work.kind.matrix_unit
             else ()
         )
-        apart = bool(work.unfinished) and (bool(iteration.reduced) or any(iteration.scattered))
+        apart = bool(work.unfinished) and not work.carried and (bool(iteration.reduced) or any(iteration.scattered))
         reads, into, vector = self._coming_in(work, iteration)
         read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
         flops = work.flops / prod(cuts)
@@ -61,9 +62,13 @@ class WorkPricer:
         the operands' sides. What is small enough stays on the chip between kernels."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = most = vector = 0.0
-        for (read, through, flops, passing), sharding in zip(work.operands, iteration.operands, strict=True):
+        for (read, through, flops, passing, staying, beside), sharding in zip(
+            work.operands, iteration.operands, strict=True
+        ):
             if read or flops:
                 count = shards(sharding, sizes)
+                if staying:
+                    read -= staying * self._spared(beside, count)
                 reads += (read - passing if passing <= kept * count else read) / count
                 vector += flops / count
                 most = max(most, through / count)
@@ -74,13 +79,22 @@ class WorkPricer:
         shardings."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = out = vector = 0.0
-        for (read, through, flops, passing), sharding in zip(work.results, shardings, strict=True):
+        for (read, through, flops, passing, staying, beside), sharding in zip(work.results, shardings, strict=True):
             count = shards(sharding, sizes)
             vector += flops / count
+            if staying:
+                left = 1.0 - staying * self._spared(beside, count) / max(staying, read + through)
+                read, through = read * left, through * left
             if not passing or passing > kept * count:
                 reads += read / count
                 out += through / count
         return reads, out, vector
+
+    def _spared(self, beside: float, count: int) -> float:
+        """The part of what a loop would keep on the chip that is no traffic: none if not all of it fits there, else
+        what device memory would take longer. beside: bytes of whole arrays, `count` shards of each."""
+        fits = self._on_chip.bytes * count >= beside
+        return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
 
     def size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""
@@ -88,7 +102,7 @@ class WorkPricer:
         flops = work.flops / prod(shards((axes,), sizes) for axes in iteration.slot_axes)
         moved = 0.0
         for sides, shardings in ((work.operands, iteration.operands), (work.results, iteration.computed)):
-            for (size, through, elementwise, _), sharding in zip(sides, shardings, strict=True):
+            for (size, through, elementwise, *_), sharding in zip(sides, shardings, strict=True):
                 count = shards(sharding, sizes)
                 moved += (size if sides is work.operands else max(size, through)) / count
                 flops += elementwise / count

@@ -43,15 +43,15 @@ ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 # What libtpu's memory-space assignment hands out: its `preallocated-temp` allocations of another colour than device
 # memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
 # own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
-# counted in.
+# counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (nobody compiled it for v5p).
 ON_CHIP = {
-    name: OnChip(bytes=mib * MIB, filled=0.75, refills=3.0)
-    for name, mib in {"v4": 128, "v5e": 112, "v5p": 46, "v6e": 94}.items()
+    name: OnChip(bytes=mib * MIB, filled=0.75, refills=3.0, speed=speed)
+    for name, mib, speed in (("v4", 128, 2.2), ("v5e", 112, 8.0), ("v5p", 46, 0.0), ("v6e", 94, 5.0))
 }
 
 PASSES = plain.PASSES | {
-    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "narrowing",
-    "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
+    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "loop-residency",
+    "narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
 }  # fmt: skip
 
 SOURCES = {
