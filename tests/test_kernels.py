@@ -155,6 +155,15 @@ def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_by
     assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
 
 
+def test_each_array_that_passes_is_small_or_not_whatever_passes_beside_it() -> None:
+    """A sum that reads two sorted arrays of 1 KiB each: both stay on the chip, and only what is sorted is read."""
+    attained = replace(PLAIN.attained, kept_bytes=KIB)
+    profile = replace(PLAIN, attained=attained, passes=PLAIN.passes | {"on-chip-reuse"})
+    source = source_of(lambda x, y: (jnp.sort(x, 0) + jnp.sort(y, 1)).sum(), S, S)
+    evaluator = evaluator_of(source, round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(2 * KIB / 1e9, rel=0.03)
+
+
 @pytest.mark.parametrize(("function", "each"), [(lax.erf, 15), (lax.erfc, 50), (jnp.exp, 4), (jnp.negative, 1)])
 def test_error_functions_are_polynomials_on_the_vector_unit(function: Any, each: int) -> None:
     program = source_of(function, S).program

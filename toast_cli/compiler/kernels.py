@@ -127,6 +127,7 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     finish.flops += _arithmetic(program, op, walk.cost) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
+    finish.widest = max([finish.widest, *(s.widest for s in (*operands, *results))])
     finish.staying += sum(s.staying for s in (*operands, *results))
     finish.beside = max([finish.beside, *(s.beside for s in (*operands, *results))])
 
@@ -189,6 +190,7 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
         side.staying, side.beside = side.staying + size, beside
     elif program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
         side.passing += size
+        side.widest = max(side.widest, size)
     side.elements += round(min(it.elements, part.elements) * padding)
 
 
@@ -206,4 +208,4 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
     if stays:
         return Side(size, elements, staying=size, beside=beside)
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
-    return Side(size, elements, passing=0 if kept else size)
+    return Side(size, elements, passing=0 if kept else size, widest=0 if kept else size)

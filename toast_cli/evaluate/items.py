@@ -34,9 +34,9 @@ _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
 # Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes, staying
-# bytes and those beside them (see `kernel.Side`).
-Side = tuple[float, float, float, float, float, float]
-NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+# bytes, those beside them, and the bytes of the widest array that passes (see `kernel.Side`).
+Side = tuple[float, float, float, float, float, float, float]
+NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,12 @@ def _work(
             float(s.passing),
             s.staying,
             s.beside,
+            float(s.widest),
         )
         for s in kernel.operands
     )
     results = tuple(
-        (float(s.read), _write_bytes(attained, s), s.flops, float(s.passing), s.staying, s.beside)
+        (float(s.read), _write_bytes(attained, s), s.flops, float(s.passing), s.staying, s.beside, float(s.widest))
         for s in kernel.results
     )
     return (

@@ -62,14 +62,14 @@ class WorkPricer:
         the operands' sides. What is small enough stays on the chip between kernels."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = most = vector = 0.0
-        for (read, through, flops, passing, staying, beside), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
                 count = shards(sharding, sizes)
                 if staying:
                     read -= staying * self._spared(beside, count)
-                reads += (read - passing if passing <= kept * count else read) / count
+                reads += (read - passing if widest <= kept * count else read) / count
                 vector += flops / count
                 most = max(most, through / count)
         return reads, most, vector
@@ -79,13 +79,15 @@ class WorkPricer:
         shardings."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = out = vector = 0.0
-        for (read, through, flops, passing, staying, beside), sharding in zip(work.results, shardings, strict=True):
+        for (read, through, flops, passing, staying, beside, widest), sharding in zip(
+            work.results, shardings, strict=True
+        ):
             count = shards(sharding, sizes)
             vector += flops / count
             if staying:
                 left = 1.0 - staying * self._spared(beside, count) / max(staying, read + through)
                 read, through = read * left, through * left
-            if not passing or passing > kept * count:
+            if not passing or widest > kept * count:
                 reads += read / count
                 out += through / count
         return reads, out, vector
