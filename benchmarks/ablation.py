@@ -59,6 +59,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
+    "weight-parts": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),

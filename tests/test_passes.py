@@ -20,6 +20,7 @@ from toast_cli.compiler.passes import PASSES
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.profiles import find_profile, profiles_of
 from toast_cli.cost.model import Attained
+from toast_cli.frontend import Source, with_parts
 from toast_cli.hardware import Mesh, chip_names, find_preset
 from toast_cli.plan.decisions import Plan
 
@@ -100,10 +101,21 @@ def finished_twice(x: Any, w: Any) -> Any:
     return jnp.tanh(y), y * 2.0
 
 
+def parted(source: Source) -> Source:
+    found = with_parts(source)
+    assert found is not None
+    return found
+
+
+def halves(x: Any, w: Any) -> Any:
+    a, b = jnp.split(x @ w, 2, axis=1)
+    return jnp.tanh(a) * b
+
+
 S, SQUARE = arg(16, 16), arg(64, 64)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
-PIECES = replace(PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters"})
+PIECES = replace(PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts"})
 LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
@@ -132,6 +144,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
+    "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),
@@ -180,6 +193,8 @@ def test_without_a_pass_the_prediction_is_another(name: str) -> None:
     run, shapes, decisions, change, machine = CASES[name]
     donated = (0,) if name in ("loop-copies", "scan-unification", "in-place-updates") else ()
     source = source_of(run, *shapes, donate=donated)
+    if name == "weight-parts":
+        source = parted(source)
     case = case_on(machine, source, ())
     plan = plan_of(case, decisions)
     (figures, uses), (other, other_uses) = told(case, plan), told(case_on(machine, source, (name,)), plan)

@@ -314,6 +314,7 @@ def partition(
     top: int = 1,
     minimise: Sequence[str] = (),
     subject_to: Sequence[str] = (),
+    as_written: bool = False,
 ) -> Plan:
     """Chooses how to split a program over a mesh. The same as `toast partition`, whose options these are.
 
@@ -324,6 +325,8 @@ def partition(
             of logical names, such as `nn.get_partition_spec(variables)` gives.
         top: how many plans that differ in what devices do are wanted; see `Plan.alternatives`.
         memory_limit: bytes a device may use (or "24GiB"), where that is less than it has.
+        as_written: leaves products that compute several things side by side (queries, keys and values) as they are; for
+            plans that reach the compiler as `in_shardings` and `out_shardings` alone.
 
     Raises `ToastError` (where, what, what to try). A program that does not fit is a result: see `Plan.fits`.
     """
@@ -345,6 +348,7 @@ def partition(
         top=top,
         minimise=tuple(minimise),
         subject_to=tuple(subject_to),
+        as_written=as_written,
         content=content,
     )
     return Plan(run_pipeline(request), signature)

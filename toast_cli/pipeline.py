@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend import Source, load, stated_pins, with_parts
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
+# What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
+# from what compilers make of them.
+PARTED = 0.03
 # place among the plans compiled (from 1), how many there are, the plan with its figures
 Said = Callable[[int, int, "ConfirmedRow"], None]
 
@@ -76,6 +79,7 @@ class Outcome:
     evaluator: Evaluator
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
+    original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
 
     @property
     def problem(self) -> Problem:
@@ -180,10 +184,11 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
+        original = source
     with _timed("analyse", timings, tell):
-        dimensions = analyse(source.program)
+        readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
-        evaluator, result = search_meshes(source, dimensions, meshes, wishes, request, tell, saved)
+        source, evaluator, result = search_readings(readings, meshes, wishes, request, tell, saved)
         plans = [result.plan, *different_plans(evaluator, result.plan, result.seen, request.wanted - 1)]
     if request.certify:
         with _timed("certify", timings, tell):
@@ -203,7 +208,8 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = _with_confirmation(report, evaluator.problem, confirmation)
-    return Outcome(replace(report, timings=timings), source, evaluator, result, tuple(plans))
+    original_source = None if source is original else original
+    return Outcome(replace(report, timings=timings), source, evaluator, result, tuple(plans), original_source)
 
 
 def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:
@@ -289,6 +295,62 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
         stated = stated_pins(source, chosen.names, chosen.sizes)
         workarounds = installed_workarounds()
         return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)
+
+
+def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
+    """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
+    of one of the two."""
+    wanted = False if request.as_written else request.parted if saved is None else saved.parted
+    parted = None if wanted is False else with_parts(source)
+    if parted is None:
+        return [source]
+    return [parted] if wanted else [source, parted]
+
+
+def search_readings(
+    readings: list[tuple[Source, Dimensions]],
+    meshes: list[Mesh],
+    wishes: Wishes,
+    request: Request,
+    tell: Progress,
+    saved: SavedPlan | None = None,
+) -> tuple[Source, Evaluator, SearchResult]:
+    """The best plan of all readings of a program, which share a budget. Its evaluations are those of all."""
+    count, found = len(readings), []
+    for number, (source, dimensions) in enumerate(readings):
+        iterations, seconds = request.iterations, request.budget_seconds
+        share = replace(
+            request,
+            iterations=None if iterations is None else (iterations + count - 1 - number) // count,
+            budget_seconds=None if seconds is None else seconds / count,
+        )
+        if share.iterations == 0:
+            break
+
+        def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
+            tell(stage, (number + used) / count, *figures)
+
+        found.append((source, *search_meshes(source, dimensions, meshes, wishes, share, said, saved)))
+        if found[-1][2].stopped == "interrupted":
+            break
+    reference = found[0][1].cost(())
+
+    def worth(reading: tuple[Source, Evaluator, SearchResult]) -> float:
+        source, evaluator, result = reading
+        unsharded = replace(reference, axis_seconds=evaluator.cost(()).axis_seconds)
+        reward = Objective(evaluator.problem, unsharded).reward(result.plan, result.cost)
+        return reward - PARTED if source.program.parted else reward
+
+    source, evaluator, result = max(found, key=worth)
+    return (
+        source,
+        evaluator,
+        replace(
+            result,
+            evaluations=sum(it.evaluations for *_, it in found),
+            seconds=sum(it.seconds for *_, it in found),
+        ),
+    )
 
 
 def search_meshes(

@@ -78,7 +78,8 @@ def _option(default: object, flag: str, kind: OptionKind, help: str, metavar: st
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for. `content` is the program itself where it is in no file."""
+    """What the user asks for. `content` is the program itself where it is in no file; `parted`: whether its fused
+    products are taken apart (None: as is better)."""
 
     program: str
     mesh: str
@@ -200,6 +201,7 @@ class Request:
         in_python=False,
     )
     content: bytes | None = field(default=None, repr=False)
+    parted: bool | None = None
     plan: str | None = _option(
         None,
         "--plan",
@@ -247,6 +249,13 @@ class Request:
         "Stop --confirm's compilations after this time, e.g. 10min.",
         "TIME",
         in_python=False,
+    )
+    as_written: bool = _option(
+        False,
+        "--as-written",
+        OptionKind.FLAG,
+        "Only plans for the products that the program has: one that computes several things side by side (queries, "
+        "keys and values; gates) is not taken apart.",
     )
 
     @property

@@ -235,6 +235,21 @@ def is_custom_rule(attribute: Any) -> bool:
     return bool(_sdy.OpShardingRuleAttr(attribute).is_custom)
 
 
+def dot_dimensions(attribute: Any) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Of `#stablehlo.dot`: batching dimensions of left and right, contracting dimensions of left and right."""
+    dims = _stablehlo.DotDimensionNumbers(attribute)
+    return (
+        list(dims.lhs_batching_dimensions), list(dims.rhs_batching_dimensions),
+        list(dims.lhs_contracting_dimensions), list(dims.rhs_contracting_dimensions),
+    )  # fmt: skip
+
+
+def dot_dimension_numbers(dims: list[list[int]], context: Any) -> Any:
+    """The attribute of these dimensions, in the order of `dot_dimensions`."""
+    left, right, contracted_left, contracted_right = dims
+    return _stablehlo.DotDimensionNumbers.get(left, right, contracted_left, contracted_right, context=context)
+
+
 def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
     """Shape and printed element type of a ranked tensor type; None for a token."""
     if isinstance(kind, ir.RankedTensorType):

@@ -119,6 +119,7 @@ def check(
     seed: Annotated[int | None, options.declared("seed", default="0")] = None,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
+    as_written: options.AsWritten = False,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,

@@ -38,6 +38,7 @@ def compare(
     seed: options.Seed = 0,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
+    as_written: options.AsWritten = False,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     minimise: options.Minimise = None,

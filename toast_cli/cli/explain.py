@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,6 +57,7 @@ def explain(
     seed: options.Seed = 0,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
+    as_written: options.AsWritten = False,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,
@@ -88,12 +90,14 @@ def explain(
     targets = [Target("--json", json)] if json is not None else []
     check_targets(targets, [name for name in (program, mesh, report) if name is not None])
     if report is not None:
-        from toast_cli.report.stored_plan import stored_shape
+        from toast_cli.report.stored_plan import stored_parted, stored_shape
 
         mesh_shape = mesh_shape or stored_shape(report)
     request = options.make_request(
         program, mesh, {**given, "mesh_shape": mesh_shape, "iterations": 1 if report else iterations}
     )
+    if report is not None:
+        request = replace(request, parted=stored_parted(report))
 
     from toast_cli import pipeline
     from toast_cli.evaluate.evaluator import Evaluator

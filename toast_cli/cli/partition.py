@@ -86,6 +86,7 @@ def partition(
     seed: options.Seed = 0,
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
+    as_written: options.AsWritten = False,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,

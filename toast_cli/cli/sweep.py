@@ -95,6 +95,7 @@ def sweep(
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     keep_shardings: options.KeepShardings = False,
+    as_written: options.AsWritten = False,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,

@@ -50,7 +50,7 @@ def verify_outcome(
     from toast_cli.verify.verdict import verify
 
     promises = promises_of(outcome.report.to_json())
-    original = xla.write_bytecode(outcome.source.module)
+    original = xla.write_bytecode((outcome.original or outcome.source).module)
     verdict = verify(
         content,
         "hlo" if form in (Format.hlo, Format.spmd_hlo) else "stablehlo",

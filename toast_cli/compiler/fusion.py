@@ -7,7 +7,7 @@ across the boundary of a loop. What a barrier against optimisation takes is writ
 array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
-`multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials` and `shared_exponentials`.
+`multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials`, `shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -23,6 +23,7 @@ from toast_cli.compiler import (
     recomputation,
     shared_exponentials,
     sliced_products,
+    weight_parts,
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
@@ -87,6 +88,7 @@ class _Fusion:
         self._polynomials = polynomials.expansions(profile)
         self._functions_first = shared_exponentials.NAME in profile.passes
         self._most = most
+        self._weight_parts = weight_parts.NAME in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
@@ -129,6 +131,8 @@ class _Fusion:
             return True
         if name == BARRIER:  # the array is the one that came in
             return False
+        if self._weight_parts and weight_parts.is_copied(program, value):
+            return True
         return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:

@@ -45,6 +45,7 @@ from toast_cli.compiler import (
     temporaries,
     tile_dimensions,
     tiling,
+    weight_parts,
     windowed_products,
 )
 
@@ -71,7 +72,7 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, one_hot_scatters, sliced_products,
+    narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts,
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

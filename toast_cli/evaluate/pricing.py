@@ -120,8 +120,7 @@ class Pricer:
         carried, place = into
         reader, position = carried.first[place]
         source = iteration_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
-        target, number = lowered[reader].operands[position], item.ops[0]
-        (value,) = self._problem.program.ops[number].results
+        target, number, value = lowered[reader].operands[position], item.ops[0], item.end
         for step in reshard_steps(source, target, self._sizes, self._shape(value)):
             size = item.terms[0].bytes * step.fraction
             seconds = self._seconds_of(step.kind, size, step.axes)

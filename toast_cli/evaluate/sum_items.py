@@ -70,8 +70,8 @@ class SumItem:
     `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
     of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
     its terms that loops add up. into: what a loop adds it to, and which of its sums it is. runs: of all of them
-    together in one run of the program. ops: the terms of one of them. decisive: patterns that decide what is
-    reduced, but for readers; for sums of loops all of `patterns`."""
+    together in one run of the program. ops, end: the terms of one of them, and the value at its end. decisive: patterns
+    that decide what is reduced, but for readers; for sums of loops all of `patterns`."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -83,6 +83,7 @@ class SumItem:
     into: tuple[Carried, int] | None
     runs: float
     ops: tuple[int, ...]
+    end: int
     decisive: tuple[int, ...]
 
     @cached_property
@@ -126,7 +127,7 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[Sum
     """The program's sums; late: [values]."""
     program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
-    example: dict[_Alike, tuple[int, ...]] = {}
+    example: dict[_Alike, tuple[tuple[int, ...], int]] = {}
     loops = _Loops(problem)
     for found in problem.sums:
         numbers = found.terms
@@ -137,8 +138,8 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[Sum
         result, in_loop = program.ops[first].results[0], problem.edge_loop(first, 0) >= 0
         key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found))
         runs[key] += problem.edge_trips(first, 0)
-        example.setdefault(key, numbers)
-    made = (SumItem(*key, count, example[key], _decisive(key[1])) for key, count in runs.items())
+        example.setdefault(key, (numbers, found.end))
+    made = (SumItem(*key, count, *example[key], _decisive(key[1])) for key, count in runs.items())
     return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
 
 

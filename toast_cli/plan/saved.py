@@ -62,12 +62,14 @@ class SavedDecision:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first."""
+    """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first. parted: it is of
+    the program with its fused products taken apart."""
 
     program: str
     axes: dict[str, int]
     decisions: tuple[SavedDecision, ...]
     path: str = ""
+    parted: bool = False
 
 
 def save_plan(problem: Problem, plan: Plan) -> bytes:
@@ -86,6 +88,7 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         "program": problem.program.name,
         "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
         "decisions": [asdict(decision) for decision in decisions],
+        **({"parted": True} if problem.program.parted else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -98,7 +101,7 @@ def read_plan(path: str) -> SavedPlan:
     try:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
-        return SavedPlan(_text(facts["program"]), axes, decisions, path)
+        return SavedPlan(_text(facts["program"]), axes, decisions, path, facts.get("parted") is True)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
 

@@ -208,7 +208,8 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program; see the module docstring for how control flow is written."""
+    """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
+    in it, which they are not in the user's (see `fused_products`)."""
 
     name: str
     ops: tuple[Op, ...]
@@ -216,6 +217,7 @@ class Program:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     loops: tuple[Loop, ...] = ()
+    parted: bool = False
 
     @cached_property
     def producer(self) -> list[int]:

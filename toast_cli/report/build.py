@@ -66,6 +66,7 @@ def build_report(
             len(program.arguments),
             parameters,
             program.flops,
+            program.parted,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(

@@ -24,6 +24,7 @@ class ProgramFacts:
     arguments: int
     parameter_bytes: int  # all arguments together, unsharded
     flops: float  # one run, whole machine, loops counted
+    parted: bool = False  # the plan is of the program with its fused products taken apart
 
 
 @dataclass(frozen=True)

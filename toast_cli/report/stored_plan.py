@@ -26,6 +26,13 @@ def stored_shape(path: str) -> str:
     return ",".join(f"{axis}={size}" for axis, size in axes.items())
 
 
+def stored_parted(path: str) -> bool:
+    """Whether the plan of a stored report is of the program with its fused products taken apart."""
+    read_report(path)
+    program = read_json(path, _REMAKE).get("program")
+    return isinstance(program, dict) and program.get("parted") is True
+
+
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where
     the plan decides them apart. Raises InputError where they do not belong to the program."""
