@@ -1,8 +1,10 @@
-"""Writes programs whose size is an argument: `python benchmarks/generate.py t2b 54 OUT` or `unrolled 2500 OUT`.
+"""Writes programs whose size is an argument: `python benchmarks/generate.py t2b 54 OUT`, `unrolled 2500 OUT` or
+`text 3750 OUT`.
 
 `t2b`: the T2B training step with so many layers (about 560 ops each). `unrolled`: the training step of a recurrence
 that runs so many steps without a loop (about 48 ops each, forward and backward), the shape in which programs grow to
-hundreds of thousands of ops.
+hundreds of thousands of ops. `text`: such a recurrence forward (8 ops a step), written at once as StableHLO text
+without names or locations.
 """
 
 from __future__ import annotations
@@ -45,11 +47,36 @@ def unrolled(steps: int) -> Sample:
     )
 
 
+def recurrence_text(steps: int) -> str:
+    """StableHLO text of a gated recurrence over `steps` steps that share two weights."""
+    state, weight = f"tensor<{BATCH}x{HIDDEN}xf32>", f"tensor<{HIDDEN}x{HIDDEN}xf32>"
+    product = f"contracting_dims = [1] x [0] : ({state}, {weight}) -> {state}"
+    lines = [
+        f"func.func public @main(%s0: {state}, %gate: {weight}, %new: {weight}) -> {state} {{",
+        f"%one = stablehlo.constant dense<1.0> : {state}",
+    ]
+    for k in range(steps):
+        lines += [
+            f"%a{k} = stablehlo.dot_general %s{k}, %gate, {product}",
+            f"%b{k} = stablehlo.logistic %a{k} : {state}",
+            f"%c{k} = stablehlo.dot_general %s{k}, %new, {product}",
+            f"%d{k} = stablehlo.tanh %c{k} : {state}",
+            f"%e{k} = stablehlo.multiply %b{k}, %s{k} : {state}",
+            f"%f{k} = stablehlo.subtract %one, %b{k} : {state}",
+            f"%g{k} = stablehlo.multiply %f{k}, %d{k} : {state}",
+            f"%s{k + 1} = stablehlo.add %e{k}, %g{k} : {state}",
+        ]
+    return "\n".join([*lines, f"return %s{steps} : {state} }}"])
+
+
 KINDS = {"t2b": t2b.of_layers, "unrolled": unrolled}
 
 
 def main(arguments: list[str]) -> int:
     kind, size, path = arguments
+    if kind == "text":
+        Path(path).write_text(recurrence_text(int(size)))
+        return 0
     Path(path).write_bytes(encode(lower(KINDS[kind](int(size))), "bytecode"))
     return 0
 

@@ -58,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.unrolled:
             path = generate("unrolled", options.unrolled, folder)
             rows.append(measure(f"unrolled, {options.unrolled} steps", path, options, GROWTH_MESH, runs=1))
+        for steps in options.text:
+            path = generate("text", steps, folder)
+            rows.append(measure(f"text, {steps} steps", path, options, runs=1))
     show(
         f"toast partition, seconds; generated programs on {GROWTH_MESH}, the others on {options.mesh}",
         COLUMNS,
@@ -191,6 +194,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--unrolled", type=int, metavar="STEPS", help="also a recurrence of so many steps; 10500 make 500,000 ops"
     )
+    parser.add_argument(
+        "--text", type=int, nargs="*", default=(), metavar="STEPS",
+        help="also a recurrence of so many steps as text without names; 125000 make 1,000,000 ops",
+    )  # fmt: skip
     parser.add_argument("--mesh", default="v4-32")
     parser.add_argument(
         "--beside", type=Path, metavar="CHECKOUT", help="run another checkout's command as well, in turn"

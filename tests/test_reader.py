@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from programs import arg, program_of, source_of, source_of_text
 
+from benchmarks.generate import recurrence_text
 from toast_cli.program.model import Program
 
 
@@ -184,3 +185,9 @@ def test_a_use_of_a_carry_is_found_in_the_module() -> None:
     assert goes_on.operation.name == "stablehlo.return"
     assert goes_on.operation.operands[goes_on.operand] == source.definitions[source.program.ops[dot].results[0]]
     assert start.operation.operands[start.operand] == source.definitions[0]
+
+
+def test_a_generated_recurrence_is_a_program() -> None:
+    program = source_of_text(recurrence_text(3)).program
+    assert program.source_op_count == 3 * 8 + 1
+    assert [value.shape for value in program.values][-1] == program.values[0].shape
