@@ -78,8 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[Row] = [row for file in options.stored for row in stored_rows(Path(file))]
     for job in jobs(options):
         for row in measure(job, options):
-            rows = [*(one for one in rows if title(one) != title(row)), row]
+            rows.append(row)
             note(" ".join(form.format_map(row) for form in COLUMNS.values()))
+    rows = merged(rows)
     show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
     write_json(options.json, rows)
     if options.write:
@@ -284,6 +285,15 @@ def row_of(cells: dict[str, str]) -> Row:
     if agreeing.endswith(" %"):
         row |= {"share": float(agreeing.removesuffix(" %")) / 100, "differences": []}
     return row
+
+
+def merged(rows: list[Row]) -> list[Row]:
+    """Each row once, as it was measured last, and the forms of one plan beside each other."""
+    newest = {title(row): row for row in rows}
+    plans: dict[str, list[Row]] = {}
+    for row in newest.values():
+        plans.setdefault(title(row | {"form": ""}), []).append(row)
+    return [row for found in plans.values() for row in found]
 
 
 def title(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity import page, stored_rows
+from benchmarks.fidelity import merged, page, stored_rows
 
 DIFFERENCE = {
     "side": "missing", "kind": "all-reduce", "axes": ["data", "model"], "bytes": 2048.0, "count": 16.0,
@@ -32,3 +32,9 @@ def test_rows_are_read_back(tmp_path: Path) -> None:
 def test_the_page_in_the_documentation_can_be_read() -> None:
     file = Path(__file__).parents[1] / "docs" / "fidelity.md"
     assert len(stored_rows(file)) > 100
+
+
+def test_a_row_measured_again_takes_the_place_of_the_stored_one() -> None:
+    """And the forms of one plan stand beside each other."""
+    old, other, form = ROW | {"step": "-"}, ROW | {"plan": "search"}, ROW | {"form": "spmd"}
+    assert merged([old, other, form, ROW]) == [ROW, form, other]
