@@ -44,9 +44,14 @@ from toast_cli.verify.traffic import compare_traffic
 MESHES = ("v4-32", "h100-8", "v4-32 data=4,context=2,model=2")
 FIRST = ("data-parallel", "zero2", "fsdp", "context", "expert", "edge", "spatial")
 LAST = ("megatron", "megatron+sequence", "context", "expert")
-# Rows known to fail: program -> why, and mesh -> plans. There are none; a row that cannot be mended goes here with the
-# reason, and leaves when it is.
-KNOWN_FAILURES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
+# Rows known to fail: program -> why, and mesh -> plans. A row that cannot be mended goes here with the reason, and
+# leaves when it is.
+KNOWN_FAILURES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "unet_tiny": (
+        "bytes agree, but of eight permutes of one reshard XLA sends one between devices that differ along two axes only",
+        {"v4-32 data=4,context=2,model=2": ("zero2 x megatron",)},
+    ),
+}
 KNOWN = frozenset(
     (program, mesh, plan)
     for program, (_, rows) in KNOWN_FAILURES.items()
