@@ -30,6 +30,7 @@ class Lives:
     Attributes:
         intervals: [values] when each stored value is alive; empty for values that are not stored.
         times: [ops] when each runs. deaths: [ops] until when each needs its operands.
+        program_deaths: [ops] the same if nothing ran sooner than the program has it.
         read_at: (op, position) -> until when that use needs its operand. It is later than `deaths` where an op in a
             loop reads something from outside.
         end: last half step of the program.
@@ -39,6 +40,7 @@ class Lives:
     intervals: list[list[Interval]]
     times: list[int]
     deaths: list[int]
+    program_deaths: list[int]
     read_at: dict[tuple[int, int], int]
     end: int
     into_arguments: frozenset[int]
@@ -56,7 +58,8 @@ def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...], pro
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
-    return Lives(intervals, times, deaths, read_at, end, _into_arguments(program))
+    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], in_place=in_place)
+    return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
 
 
 def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:

@@ -17,6 +17,7 @@ from toast_cli.compiler import (
     bf16_widening,
     fusion,
     in_place_updates,
+    late_reductions,
     loop_copies,
     loop_gathers,
     loop_residency,
@@ -76,7 +77,7 @@ PASSES = _listed(
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loops_first, loop_gathers, in_place_updates,
+    schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
     # Where they are.
     memory_space_assignment, on_chip_reuse, loop_residency, temporaries,
 )  # fmt: skip

@@ -4,7 +4,7 @@ XLA merges collectives of one kind and group, none of which needs another's resu
 `CompilerProfile.combined_bytes`: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4
 MiB. It does not merge across the iterations of a loop. Without this pass each reduction pays the whole latency.
 
-Enters: a profile. Leaves: into collectives of how many bytes reductions go.
+Enters: a profile. Leaves: into collectives of how many bytes late reductions go.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
   XLA moves no collective out of a loop, but on some chips it gathers what comes from outside first of all (see
   `loop_gathers`);
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
-  fused with it; the reduced array then waits, at its own size, for its readers.
+  fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
+  gradients' reductions are combined and not hurried.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from toast_cli.compiler import loop_gathers
+from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
 from toast_cli.evaluate.items import ArrayItem, Items
@@ -39,6 +40,7 @@ class Buffers:
         self._pricer = pricer
         self._copies: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
+        self._deaths = late_reductions.deaths(items.lives, profile)
         self._gathers_first = loop_gathers.NAME in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
@@ -98,12 +100,15 @@ class Buffers:
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
-        """From when it is made to its last reader, where the array itself is not counted anyway: neither it nor a view
-        of it that is written."""
-        if item.stored or self._is_written_view(value):
-            return []
-        users = self._problem.program.users[value]
-        return [(made, max([made, *(self._lives.deaths[op] for op, _ in users)]))]
+        """From when it is made to its last reader in program order; only the rest of it where the array itself is
+        counted anyway. Where it is read as a view of it that is written, it is that."""
+        lives, program = self._lives, self._problem.program
+        users = program.users[value]
+        last = max([made, *(self._deaths[op] for op, _ in users)])
+        if not item.stored:
+            return [] if self._is_written_view(value) else [(made, last)]
+        own = max((end for _, end in lives.intervals[value]), default=last)
+        return [(own + 1, last)] if own < last else []
 
     def _is_written_view(self, value: int) -> bool:
         """Whether one array that is written and counted is all that is made of a value, and is the same one in other
