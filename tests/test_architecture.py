@@ -39,6 +39,7 @@ ORDER = [
     "confirm",
     "explain",
     "report",
+    "readings",
     "pipeline",
     "frameworks",
     "runnable",

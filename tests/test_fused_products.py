@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from small_programs import PROGRAMS, Small
 from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
 from toast_cli.cli.app import run
+from toast_cli.confirm.compilers import Partitioner
+from toast_cli.confirm.model import Compiled
 from toast_cli.frontend import with_parts
 from toast_cli.pipeline import partition
 from toast_cli.program.fused_products import fused_parts
@@ -254,3 +257,29 @@ def test_the_program_as_it_is_written(tmp_path: Path) -> None:
     assert not partition(Request(program, "h100-8", strategy="data-parallel")).source.program.parted
     assert partition(Request(program, "h100-8", iterations=1)).result.evaluations <= 1
     assert partition(Request(program, "h100-8", iterations=51)).result.evaluations <= 51
+
+
+@dataclass(frozen=True)
+class Slow(Partitioner):
+    """A compiler to which all programs take as long."""
+
+    seconds: float = 1.0
+
+    def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
+        return Compiled("compiled", "", self.seconds, 0.0, 0.0, 10)
+
+
+@pytest.mark.parametrize(("seconds", "parted"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
+def test_the_compiler_chooses_between_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], parted: bool
+) -> None:
+    """The program taken apart is predicted to be faster; both are compiled, and the compiler's word counts."""
+    monkeypatch.setenv("TOAST_CACHE", "off")
+    answers = list(seconds)
+    monkeypatch.setattr("toast_cli.confirm.search.compiler_for", lambda *_: lambda mesh: Slow(mesh, answers.pop(0)))
+    strategy = "data-parallel:data+megatron:model"
+    outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=1))
+    assert outcome.source.program.parted is parted and answers == []
+    facts = outcome.report.confirmation
+    assert facts is not None and facts.chosen == ("search" if parted else "search, as written")
+    assert [row.name for row in facts.plans][-1] == "search, as written"

@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toast_cli.compiler.partitioner import installed_workarounds
-from toast_cli.dimensions import Dimensions, analyse
+from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, load, stated_pins, with_parts
+from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import SavedPlan, apply_plan, read_plan, save_plan
+from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
+from toast_cli.readings import Progress as Progress
+from toast_cli.readings import Reading, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
@@ -37,11 +39,9 @@ from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
-from toast_cli.search.diverse import KEPT, different_plans
+from toast_cli.search.diverse import different_plans
 from toast_cli.search.objective import Objective
-from toast_cli.search.shapes import search_shapes
-from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
-from toast_cli.tactics import Wishes, parse_wishes, starting_plans, strategies
+from toast_cli.tactics import parse_wishes
 
 if TYPE_CHECKING:
     from toast_cli.confirm.compilers import Compiler
@@ -52,11 +52,6 @@ if TYPE_CHECKING:
     from toast_cli.plan.partitioned import PartitionedProgram
     from toast_cli.plan.sharding import Sharding
 
-# stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
-Progress = Callable[[str, float, float, int, float], None]
-# What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
-# from what compilers make of them.
-PARTED = 0.03
 # place among the plans compiled (from 1), how many there are, the plan with its figures
 Said = Callable[[int, int, "ConfirmedRow"], None]
 
@@ -188,7 +183,8 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     with _timed("analyse", timings, tell):
         readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
-        source, evaluator, result = search_readings(readings, meshes, wishes, request, tell, saved)
+        best, *others = search_readings(readings, meshes, wishes, request, tell, saved)
+        source, evaluator, result = best.source, best.evaluator, best.result
         plans = [result.plan, *different_plans(evaluator, result.plan, result.seen, request.wanted - 1)]
     if request.certify:
         with _timed("certify", timings, tell):
@@ -196,10 +192,10 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     confirmation = None
     if compiler_of is not None:
         with _timed("confirm", timings, tell):
-            confirmation = _confirmed(source, evaluator, plans[: request.confirm], compiler_of, request, said)
-            if confirmation.taken is not None:
-                cost = evaluator.exact_cost(confirmation.taken.plan)
-                result = replace(result, plan=confirmation.taken.plan, cost=cost)
+            best, confirmation = _confirmed(best, plans[: request.confirm], others, compiler_of, request, said)
+            if best.source is not source:
+                source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
+            result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
@@ -232,29 +228,48 @@ def _with_confirmation(report: Report, problem: Problem, confirmation: Confirmat
 
 
 def _confirmed(
-    source: Source,
-    evaluator: Evaluator,
+    reading: Reading,
     found: Sequence[Plan],
+    others: Sequence[Reading],
     compiler_of: Callable[[Mesh], Compiler],
     request: Request,
     said: Said | None,
-) -> Confirmation:
-    """What the compiler makes of the best plans, `found`; a plan that the user has fixed is compiled as it is."""
-    from toast_cli.confirm.run import Limits
+) -> tuple[Reading, Confirmation]:
+    """What the compiler makes of the best plans of a reading, `found`, and of the best of each other reading; and the
+    reading that it says is best, with the plan to take. A plan that the user has fixed is compiled as it is."""
+    from toast_cli.confirm.run import Limits, compiled_cost, joined
     from toast_cli.confirm.search import confirm_found
 
     free = request.strategy is None and (request.plan is None or request.complete)
-    return confirm_found(
-        source,
-        evaluator,
-        found,
-        compiler_of(evaluator.problem.mesh),
-        seed=request.seed,
-        iterations=request.iterations,
-        search_again=free and request.search == SearchName.mcts,
-        limits=Limits(request.confirm_seconds),
-        tell=said,
-    )
+    again = free and request.search == SearchName.mcts
+    reference = reading.evaluator.cost(())
+    answers: list[Confirmation] = []
+    rewards: list[float] = []
+    for one in (reading, *others):
+        spent = sum(answer.seconds for answer in answers)
+        first = one is reading
+        answer = confirm_found(
+            one.source,
+            one.evaluator,
+            found if first else [one.result.plan],
+            compiler_of(one.evaluator.problem.mesh),
+            named=None if first else {},
+            seed=request.seed,
+            iterations=request.iterations,
+            search_again=again and first,
+            limits=Limits(None if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)),
+            tell=said,
+        )
+        answers.append(answer)
+        row = answer.row
+        rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
+    taken = rewards.index(max(rewards))
+    best, row = (reading, *others)[taken], answers[taken].row
+    if row is not None:
+        plan = row.candidate.plan
+        best = replace(best, result=replace(best.result, plan=plan, cost=best.evaluator.exact_cost(plan)))
+    names = ["taken apart" if one.source.program.parted else "as written" for one in (reading, *others)]
+    return best, joined(answers, names, taken)
 
 
 def confirmed(outcome: Outcome, request: Request, named: Mapping[str, Plan], said: Said | None = None) -> Confirmation:
@@ -295,129 +310,6 @@ def problem_of(program: str, mesh: str, mesh_shape: str | None = None, pins: tup
         stated = stated_pins(source, chosen.names, chosen.sizes)
         workarounds = installed_workarounds()
         return make_problem(source.program, analyse(source.program), chosen, pins, stated, workarounds)
-
-
-def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
-    """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
-    of one of the two."""
-    wanted = False if request.as_written else request.parted if saved is None else saved.parted
-    parted = None if wanted is False else with_parts(source)
-    if parted is None:
-        return [source]
-    return [parted] if wanted else [source, parted]
-
-
-def search_readings(
-    readings: list[tuple[Source, Dimensions]],
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    tell: Progress,
-    saved: SavedPlan | None = None,
-) -> tuple[Source, Evaluator, SearchResult]:
-    """The best plan of all readings of a program, which share a budget. Its evaluations are those of all."""
-    count, found = len(readings), []
-    for number, (source, dimensions) in enumerate(readings):
-        iterations, seconds = request.iterations, request.budget_seconds
-        share = replace(
-            request,
-            iterations=None if iterations is None else (iterations + count - 1 - number) // count,
-            budget_seconds=None if seconds is None else seconds / count,
-        )
-        if share.iterations == 0:
-            break
-
-        def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
-            tell(stage, (number + used) / count, *figures)
-
-        found.append((source, *search_meshes(source, dimensions, meshes, wishes, share, said, saved)))
-        if found[-1][2].stopped == "interrupted":
-            break
-    reference = found[0][1].cost(())
-
-    def worth(reading: tuple[Source, Evaluator, SearchResult]) -> float:
-        source, evaluator, result = reading
-        unsharded = replace(reference, axis_seconds=evaluator.cost(()).axis_seconds)
-        reward = Objective(evaluator.problem, unsharded).reward(result.plan, result.cost)
-        return reward - PARTED if source.program.parted else reward
-
-    source, evaluator, result = max(found, key=worth)
-    return (
-        source,
-        evaluator,
-        replace(
-            result,
-            evaluations=sum(it.evaluations for *_, it in found),
-            seconds=sum(it.seconds for *_, it in found),
-        ),
-    )
-
-
-def search_meshes(
-    source: Source,
-    dimensions: Dimensions,
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    tell: Progress,
-    saved: SavedPlan | None = None,
-) -> tuple[Evaluator, SearchResult]:
-    """The best plan over all candidate meshes; a plan that fits beats one that does not."""
-    if not meshes:
-        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
-    goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
-
-    def problem_on(mesh: Mesh) -> Problem:
-        stated = stated_pins(source, mesh.names, mesh.sizes)
-        problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
-        problem = replace(problem, goal=goal)
-        return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
-
-    previous: Evaluator | None = None
-
-    def evaluator_of(mesh: Mesh) -> Evaluator:
-        nonlocal previous
-        problem = problem_on(mesh)
-        previous = Evaluator(problem, strategies(problem).values(), previous)
-        return previous
-
-    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
-        tell("search", used, best_seconds, evaluations, elapsed)
-
-    apart = (
-        request.search == SearchName.mcts and request.strategy is None
-    )  # whether layers may be decided apart in the end
-    iterations, seconds = request.iterations, request.budget_seconds
-    evaluator, result = search_shapes(
-        evaluator_of,
-        suiting(meshes, problem_on) if wishes.wishes and len(meshes) > 1 else meshes,
-        request.search,
-        request.seed,
-        iterations if iterations is None or not apart else max(1, round(iterations * (1.0 - UNMIRROR_SHARE))),
-        seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
-        request.jobs,
-        report,
-        starting_plans,
-        KEPT if request.wanted > 1 else 0,
-    )
-    if not apart or result.stopped == "interrupted":
-        return evaluator, result
-    return unmirrored(evaluator, result, rest_of_budget(result, iterations, seconds))
-
-
-def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
-    """The meshes on which what was asked for can be had. Raises the UsageError of the first where there is none."""
-    found, why = [], None
-    for mesh in meshes:
-        try:
-            problem_on(mesh)
-        except UsageError as error:
-            why = why or error
-        else:
-            found.append(mesh)
-    if not found and why is not None:
-        raise why
-    return found
 
 
 @contextmanager

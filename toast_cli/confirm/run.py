@@ -269,6 +269,24 @@ def compiled_cost(row: ConfirmedRow) -> Cost:
     )
 
 
+def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) -> Confirmation:
+    """What was said of several readings of one program as one; of all but the first, plans are called by the reading,
+    too. taken: the reading whose best plan is taken."""
+    first, *others = answers
+    if not others:
+        return first
+    rows = list(first.rows)
+    chosen = first.chosen if taken == 0 else None
+    for place, (answer, name) in enumerate(zip(others, names[1:], strict=True), 1):
+        if taken == place and answer.chosen is not None:
+            chosen = len(rows) + answer.chosen
+        rows += [
+            replace(row, candidate=replace(row.candidate, name=f"{row.candidate.name}, {name}")) for row in answer.rows
+        ]
+    seconds = sum(answer.seconds for answer in answers)
+    return replace(first, rows=tuple(rows), chosen=chosen, seconds=seconds)
+
+
 def available_bytes() -> int:
     """Memory that new processes can have; generous where the system does not say."""
     try:

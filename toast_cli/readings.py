@@ -1,0 +1,168 @@
+"""What is searched: a program as it is written and, where it has fused products, with these taken apart, each on every
+mesh there is a choice of.
+
+Enters: a `Source`, the meshes, and what a `Request` asks for. Leaves: a `Reading` for each program searched, the best
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toast_cli.compiler.partitioner import installed_workarounds
+from toast_cli.cost.model import Cost
+from toast_cli.dimensions import Dimensions
+from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import Source, stated_pins, with_parts
+from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.goal import parse_goal
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.saved import SavedPlan, apply_plan
+from toast_cli.request import Request, SearchName
+from toast_cli.search import SearchResult
+from toast_cli.search.diverse import KEPT
+from toast_cli.search.objective import Objective
+from toast_cli.search.shapes import search_shapes
+from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
+from toast_cli.tactics import Wishes, starting_plans, strategies
+
+# stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
+Progress = Callable[[str, float, float, int, float], None]
+# What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
+# from what compilers make of them.
+PARTED = 0.03
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A program as it was searched, with what was found for it."""
+
+    source: Source
+    evaluator: Evaluator
+    result: SearchResult
+
+    def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
+        """How good a plan is; comparable between readings of one program. reference: the cost of the plan that decides
+        nothing, of the first reading."""
+        unsharded = replace(reference, axis_seconds=self.evaluator.cost(()).axis_seconds)
+        return Objective(self.evaluator.problem, unsharded).reward(plan, cost)
+
+
+def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
+    """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
+    of one of the two."""
+    wanted = False if request.as_written else request.parted if saved is None else saved.parted
+    parted = None if wanted is False else with_parts(source)
+    if parted is None:
+        return [source]
+    return [parted] if wanted else [source, parted]
+
+
+def search_readings(
+    readings: list[tuple[Source, Dimensions]],
+    meshes: list[Mesh],
+    wishes: Wishes,
+    request: Request,
+    tell: Progress,
+    saved: SavedPlan | None = None,
+) -> list[Reading]:
+    """All readings of a program, the one with the best plan first. They share a budget, and the evaluations of each
+    are those of all."""
+    count, found = len(readings), list[Reading]()
+    for number, (source, dimensions) in enumerate(readings):
+        iterations, seconds = request.iterations, request.budget_seconds
+        share = replace(
+            request,
+            iterations=None if iterations is None else (iterations + count - 1 - number) // count,
+            budget_seconds=None if seconds is None else seconds / count,
+        )
+        if share.iterations == 0:
+            break
+
+        def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
+            tell(stage, (number + used) / count, *figures)
+
+        found.append(Reading(source, *search_meshes(source, dimensions, meshes, wishes, share, said, saved)))
+        if found[-1].result.stopped == "interrupted":
+            break
+    reference = found[0].evaluator.cost(())
+
+    def worth(reading: Reading) -> float:
+        reward = reading.reward(reading.result.plan, reading.result.cost, reference)
+        return reward - PARTED if reading.source.program.parted else reward
+
+    evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
+    ranked = sorted(found, key=worth, reverse=True)
+    return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in ranked]
+
+
+def search_meshes(
+    source: Source,
+    dimensions: Dimensions,
+    meshes: list[Mesh],
+    wishes: Wishes,
+    request: Request,
+    tell: Progress,
+    saved: SavedPlan | None = None,
+) -> tuple[Evaluator, SearchResult]:
+    """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    if not meshes:
+        raise UsageError("the specification has no mesh shape to try", where=request.mesh)
+    goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
+
+    def problem_on(mesh: Mesh) -> Problem:
+        stated = stated_pins(source, mesh.names, mesh.sizes)
+        problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
+        problem = replace(problem, goal=goal)
+        return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
+
+    previous: Evaluator | None = None
+
+    def evaluator_of(mesh: Mesh) -> Evaluator:
+        nonlocal previous
+        problem = problem_on(mesh)
+        previous = Evaluator(problem, strategies(problem).values(), previous)
+        return previous
+
+    def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
+        tell("search", used, best_seconds, evaluations, elapsed)
+
+    apart = (
+        request.search == SearchName.mcts and request.strategy is None
+    )  # whether layers may be decided apart in the end
+    iterations, seconds = request.iterations, request.budget_seconds
+    evaluator, result = search_shapes(
+        evaluator_of,
+        suiting(meshes, problem_on) if wishes.wishes and len(meshes) > 1 else meshes,
+        request.search,
+        request.seed,
+        iterations if iterations is None or not apart else max(1, round(iterations * (1.0 - UNMIRROR_SHARE))),
+        seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
+        request.jobs,
+        report,
+        starting_plans,
+        KEPT if request.wanted > 1 else 0,
+    )
+    if not apart or result.stopped == "interrupted":
+        return evaluator, result
+    return unmirrored(evaluator, result, rest_of_budget(result, iterations, seconds))
+
+
+def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
+    """The meshes on which what was asked for can be had. Raises the UsageError of the first where there is none."""
+    found, why = [], None
+    for mesh in meshes:
+        try:
+            problem_on(mesh)
+        except UsageError as error:
+            why = why or error
+        else:
+            found.append(mesh)
+    if not found and why is not None:
+        raise why
+    return found
