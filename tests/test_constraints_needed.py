@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from programs import problem_of, sample
 from test_features import FEATURES, case, plan_of
 
-from toast_cli.emit.minimal import Chooser
+from toast_cli.emit import minimal
+from toast_cli.emit.minimal import Chooser, choose_marks
 from toast_cli.emit.propagate import numbered
+from toast_cli.plan.lower import lower
+from toast_cli.tactics.strategies import strategy
 
 MOST = 9  # constraints in any of these programs
 
@@ -16,7 +20,7 @@ def test_every_pin_is_needed(name: str) -> None:
     program, words, _ = FEATURES[name]
     of = case(program)
     lowered = of.lowered(plan_of(of, words))
-    with numbered(of.source):
+    with numbered(of.source, lowered):
         chooser = Chooser(of.source, lowered)
         chosen = chooser.choose()
         assert chosen.unsettled == ()
@@ -34,7 +38,7 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
     program, words, _ = FEATURES[name]
     of = case(program)
     lowered = of.lowered(plan_of(of, words))
-    with numbered(of.source):
+    with numbered(of.source, lowered):
         chooser = Chooser(of.source, lowered)
         marks = chooser.choose().marks
     values = {handle: value for value, handle in enumerate(of.source.definitions)}
@@ -42,3 +46,18 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
         value = values.get(pin.handle)
         if value in lowered.computed and value not in lowered.found:
             assert pin.shardings == lowered.path(value)
+
+
+def test_a_few_that_are_wrong_are_pinned_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come one after another otherwise, each in a round of propagation of its own."""
+    source, _ = sample("unet_tiny")
+    problem = problem_of(source, "v4-32")
+    lowered = lower(problem, strategy(problem, "fsdp"))
+    monkeypatch.setattr(minimal, "PRUNING_WORK", 0)
+    chosen = {}
+    for few in (0, 1):
+        monkeypatch.setattr(minimal, "FEW", few)
+        chosen[few] = choose_marks(source, lowered)
+        assert chosen[few].unsettled == ()
+    assert chosen[1].rounds == 2 < chosen[0].rounds
+    assert len(chosen[1].marks.pins) > len(chosen[0].marks.pins)

@@ -47,7 +47,7 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
     choice = choose_marks(case.source, lowered)
     assert choice.unsettled == ()
     for marks in (choice.marks, pinned_marks(case.source, lowered)):
-        with numbered(case.source):
+        with numbered(case.source, lowered):
             propagation = Propagation(case.source, lowered)
             quick, whole = propagation.run(marks).values, propagation.run(marks, WHOLE_PIPELINE).values
             assert whole == {value: quick[value] for value in whole}
@@ -57,7 +57,7 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_constraint_is_needed(trained: Case, name: str) -> None:
     lowered = trained.lowered(strategy(trained, *TRAINED[name][0]))
-    with numbered(trained.source):
+    with numbered(trained.source, lowered):
         chooser = Chooser(trained.source, lowered)
         chooser.choose()
         assert chooser.settles(chooser.pinned)

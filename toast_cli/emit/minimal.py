@@ -39,8 +39,10 @@ from toast_cli.program.transposed import transposed
 MAX_ROUNDS = 10
 # From this round on what is like a value that is pinned is pinned with it.
 ALIKE_FROM_ROUND = 1
-# From this round on everything that is wrong is pinned, not only where it starts.
+# From this round on everything that is wrong is pinned, not only where it starts; and before it where no more than this
+# share of the operations is wrong: they come one after another, and a round costs as much for one as for a thousand.
 EVERYTHING_FROM_ROUND = 6
+FEW = 1 / 1000
 # Work spent on taking pins away again: operations propagated, all tries together. About 30 microseconds each.
 PRUNING_WORK = 30_000
 
@@ -58,7 +60,7 @@ class ChosenMarks:
 
 def choose_marks(source: Source, lowered: PartitionedProgram) -> ChosenMarks:
     """Few marks that suffice."""
-    with numbered(source):
+    with numbered(source, lowered):
         return Chooser(source, lowered).choose()
 
 
@@ -100,7 +102,7 @@ class Chooser:
                 self.reshards[k] = self._closed(self.reshards[k])
                 self._insufficient.clear()
             fresh = [v for v in wrong if v not in self.pinned]
-            if attempt < EVERYTHING_FROM_ROUND:
+            if attempt < EVERYTHING_FROM_ROUND and len(fresh) > FEW * len(self._program.ops):
                 starts = self._starts(fresh)
                 fresh = starts if attempt < ALIKE_FROM_ROUND else self._alike(starts, fresh)
             self.pinned.update(map(self._behind_transpose, fresh))

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import annotated
-from toast_cli.emit.marks import Marks
+from toast_cli.emit.marks import Marks, pinnable_values
 from toast_cli.emit.shardy import ShardyNotation
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -46,7 +46,7 @@ class Propagated:
 
 
 class Propagation:
-    """Runs propagation on copies of one module; use inside `numbered(source)`."""
+    """Runs propagation on copies of one module; use inside `numbered`."""
 
     def __init__(self, source: Source, lowered: PartitionedProgram) -> None:
         self._source = source
@@ -70,21 +70,20 @@ class Propagation:
 
         def visit(operation: Any) -> Any:
             attributes = operation.attributes
-            if VALUES in attributes:
-                values.update(self._value_shardings(attributes))
-            elif RESHARD in attributes:
-                (reshards[ir.IntegerAttr(attributes[RESHARD]).value],) = self._read(attributes["sharding"])
+            if (numbers := attributes.get(VALUES)) is not None:
+                values.update(self._value_shardings(numbers, attributes.get("sdy.sharding")))
+            elif (number := attributes.get(RESHARD)) is not None:
+                (reshards[ir.IntegerAttr(number).value],) = self._read(attributes["sharding"])
             return ADVANCE
 
         module.operation.walk(visit)
         return Propagated(values, reshards)
 
-    def _value_shardings(self, attributes: Any) -> Iterator[tuple[int, Sharding]]:
-        attribute = attributes[VALUES]
+    def _value_shardings(self, attribute: Any, sharding: Any) -> Iterator[tuple[int, Sharding]]:
         numbers = self._numbers.get(attribute)
         if numbers is None:
             numbers = self._numbers[attribute] = tuple(ir.DenseI64ArrayAttr(attribute))
-        found = self._read(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
+        found = self._read(sharding) if sharding is not None else None
         for k, number in enumerate(numbers):
             if number >= 0:
                 yield number, found[k] if found else ((),) * len(self._lowered.shardings[number])
@@ -127,9 +126,9 @@ def constraint_numbers(marks: Marks) -> Iterator[int]:
 
 
 @contextmanager
-def numbered(source: Source) -> Iterator[None]:
-    """While the block runs, each operation says which values of the program its results are (-1: none)."""
-    operations = value_numbers(source)
+def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
+    """While the block runs, each operation says which values of the program its results are (see `value_numbers`)."""
+    operations = value_numbers(source, lowered)
     with source.module.context:
         for operation, numbers in operations.items():
             operation.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers)
@@ -140,14 +139,15 @@ def numbered(source: Source) -> Iterator[None]:
             del operation.attributes[VALUES]
 
 
-def value_numbers(source: Source) -> dict[Any, list[int]]:
-    """Operation -> the number of the value that each of its results is (-1: none)."""
+def value_numbers(source: Source, lowered: PartitionedProgram) -> dict[Any, list[int]]:
+    """Operation -> the number of the value that each of its results is (-1: none), for values whose sharding is ours to
+    say; others propagate as they like."""
     operations: dict[Any, list[int]] = defaultdict(list)
-    for value, handle in enumerate(source.definitions):
-        if not isinstance(handle, ir.BlockArgument):
-            numbers = operations[handle.owner.operation]
-            numbers += [-1] * (handle.result_number + 1 - len(numbers))
-            numbers[handle.result_number] = value
+    for value in pinnable_values(source, lowered):
+        handle = source.definitions[value]
+        numbers = operations[handle.owner.operation]
+        numbers += [-1] * (handle.result_number + 1 - len(numbers))
+        numbers[handle.result_number] = value
     return operations
 
 

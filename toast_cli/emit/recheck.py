@@ -77,7 +77,7 @@ def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: b
     context = make_context()
     module = parse_module(context, content)
     with context:
-        put_numbers(source, marks, module)
+        put_numbers(source, lowered, marks, module)
         found = Propagation(source, lowered).propagate(module)
     producer, sizes = source.program.producer, lowered.axis_sizes
     computed = {pin.handle: pin.shardings[0] for pin in marks.pins}
@@ -93,10 +93,10 @@ def strays(source: Source, lowered: PartitionedProgram, marks: Marks, content: b
     return sorted(wrong)
 
 
-def put_numbers(source: Source, marks: Marks, module: Any) -> None:
+def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, module: Any) -> None:
     """Numbers the operations of the file, which are the program's in the same order, and the constraints before their
     uses."""
-    numbers = value_numbers(source)
+    numbers = value_numbers(source, lowered)
     uses: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for k, reshard in enumerate(marks.reshards):
         uses[reshard.uses[0].operation].append((reshard.uses[0].operand, k))

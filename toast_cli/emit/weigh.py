@@ -60,17 +60,19 @@ def weigh(
     Args:
         planned: where values lie after propagation from all of the marks.
     """
+    wanted = min(MOST_FAMILIES, OPERATIONS // max(1, len(source.program.ops)))
+    if not wanted:
+        return []
     families: dict[tuple[str, str, str, str], list[tuple[float, tuple[str, int]]]] = defaultdict(list)
     for one, size, mark in located_constraints(source, lowered, marks):
         families[folded(one.location), one.place, one.type, one.line].append((size, mark))
     ranked = sorted(families.items(), key=lambda item: -sum(size for size, _ in item[1]))
-    wanted = min(MOST_FAMILIES, OPERATIONS // max(1, len(source.program.ops)))
-    if not ranked or not wanted:
+    if not ranked:
         return []
     before = price({})
     found = []
     movable = pinnable_values(source, lowered)
-    with numbered(source):
+    with numbered(source, lowered):
         propagation = Propagation(source, lowered)
         for (location, place, type_, line), members in ranked[:wanted]:
             moved = propagation.run(without(marks, {mark for _, mark in members})).values
