@@ -50,9 +50,9 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
 
 def test_a_few_that_are_wrong_are_pinned_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come one after another otherwise, each in a round of propagation of its own."""
-    source, _ = sample("unet_tiny")
+    source, _ = sample("long_tiny")
     problem = problem_of(source, "v4-32")
-    lowered = lower(problem, strategy(problem, "fsdp"))
+    lowered = lower(problem, strategy(problem, "context"))
     monkeypatch.setattr(minimal, "PRUNING_WORK", 0)
     chosen = {}
     for few in (0, 1):
