@@ -35,7 +35,7 @@ def verify(
             "--mesh",
             metavar="SPEC",
             autocompletion=options.complete_spec,
-            help="Hardware to compile for; needed for --compiler tpu and gpu.",
+            help="Hardware to compile for with --compiler tpu and gpu; of a report for a ready one it is known.",
         ),
     ] = None,
     compiler: Annotated[
@@ -65,8 +65,9 @@ def verify(
 
     output = Target("--json", json) if json is not None else None
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
-    target = machine(mesh, compiler, "--compiler")
     promises = read_promises(report) if report is not None else None
+    mesh = mesh or _ready_machine(promises)
+    target = machine(mesh, compiler, "--compiler")
     content, form, axes = partitioned_program(program, _axes(promises))
     if target is not None and target.devices != prod(axes.values()):
         raise UsageError(
@@ -78,6 +79,13 @@ def verify(
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
     return EXITS[verdict.outcome]
+
+
+def _ready_machine(promises: Promises | None) -> str | None:
+    """The ready specification that the report is about, if it is about one."""
+    from toast_cli.hardware import available_specs
+
+    return promises.machine if promises and promises.machine in available_specs() else None
 
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:

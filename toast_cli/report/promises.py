@@ -48,6 +48,8 @@ def wrong_fields(promises: Promises) -> Iterator[str]:
             yield f"predicted.{name}"
     if type(promises.fits) is not bool:
         yield "predicted.fits"
+    if type(promises.machine) is not str:
+        yield "mesh.name"
     kinds: dict[str, Any] = {
         "str": str,
         "int": int,
@@ -80,4 +82,5 @@ def promises_of(facts: dict[str, Any]) -> Promises:
         predicted["argument_bytes"],
         predicted["limit_bytes"],
         predicted["fits"],
+        facts["mesh"]["name"],
     )

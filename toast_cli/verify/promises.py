@@ -29,7 +29,8 @@ class PromisedCollective:
 
 @dataclass(frozen=True)
 class Promises:
-    """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`."""
+    """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`.
+    machine: name of the mesh specification that was planned for; empty where it is not known."""
 
     axes: dict[str, int]
     collectives: list[PromisedCollective]
@@ -37,3 +38,4 @@ class Promises:
     argument_bytes: int
     limit_bytes: int
     fits: bool
+    machine: str = ""
