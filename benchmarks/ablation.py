@@ -60,6 +60,8 @@ MADE_ON: dict[str, frozenset[str]] = {
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
     "weight-parts": frozenset(),
+    "padded-operands": frozenset(),
+    "windowed-operands": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),

@@ -122,7 +122,10 @@ def halves(x: Any, w: Any) -> Any:
 S, SQUARE = arg(16, 16), arg(64, 64)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
-PIECES = replace(PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts"})
+PIECES = replace(
+    PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands"}
+)
+WINDOWED = replace(TILED, passes=TILED.passes | {"windowed-operands"})
 LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
@@ -152,6 +155,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
+    "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
+    "windowed-operands": (lambda x, w, v: jnp.tanh(jnp.tanh(x).T @ w) @ v, LONG, "x.0:data x.1:data w.1:model",
+                          "less peak", WINDOWED),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

@@ -37,10 +37,9 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     alive, brief = [0.0] * (items.lives.end + 2), [0.0] * (items.lives.end + 2)
     on_chip = holdings.on_chip
     for item in items.arrays:
-        iteration, copies = lowered[item.pattern], pricer.copies(item, lowered)
-        made = iteration.shardings[item.result]
+        copies, made = pricer.copies(item, lowered), lowered[item.pattern].shardings[item.result]
         communication += sum(use.seconds for use in pricer.array_collectives(item, made, copies))
-        for kind, size in holdings.held(item, iteration, copies):
+        for kind, size in holdings.held(item, lowered, copies):
             for value in item.values:
                 for first, last in holdings.of_value(item, kind, value):
                     for step in range(first, last + 1):

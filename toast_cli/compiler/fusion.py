@@ -7,7 +7,8 @@ across the boundary of a loop. What a barrier against optimisation takes is writ
 array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
-`multi_output_fusion`, `recomputation`, `narrow_stores`, `polynomials`, `shared_exponentials` and `weight_parts`.
+`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `shared_exponentials` and
+`weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -19,6 +20,7 @@ from toast_cli.compiler import (
     narrow_stores,
     one_hot_scatters,
     output_fusion,
+    padded_operands,
     polynomials,
     recomputation,
     shared_exponentials,
@@ -88,6 +90,7 @@ class _Fusion:
         self._polynomials = polynomials.expansions(profile)
         self._functions_first = shared_exponentials.NAME in profile.passes
         self._most = most
+        self._padded = padded_operands.padded(program) if padded_operands.NAME in profile.passes else frozenset()
         self._weight_parts = weight_parts.NAME in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
@@ -189,7 +192,7 @@ class _Fusion:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
         if effort and self._written_for_products(value, effort):
             return True
-        if any(not ops[r].kind.fuses_operands for r in readers):
+        if value in self._padded or any(not ops[r].kind.fuses_operands for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
         if count < 2:

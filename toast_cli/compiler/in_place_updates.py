@@ -6,6 +6,9 @@ the argument, as long as nothing reads the older contents afterwards. This is XL
 seen in every program that libtpu 0.0.42.1 compiled. Without this pass every array has a buffer of its own, but for what
 scans stack (`scan_unification`).
 
+Buffers are shared by arrays of one size: what is written in fewer bits than what it is computed from (the gradient of
+f32 logits, for products that multiply bf16) has one of its own.
+
 Enters: a program, and when what is read. Leaves: which values lie in a buffer that is counted anyway.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 from toast_cli.compiler.loop_copies import copied_carries
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.scan_unification import unified_carries
-from toast_cli.program.model import Program
+from toast_cli.program.model import DTYPE_BITS, Program
 from toast_cli.program.ops import ARGUMENT, CARRY
 
 NAME = "in-place-updates"
@@ -60,6 +63,26 @@ def borrowed(
             if maker not in copied and last_read(argument.value) < times[maker] and program.ops[maker].name != ARGUMENT:
                 borrowed[result] = True
     return borrowed
+
+
+def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[bool]:
+    """[ops] whether what an op writes has fewer bits an element than some array, no smaller, that it is computed from.
+
+    parts: [values] the part of its bits with which each is written.
+    """
+    bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
+    widest = [0.0] * len(program.values)  # of the arrays in memory that each is computed from
+    found = [False] * len(program.ops)
+    elements = [value.elements for value in program.values]
+    for number, op in enumerate(program.ops):
+        for value in op.results:
+            most = 0.0
+            for source in op.operands:
+                if widest[source] > most and elements[source] >= elements[value]:
+                    most = widest[source]
+            found[number] = stored[value] and most > bits[value]
+            widest[value] = bits[value] if stored[value] else most
+    return found
 
 
 def is_within(program: Program, op: int, loop: int) -> bool:

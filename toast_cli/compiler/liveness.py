@@ -46,11 +46,14 @@ class Lives:
     into_arguments: frozenset[int]
 
 
-def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile) -> Lives:
+def find_lives(
+    program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, parts: list[float]
+) -> Lives:
+    """parts: [values] the part of its bits with which each is written, see `product_operands`."""
     end = 2 * len(program.ops)
     times = half_steps(program, stored, free, profile)
-    in_place = in_place_updates.NAME in profile.passes
-    deaths = _deaths(program, stored, times, in_place=in_place)
+    takes_over = _takes_over(program, stored, parts, profile)
+    deaths = _deaths(program, stored, times, takes_over)
     read_at = _reads(program, deaths)
     borrowed = in_place_updates.borrowed(program, read_at, times, profile)
     intervals: list[list[Interval]] = [[] for _ in program.values]
@@ -58,7 +61,7 @@ def find_lives(program: Program, stored: list[bool], free: tuple[bool, ...], pro
     for value, uses in enumerate(program.users):
         if stored[value] and not borrowed[value]:
             intervals[value] = _intervals(program, producer[value], uses, read_at, times, end)
-    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], in_place=in_place)
+    program_deaths = _deaths(program, stored, [2 * number for number in range(len(program.ops))], takes_over)
     return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
 
 
@@ -90,7 +93,15 @@ def _into_arguments(program: Program) -> frozenset[int]:
     )
 
 
-def _deaths(program: Program, stored: list[bool], times: list[int], *, in_place: bool) -> list[int]:
+def _takes_over(program: Program, stored: list[bool], parts: list[float], profile: CompilerProfile) -> list[bool]:
+    """[ops] whether what an op writes can take over the buffer of what it reads."""
+    if in_place_updates.NAME not in profile.passes:
+        return [False] * len(program.ops)
+    shrinks = in_place_updates.shrinking(program, stored, parts)
+    return [(op.kind.fusible or op.kind.in_place) and not less for op, less in zip(program.ops, shrinks, strict=True)]
+
+
+def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: list[bool]) -> list[int]:
     """[ops] half step until which an op needs its operands: when it runs, or when whatever it is fused into runs."""
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -98,7 +109,7 @@ def _deaths(program: Program, stored: list[bool], times: list[int], *, in_place:
         at = times[number]
         if op.name == RESULT:
             at = 2 * len(program.ops)
-        elif in_place and (op.kind.fusible or op.kind.in_place):
+        elif takes_over[number]:
             at -= 1
         if op.results and not stored[op.results[0]]:  # computed where it is read, however late that is
             readers = [death[u] for u, _ in program.users[op.results[0]]]

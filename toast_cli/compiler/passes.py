@@ -30,6 +30,7 @@ from toast_cli.compiler import (
     one_hot_scatters,
     output_fusion,
     overlap,
+    padded_operands,
     polynomials,
     product_operands,
     recomputation,
@@ -47,6 +48,7 @@ from toast_cli.compiler import (
     tile_dimensions,
     tiling,
     weight_parts,
+    windowed_operands,
     windowed_products,
 )
 
@@ -73,7 +75,8 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts,
+    narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts, padded_operands,
+    windowed_operands,
     # How arrays lie.
     tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

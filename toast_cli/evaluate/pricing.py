@@ -11,14 +11,14 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from toast_cli.compiler.reduction_combining import combined_bytes
-from toast_cli.compiler.scatter_fates import ScatterFates
+from toast_cli.compiler.scatter_fates import ScatterFates, sides_of
 from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.evaluate.items import ArrayItem, ItemReader, Items, WorkItem
+from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
@@ -126,17 +126,38 @@ class Pricer:
             seconds = self._seconds_of(step.kind, size, step.axes)
             yield _use(step.kind, step.axes, size, item.runs, seconds, number, value, "reshard")
 
-    def _reductions(
-        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
-    ) -> Iterator[CollectiveUse]:
-        """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
-        op, sharding = self._problem.program.ops[how.op], iteration.computed[k]
+    def takes_apart(self, op: int, position: int, iteration: Iteration) -> bool:
+        """Whether a product is made piece by piece along a dimension that this operand brings in."""
+        partial = partial_of(iteration)
+        if partial is None or not iteration.scattered[0]:
+            return False
+        side, sharding = sides_of(self._problem.program.ops[op])[position], iteration.computed[0]
+        how = _Reduced(op, 1.0, (1.0,), late=False, in_loop=False)
+        for hop in self._hops_of(partial, how, iteration, 0):
+            if hop.kind == REDUCE_SCATTER:
+                fate = self._scatters.fate(op, 0, hop.axes, sharding, iteration, updates=False, alone=True)
+                if fate == "around" and any(not set(hop.axes).isdisjoint(iteration.reduced_to[0][d]) for d in side):
+                    return True
+                sharding = split_further(sharding, iteration.reduced_to[0], hop.axes)
+        return False
+
+    def _hops_of(
+        self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: tuple[int, ...] = ()
+    ) -> tuple[Hop, ...]:
+        op = self._problem.program.ops[how.op]
         apart, gathers = scattered_apart(op, how.terms, iteration, k, self._sizes), gathers_terms(op)
         key = partial, apart, gathers, cut
         hops = self._hops.get(key)
         if hops is None:
             hops = self._hops[key] = tuple(completed(partial, self._sizes, apart=apart, gathers=gathers, cut=cut))
-        for hop in hops:
+        return hops
+
+    def _reductions(
+        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
+    ) -> Iterator[CollectiveUse]:
+        """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
+        sharding = iteration.computed[k]
+        for hop in self._hops_of(partial, how, iteration, k, cut):
             size = whole * hop.fraction
             if hop.kind == REDUCE_SCATTER:
                 yield self._scatter(hop.axes, size, sharding, iteration, k, how)
@@ -200,6 +221,16 @@ class Pricer:
         """Of one whole array as it moves for readers at those places."""
         return min(item.moved_bytes, item.bytes * max([item.readers[place].needed for place in places]))
 
+    def written_operand(self, item: ArrayItem, copies: list[Copy], lowered: Lowered) -> float:
+        """Bytes on one device of what is written of the item's array for windowed products alone; 0 where there are
+        none, or they read a copy."""
+        elsewhere, made = [copy.sharding for copy in copies], lowered[item.pattern].shardings[item.result]
+        for pattern, position in item.products:
+            at, op = lowered[pattern].operands[position], self._reader_op(item, pattern, position)
+            if at not in elsewhere and self.takes_apart(op, position, lowered[pattern]):
+                return self.laid_out(item, item.operand_bytes, at, made)
+        return 0.0
+
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
@@ -207,7 +238,7 @@ class Pricer:
             served = [item.readers[place] for place in places]
             runs = sum(runs_by_loop([(reader.loop, reader.runs) for reader in served]).values())
             each = min(runs, made_runs) if ordered else runs
-            op = self._reader_op(item, served[0])
+            op = self._reader_op(item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
             kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
@@ -267,9 +298,9 @@ class Pricer:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _reader_op(self, item: ArrayItem, reader: ItemReader) -> int:
-        for op, position in self._problem.program.users[item.values[0]]:
-            if position == reader.position and self._problem.op_pattern[op] == reader.pattern:
+    def _reader_op(self, item: ArrayItem, pattern: int, position: int) -> int:
+        for op, place in self._problem.program.users[item.values[0]]:
+            if place == position and self._problem.op_pattern[op] == pattern:
                 return op
         return self._problem.program.producer[item.values[0]]
 

@@ -1,0 +1,31 @@
+"""Padded operands: what a product reads with padding around it is an array in memory.
+
+The kernel of a product pads as it reads, but only what lies in memory: what is padded is not computed there. So the
+gradient of logits is written where a loss leaves out their last position (`logits[:, :-1]`), and computed in the
+products that read it where it does not. Seen in classifiers' heads and token shifts in f32, with and without such a
+slice, compiled by libtpu 0.0.42.1 for v5e. Without this pass it is computed in both.
+
+Enters: a program. Leaves: what products read padded.
+"""
+
+from __future__ import annotations
+
+from toast_cli.program.model import Program
+from toast_cli.program.ops import PAD
+
+NAME = "padded-operands"
+
+
+def padded(program: Program) -> frozenset[int]:
+    """Values that some product reads padded, or a view of what is padded."""
+    pads = (op for op in program.ops if op.name == PAD)
+    return frozenset(op.operands[0] for op in pads if _is_multiplied(program, op.results[0]))
+
+
+def _is_multiplied(program: Program, value: int) -> bool:
+    """Whether a product reads a value or a view of it."""
+    kinds = [(program.ops[user].kind, program.ops[user].results) for user, _ in program.users[value]]
+    return any(
+        kind.matrix_unit or (kind.view_or_convert and len(results) == 1 and _is_multiplied(program, results[0]))
+        for kind, results in kinds
+    )
