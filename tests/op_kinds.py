@@ -86,6 +86,7 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "padded": (lambda x: (jnp.pad(x, ((8, 0), (0, 4)), constant_values=2.0), jnp.pad(x, ((4, 4), (2, 2)))), (X,)),
     "holes": (lambda x: lax.pad(x, 2.0, ((1, 0, 1), (1, 0, 1))), (X,)),
     "shifted": (lambda x: (lax.pad(x, 0.0, ((1, -1, 0), (-2, 2, 0))), jnp.roll(x, 3, 0)), (X,)),
+    "rolled": (lambda x: (jnp.roll(x, (-5, 1), (0, 1)), jnp.concatenate([x[:1], x[:-1]])), (X,)),
     "convolution": (conv("SAME"), (IMAGES, KERNEL)),
     "convolution, stride 2": (conv("SAME", (2, 2)), (IMAGES, KERNEL)),
     "convolution, padded on one side": (conv(((2, 0), (0, 2))), (IMAGES, KERNEL)),

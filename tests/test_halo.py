@@ -145,6 +145,10 @@ COMPILED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "two slices of everything": of_rows(lambda x: (x[:, 1::2], x[:, : ROWS - 2 : 2])),
     "a padding in front": of_rows(lambda x: jnp.pad(x, ((0, 0), (8, 0), (0, 0)))),
     "a padding on both sides": of_rows(lambda x: jnp.pad(x, ((0, 0), (4, 4), (0, 0)))),
+    "a roll": of_rows(lambda x: jnp.roll(x, 3, 1)),
+    "a roll by more than a shard": of_rows(lambda x: jnp.roll(x, -ROWS // 4 - 3, 1)),
+    "roll and way back": of_rows(jax.grad(lambda x: jnp.sum(jnp.sin(jnp.roll(jnp.cos(x), 3, 1))))),
+    "a causal shift": of_rows(lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]),
 }
 
 

@@ -81,7 +81,8 @@ class ItemReader:
 
     Attributes:
         pattern, position: ops of this pattern read it as this operand, `runs` times for each array in one run.
-        loop: equal where reads are in the same loop, or all outside of loops.
+        loop: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside each
+            other.
         needed: the part of the bits that these readers need, see `narrowing`.
     """
 
@@ -295,12 +296,11 @@ def _ways_of_reading(
     if not program.values[value].shape:  # a scalar has one sharding
         return frozenset()
     # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
-    loops: dict[int, int] = {}
+    regions: dict[tuple[int, tuple[int, ...]], int] = {}
     ways = []
-    for op, k in program.users[value]:
-        if (op, k) in but:
-            continue
-        loop = loops.setdefault(problem.edge_loop(op, k), len(loops))
+    uses = [use for use in program.users[value] if use not in but]
+    for (op, k), region in zip(uses, problem.reading_regions(uses), strict=True):
+        loop = regions.setdefault(region, len(regions))
         ways.append((problem.op_pattern[op], k, problem.edge_trips(op, k), loop, needs.of_use(value, op)))
     return frozenset(ways)
 

@@ -26,7 +26,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import REDUCE_SCATTER, Hop, Partial, completed, gathers_terms, partial_of, scattered_apart
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_loop
+from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_region
 from toast_cli.plan.sharding import Sharding, shards, split_further
 from toast_cli.program.ops import ARGUMENT
 
@@ -236,7 +236,7 @@ class Pricer:
         made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
         for step, _, _, places, ordered in moves_of(made, copies):
             served = [item.readers[place] for place in places]
-            runs = sum(runs_by_loop([(reader.loop, reader.runs) for reader in served]).values())
+            runs = sum(runs_by_region([(reader.loop, reader.runs) for reader in served]).values())
             each = min(runs, made_runs) if ordered else runs
             op = self._reader_op(item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)

@@ -1,11 +1,12 @@
-"""Operations that return their operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
-nothing, or a slice of everything.
+"""Operations that return an operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
+nothing, a slice of everything, or an addition of zero (`total = 0` in front of a Python loop).
 
 XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
 directions, which flips it backward. A program that kept them would be split, and costed, as if these were different
 arrays.
 
-Enters: an operation. Leaves: whether its first operand can take its place.
+Enters: an operation. Leaves: the operand that can take its place, if one can. An addition of zero then leaves -0.0 what
+it is, as in XLA.
 """
 
 from __future__ import annotations
@@ -16,11 +17,35 @@ from typing import Any
 from toast_cli.xla import ir
 
 
-def is_idle(operation: Any) -> bool:
-    """Whether an operation of a kind in `IDLE_KINDS` leaves every number where it is."""
-    if operation.operands[0].type != operation.results[0].type:
-        return False
-    return IDLE_KINDS[operation.name](operation)
+def unchanged_operand(operation: Any) -> Any | None:
+    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL` returns as it is; None where it changes
+    it."""
+    if operation.name in NEUTRAL:
+        return _other_than_neutral(operation, *NEUTRAL[operation.name])
+    first = operation.operands[0]
+    return first if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation) else None
+
+
+def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
+    """The operand beside one whose elements are all neutral, where that is on one of these sides."""
+    for side in sides:
+        if splat_value(operation.operands[side]) == element:
+            return operation.operands[1 - side]
+    return None
+
+
+def splat_value(handle: Any) -> float | None:
+    """The number that every element of a constant, or of one that is broadcast, is; None for anything else."""
+    owner = handle.owner
+    if not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
+        owner = owner.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+        return None
+    literal = owner.attributes["value"]
+    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
+        return None
+    element = literal.get_splat_value()
+    return element.value if isinstance(element, ir.FloatAttr | ir.IntegerAttr) else None
 
 
 def flips_nothing(operation: Any) -> bool:
@@ -62,4 +87,11 @@ IDLE_KINDS: dict[str, Callable[[Any], bool]] = {
     "stablehlo.slice": always,
     "stablehlo.reshape": always,
     "stablehlo.convert": always,
+}
+# Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
+NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
+    "stablehlo.add": (0, (0, 1)),
+    "stablehlo.subtract": (0, (1,)),
+    "stablehlo.multiply": (1, (0, 1)),
+    "stablehlo.divide": (1, (1,)),
 }

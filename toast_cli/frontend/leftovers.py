@@ -6,7 +6,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * copies and control dependencies by their operand,
 * constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,
 * bitcasts between layouts by the reshape and transposes they stand for,
-* operations that do nothing by their operand (see `idle`),
+* operations that do nothing by the operand they return (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
 An operation in neither list (`mhlo.stochastic_convert`, a bitcast that changes the width of elements, …) stays, for the
@@ -20,7 +20,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.idle import IDLE_KINDS, is_idle
+from toast_cli.frontend.idle import IDLE_KINDS, NEUTRAL, unchanged_operand
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.xla import ADVANCE, ir
 
@@ -145,7 +145,8 @@ def chlo_composite(operation: Any) -> Values | None:
 
 def operand_if_idle(operation: Any) -> Values | None:
     """The operand of what does nothing to it; None for what does."""
-    return [operation.operands[0]] if is_idle(operation) else None
+    operand = unchanged_operand(operation)
+    return None if operand is None else [operand]
 
 
 def plain_bitcast(operation: Any) -> Values | None:
@@ -227,7 +228,7 @@ def called_at_once(start: Any) -> Values:
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
     **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
-    **dict.fromkeys(IDLE_KINDS, operand_if_idle),
+    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL), operand_if_idle),
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,

@@ -18,6 +18,7 @@ from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
+from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, SKIP, ir, run_passes
@@ -90,6 +91,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     inline_calls(module, ENTRY, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
+    if len(SHIFTED & held.names) > 1:
+        rewrite_shifts(module)
     findings = take_shardings(module, function, path)
     notices = sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):

@@ -48,6 +48,8 @@ class Reader:
         self._rules = ShardyRules()
         self._unsure: Counter[str] = Counter()  # what trip counts that data decides are taken as -> how many
         self._depth = 0  # of the block that is being read
+        self._within: tuple[int, ...] = ()  # branches around it, in its loop
+        self._branches_read = 0
         self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ class Reader:
         return number
 
     def _add(self, op: Op, operation: Any) -> int:
-        self.ops.append(op)
+        self.ops.append(replace(op, branches=self._within) if self._within else op)
         self.operations.append(operation)
         return len(self.ops) - 1
 
@@ -166,10 +168,12 @@ class Reader:
                 carries.append((op, k))
             for handle in handles:
                 self._numbers[handle] = value
+        around, self._within = self._within, ()
         self._block(condition, inner, number)
         if count is None:
             self._deciding.append(self._numbers[condition.operations[len(condition.operations) - 1].operands[0]])
         self._block(body, inner, number)
+        self._within = around
         for op, k in carries:
             start = self.ops[op].operands[0]
             self.ops[op] = replace(self.ops[op], operands=(start, self._numbers[yielded[k]]), trips=inner)
@@ -178,8 +182,12 @@ class Reader:
     def _branches(self, operation: Any, trips: float, loop: int) -> None:
         blocks = [region.blocks[0] for region in operation.regions]
         self._deciding.append(self._numbers[operation.operands[0]])
-        for block in blocks:
+        around, first = self._within, self._branches_read
+        self._branches_read += len(blocks)
+        for k, block in enumerate(blocks):
+            self._within = (*around, first + k)
             self._block(block, trips / len(blocks), loop)
+        self._within = (*around, first)
         terminators = [block.operations[len(block.operations) - 1] for block in blocks]
         for k, result in enumerate(operation.results):
             operands = tuple(self._numbers[t.operands[k]] for t in terminators)
@@ -188,6 +196,7 @@ class Reader:
             op = self._add(Op(JOIN, operands, (value,), rule, trips / len(blocks), loop), operation)
             for position, terminator in enumerate(terminators):
                 self.uses[op, position] = (terminator.operation, k)
+        self._within = around
 
     def loop_notices(self) -> list[str]:
         """What trip counts that nobody knows before the program runs are taken as."""

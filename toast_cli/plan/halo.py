@@ -32,7 +32,7 @@ _FAR = 2
 
 class Permute(NamedTuple):
     """A collective-permute. first, last (excluded): which elements of its shard each sender sends. pairs: (sender,
-    receiver), both as numbers of shards."""
+    receiver), both as numbers of shards; none where only what lies outside of the array is so far away."""
 
     first: int
     last: int
@@ -91,8 +91,9 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
             continue
         element = size * count / window.inputs
         for permute in sent:
-            crossed = crossed_by(permute.pairs, axes, sizes)
-            yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
+            if permute.pairs:
+                crossed = crossed_by(permute.pairs, axes, sizes)
+                yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
         size += element * sum(permute.last - permute.first for permute in sent)
 
 
@@ -110,13 +111,13 @@ def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes:
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
-    """Ops that read a value through windows, loop by loop: what is sent in one loop is of no use in another."""
-    found: dict[int, list[int]] = {}
+    """Ops that read a value through windows, by loop: what is sent in one loop, or branch, is of no use in another."""
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for number, position in program.users[value]:
         op = program.ops[number]
         if op.windows and position == 0:
-            found.setdefault(op.loop, []).append(number)
-    return list(found.items())
+            found.setdefault((op.loop, op.branches), []).append(number)
+    return [(loop, numbers) for (loop, _), numbers in found.items()]
 
 
 def rotations(

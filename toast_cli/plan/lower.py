@@ -27,7 +27,7 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_loop
+from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_steps, runs_by_region
 from toast_cli.plan.settle import settled
 from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without
 from toast_cli.program.ops import ARGUMENT, CARRY
@@ -292,16 +292,17 @@ class _Lowering:
             return
         made, whole, maker = self._made[value], program.values[value], program.ops[program.producer[value]]
         needed = [self._iterations[op].operands[k] for op, k in uses]
+        regions = problem.reading_regions(uses)
         for move in moves_of(made, copies_of(made, needed, self._sizes, whole.shape)):
-            served = tuple([uses[place] for place in move.places])
-            runs = runs_by_loop([(problem.edge_loop(*use), problem.edge_trips(*use)) for use in served])
+            served = [(uses[place], regions[place]) for place in move.places]
+            runs = runs_by_region([(region, problem.edge_trips(*use)) for use, region in served])
             if move.ordered and sum(runs.values()) > maker.trips:
-                edge: Edge = "before" if runs.keys() != {maker.loop} else "inside"
-                yield self._moved(value, move, maker.trips, maker.loop, edge, served)
+                edge: Edge = "before" if {loop for loop, _ in runs} != {maker.loop} else "inside"
+                yield self._moved(value, move, maker.trips, maker.loop, edge, tuple([use for use, _ in served]))
                 continue
-            for loop, count in runs.items():
-                there = tuple([use for use in served if problem.edge_loop(*use) == loop])
-                yield self._moved(value, move, count, loop, "inside", there)
+            for region, count in runs.items():
+                there = tuple([use for use, its in served if its == region])
+                yield self._moved(value, move, count, region[0], "inside", there)
 
     def _moved(
         self, value: int, move: ShardingMove, runs: float, loop: int, edge: Edge, uses: tuple[tuple[int, int], ...]

@@ -7,7 +7,7 @@ Enters: program, dimensions, mesh. Leaves: `Problem`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -28,7 +28,7 @@ from toast_cli.plan.iteration import (
 )
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY
+from toast_cli.program.ops import CARRY, JOIN
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums
 
@@ -205,6 +205,26 @@ class Problem:
         """The loop in which operand `position` of an op is read, -1 outside loops."""
         it = self.program.ops[op]
         return self.program.loops[it.loop].parent if it.name == CARRY and position == 0 else it.loop
+
+    def edge_branches(self, op: int, position: int) -> tuple[int, ...]:
+        """The branches around where operand `position` of an op is read, within its loop, outermost first."""
+        it = self.program.ops[op]
+        if it.name == JOIN:
+            return (*it.branches[:-1], it.branches[-1] + position)
+        return () if it.name == CARRY and position == 1 else it.branches
+
+    def reading_regions(self, uses: Iterable[tuple[int, int]]) -> list[tuple[int, tuple[int, ...]]]:
+        """[uses] the region, as loop and branches, in which each of a value's uses, in program order, finds a copy of
+        it: where the first of those in one block, or in branches within it, reads it.
+
+        Branches beside each other share nothing: each copies what it reads.
+        """
+        found: list[tuple[int, tuple[int, ...]]] = []
+        for use in uses:
+            loop, branches = self.edge_loop(*use), self.edge_branches(*use)
+            known = (r for r in found if r[0] == loop and branches[: len(r[1])] == r[1])
+            found.append(next(known, (loop, branches)))
+        return found
 
     @cached_property
     def weight_bytes(self) -> dict[int, int]:

@@ -13,12 +13,12 @@ the shardings in between that have to be spelled out, and how often each collect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from toast_cli.plan.sharding import Sharding, shards
 
@@ -126,11 +126,15 @@ def ways_of(hops: tuple[ReshardHop, ...]) -> list[Way]:
     return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
 
 
-def runs_by_loop(uses: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Loop -> how often a copy is made in it, for uses given by their loop and how often they are read."""
-    runs: dict[int, float] = {}
-    for loop, count in uses:
-        runs[loop] = max(runs.get(loop, 0.0), count)
+Region = TypeVar("Region", bound=Hashable)
+
+
+def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
+    """Region (see `Problem.reading_regions`) -> how often a copy is made in it, for uses given by their region and how
+    often they are read."""
+    runs: dict[Region, float] = {}
+    for region, count in uses:
+        runs[region] = max(runs.get(region, 0.0), count)
     return runs
 
 

@@ -129,6 +129,8 @@ class Op:
         kind: what is true of every op of this name; of a contraction that contracts nothing, see `OpKind.scaling`.
         windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
+        branches: numbers of the branches of `case` and `if` around it, within its loop, outermost first; operand k of a
+            `toast.join` is read in the k-th branch from the last of them on.
     """
 
     name: str
@@ -141,6 +143,7 @@ class Op:
     detail: str = ""
     opaque: bool = False
     windows: tuple[Window, ...] = ()
+    branches: tuple[int, ...] = ()
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

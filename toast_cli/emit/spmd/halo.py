@@ -49,7 +49,7 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: Stretch, sent:
     shards = len(members[0])
     own = need.elements // shards
     parts = []
-    for permute in sent:
+    for permute in [one for one in sent if one.pairs]:
         pairs = [(group[sender], group[receiver]) for group in members for sender, receiver in permute.pairs]
         part = build.permute(build.slice_dim(handle, need.dim, permute.first, permute.last), pairs)
         parts.append(Part(part, permute.first, permute.last, {to: sender for sender, to in permute.pairs}))

@@ -1,0 +1,235 @@
+"""Slices that are padded or put together again become paddings of the whole array, also with less than no elements.
+
+`jnp.roll`, causal shifts and sliding buffers move an array along a dimension: they cut it into pieces of odd lengths
+and put these together with others. A dimension of 61 of 64 elements is split over no mesh, so that each piece would be
+gathered. The same in paddings has 64 elements throughout, and devices send each other only what crosses (a halo
+exchange, see `plan.halo`):
+
+    slice(pad(x))                 a padding of x
+    pad(slice(x))                 a padding of x, where one does not show what the slice has cut off
+    concatenate(zeros, slice(x))  a padding of x
+    concatenate(slice(x, 61..64), slice(x, 0..61))
+                                  select(position < 3, pad(x, -61, +61), pad(x, +3, -3))
+
+Enters: a module without calls. Leaves: the same module, rewritten in place. Numbers are the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from toast_cli.frontend.leftovers import create
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, PAD, SELECT, SLICE
+from toast_cli.xla import ADVANCE, ir
+
+CONSTANT = "stablehlo.constant"
+SHIFTED = frozenset({CONCATENATE, PAD, SLICE})
+_OWN = frozenset(
+    {
+        "dimension", "edge_padding_high", "edge_padding_low", "interior_padding", "limit_indices", "start_indices",
+        "strides",
+    }
+)  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """Elements of an array along one dimension, first to last (excluded); all other dimensions are whole."""
+
+    array: Any
+    first: int
+    last: int
+
+
+def rewrite_shifts(module: Any) -> None:
+    """Rewrites each slice, padding and concatenation that is one of the above, operands before those that read them.
+    One that has a sharding stays: it is a sharding of just this array.
+    """
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in SHIFTED and _OWN.issuperset(operation.attributes):
+            found.append(operation)
+        return ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    with module.context, ir.Location.unknown():
+        for operation in found:
+            made = _REWRITES[operation.name](operation)
+            if made is not None:
+                operation.results[0].replace_all_uses_with(made)
+        for operation in reversed(found):
+            if not list(operation.results[0].uses):
+                operation.erase()
+
+
+def _of_slice(operation: Any) -> Any | None:
+    """A slice of nothing but what a padding has padded."""
+    padding = _made_by(operation.operands[0], PAD)
+    if padding is None or any(n != 1 for n in _numbers(operation, "strides")):
+        return None
+    low, high = _edges(padding)
+    padded = _shape(operation.operands[0])
+    starts, limits = _numbers(operation, "start_indices"), _numbers(operation, "limit_indices")
+    cut = [dim for dim, n in enumerate(padded) if (starts[dim], limits[dim]) != (0, n)]
+    if not cut or any((low[dim], high[dim]) == (0, 0) for dim in cut):
+        return None
+    edges = [low[dim] - starts[dim] for dim in range(len(padded))]
+    return _pad(operation, padding.operands[0], padding.operands[1], edges, _numbers(padding, "interior_padding"))
+
+
+def _of_padding(operation: Any) -> Any | None:
+    """A padding of a slice that has cut nothing off where it pads, on the same side of the dimension."""
+    low, high = _edges(operation)
+    interior = _numbers(operation, "interior_padding")
+    cut = _made_by(operation.operands[0], SLICE)
+    if cut is None or any(n != 1 for n in _numbers(cut, "strides")):
+        return None
+    starts, limits, whole = _numbers(cut, "start_indices"), _numbers(cut, "limit_indices"), _shape(cut.operands[0])
+    for dim, size in enumerate(whole):
+        first, rest = starts[dim], size - limits[dim]
+        if (first or rest) and (interior[dim] or low[dim] == high[dim] == 0):
+            return None  # the array would be padded where it is only cut
+        if (first and low[dim] > 0) or (rest and high[dim] > 0):
+            return None
+    if list(whole) == list(_shape(operation.operands[0])):
+        return None
+    edges = [low[dim] - starts[dim] for dim in range(len(whole))]
+    return _pad(operation, cut.operands[0], operation.operands[1], edges, interior)
+
+
+def _of_concatenation(operation: Any) -> Any | None:
+    """A shifted array with a constant beside it, or two shifted arrays with the elements of either on one side."""
+    dim = ir.IntegerAttr(operation.attributes["dimension"]).value
+    if not isinstance(operation.results[0].type.element_type, ir.FloatType | ir.IntegerType):
+        return None
+    total = _shape(operation.results[0])[dim]
+    pieces = [_piece(handle, dim) for handle in operation.operands]
+    moving = [p for p, piece in enumerate(pieces) if _shape(piece.array)[dim] == total != piece.last - piece.first]
+    if len(pieces) != 2 or not moving:
+        return None
+    if len(moving) == 1:
+        return _beside_constant(operation, dim, pieces[moving[0]], operation.operands[1 - moving[0]], moving[0])
+    lengths = [piece.last - piece.first for piece in pieces]
+    if lengths[0] == lengths[1]:  # halves, which a mesh can split
+        return None
+    zero = _zero(operation)
+    begins = [0, lengths[0]]
+    shifted = [
+        _moved(operation, piece, zero, dim, begin - piece.first) for piece, begin in zip(pieces, begins, strict=True)
+    ]
+    operands = [_before(operation, dim, lengths[0]), *shifted]
+    return create(SELECT, operands, [operation.results[0].type], {}, operation)[0]
+
+
+def _beside_constant(operation: Any, dim: int, piece: Piece, other: Any, place: int) -> Any | None:
+    """place: of the piece; the constant stands in the other one. None where more would be seen than the piece."""
+    element = _element(other, operation)
+    missing = piece.first if place == 1 else _shape(piece.array)[dim] - piece.last
+    if element is None or missing:
+        return None
+    begin = _shape(other)[dim] if place == 1 else 0
+    return _moved(operation, piece, element, dim, begin - piece.first)
+
+
+_REWRITES = {SLICE: _of_slice, PAD: _of_padding, CONCATENATE: _of_concatenation}
+
+
+# -- what is there ----------------------------------------------------------------------------------------------------
+
+
+def _made_by(handle: Any, name: str) -> Any | None:
+    owner = handle.owner
+    if isinstance(owner, ir.Block) or owner.name != name or not _OWN.issuperset(owner.attributes):
+        return None
+    return owner
+
+
+def _piece(handle: Any, dim: int) -> Piece:
+    """What a value is of an array that is cut along this dimension only; itself, where it is not."""
+    shape = _shape(handle)
+    made = _made_by(handle, SLICE)
+    if made is not None and all(n == 1 for n in _numbers(made, "strides")):
+        array = made.operands[0]
+        if all(d == dim or n == shape[d] for d, n in enumerate(_shape(array))):
+            first = _numbers(made, "start_indices")[dim]
+            return Piece(array, first, first + shape[dim])
+    return Piece(handle, 0, shape[dim])
+
+
+def _element(handle: Any, before: Any) -> Any | None:
+    """The scalar that every element of a value is; None where they may differ."""
+    owner = handle.owner
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == BROADCAST_IN_DIM and not _shape(owner.operands[0]):
+        return owner.operands[0]
+    if owner.name != CONSTANT:
+        return None
+    value = owner.attributes["value"]
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return None
+    kind = ir.RankedTensorType.get([], handle.type.element_type)
+    return _constant(kind, value.get_splat_value(), before)
+
+
+def _numbers(operation: Any, key: str) -> list[int]:
+    return list(ir.DenseI64ArrayAttr(operation.attributes[key]))
+
+
+def _edges(padding: Any) -> tuple[list[int], list[int]]:
+    return _numbers(padding, "edge_padding_low"), _numbers(padding, "edge_padding_high")
+
+
+def _shape(handle: Any) -> tuple[int, ...]:
+    return tuple(handle.type.shape)
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior: Sequence[int]) -> Any:
+    """An array with so many elements in front of it, and as many behind it as make it the operation's result."""
+    made = operation.results[0].type
+    inside = [n + max(n - 1, 0) * holes for n, holes in zip(_shape(array), interior, strict=True)]
+    high = [total - n - first for total, n, first in zip(made.shape, inside, low, strict=True)]
+    if not any(low) and not any(high) and not any(interior):
+        return array
+    attributes = {
+        "edge_padding_low": ir.DenseI64ArrayAttr.get(list(low)),
+        "edge_padding_high": ir.DenseI64ArrayAttr.get(high),
+        "interior_padding": ir.DenseI64ArrayAttr.get(list(interior)),
+    }
+    return create(PAD, [array, element], [made], attributes, operation)[0]
+
+
+def _moved(operation: Any, piece: Piece, element: Any, dim: int, by: int) -> Any:
+    """The piece's array moved so many places along a dimension of the operation's result."""
+    rank = len(_shape(piece.array))
+    return _pad(operation, piece.array, element, [by if d == dim else 0 for d in range(rank)], [0] * rank)
+
+
+def _before(operation: Any, dim: int, count: int) -> Any:
+    """Whether an element of the operation's result is one of the first so many along a dimension."""
+    shape = _shape(operation.results[0])
+    integer, boolean = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(1)
+    line = ir.RankedTensorType.get([shape[dim]], integer)
+    iota = {"iota_dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)}
+    numbers = create("stablehlo.iota", [], [line], iota, operation)[0]
+    limit = _constant(line, ir.IntegerAttr.get(integer, count), operation)
+    less = {"comparison_direction": ir.Attribute.parse("#stablehlo<comparison_direction LT>")}
+    kind = ir.RankedTensorType.get([shape[dim]], boolean)
+    near = create("stablehlo.compare", [numbers, limit], [kind], less, operation)
+    along = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([dim])}
+    return create(BROADCAST_IN_DIM, near, [ir.RankedTensorType.get(list(shape), boolean)], along, operation)[0]
+
+
+def _zero(operation: Any) -> Any:
+    """A scalar of the operation's type, which no element of its result is made of."""
+    kind = ir.RankedTensorType.get([], operation.results[0].type.element_type)
+    number = ir.FloatAttr.get if isinstance(kind.element_type, ir.FloatType) else ir.IntegerAttr.get
+    return _constant(kind, number(kind.element_type, 0), operation)
+
+
+def _constant(kind: Any, element: Any, before: Any) -> Any:
+    return create(CONSTANT, [], [kind], {"value": ir.DenseElementsAttr.get_splat(kind, element)}, before)[0]
