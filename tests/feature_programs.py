@@ -256,3 +256,15 @@ def two_shardings() -> Case:
         return once, jnp.tanh(once)
 
     return case_of(run, arg(16, 16))
+
+
+def either_branch() -> Case:
+    """In each of four trips one of two branches multiplies by the same weights."""
+
+    def run(x: Any, w: Any) -> Any:
+        def trip(x: Any, i: Any) -> Any:
+            return lax.cond(i < 2, lambda x: jnp.tanh(x @ w), lambda x: jnp.sin(x @ w), x), None
+
+        return lax.scan(trip, x, jnp.arange(4))[0]
+
+    return case_of(run, arg(B, D), arg(D, D))

@@ -85,6 +85,10 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "first is left out": (lambda x: x[1:, 1:], (arg(17, 9),)),
     "padded": (lambda x: (jnp.pad(x, ((8, 0), (0, 4)), constant_values=2.0), jnp.pad(x, ((4, 4), (2, 2)))), (X,)),
     "holes": (lambda x: lax.pad(x, 2.0, ((1, 0, 1), (1, 0, 1))), (X,)),
+    "holes in what is whole": (
+        lambda x, y: lax.pad(lax.sort(x, dimension=0), 2.0, ((0, 1, 1), (0, 0, 0))) * y,
+        (arg(8, 8), X),
+    ),
     "shifted": (lambda x: (lax.pad(x, 0.0, ((1, -1, 0), (-2, 2, 0))), jnp.roll(x, 3, 0)), (X,)),
     "rolled": (lambda x: (jnp.roll(x, (-5, 1), (0, 1)), jnp.concatenate([x[:1], x[:-1]])), (X,)),
     "convolution": (conv("SAME"), (IMAGES, KERNEL)),

@@ -32,7 +32,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, SLICE, TRANSPOSE
+from toast_cli.program.ops import CARRY, PAD, SLICE, TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -83,7 +83,8 @@ class Chooser:
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
         self.reshards = [opened(r, lowered) for r in reshards]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
-        self._fixed = self._twofold | {v for v in carried_operands(source.program, lowered) if v in self._movable}
+        beside = (*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered))
+        self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
@@ -224,6 +225,15 @@ class Chooser:
                 waiting += [values[:half], values[half:]]
 
 
+def exchanged_results(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
+    """What ops make of what their neighbours send them. Such an op stands for collectives as a reshard does, and XLA's
+    propagation, which sees the program in another form, may find other ways to the same sharding behind it."""
+    for one in lowered.collectives:
+        if one.reason == "neighbours":
+            for op in dict.fromkeys([op for op, _ in one.uses] or [one.op]):
+                yield from program.ops[op].results
+
+
 def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
     """What loops hand to products that are reduce-scattered. What a loop carries takes any sharding that reaches it
     from behind, and in another order here than in XLA: the sharding of such a product's result would go to its operand,
@@ -277,12 +287,15 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     """Whether a use comes by the sharding it requires without a constraint.
 
     Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up
-    where the operand only has to be cut further, along dimensions the results have too.
+    where the operand only has to be cut further, along dimensions the results have too. A padding between elements of
+    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2).
     """
     op = source.program.ops[number]
     if op.kind.elementwise or (op.kind.view and op.name != SLICE):
         return True
     if cuts is None or not op.results or op.kind.lookup:
+        return False
+    if op.name == PAD and any(window.dilation > 1 and window.operand_dim in cuts for window in op.windows):
         return False
     factors = op.rule.operands[position]
     kept = {factor for result in op.rule.results for dimension in result for factor in dimension}

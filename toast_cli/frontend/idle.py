@@ -18,12 +18,20 @@ from toast_cli.xla import ir
 
 
 def unchanged_operand(operation: Any) -> Any | None:
-    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL` returns as it is; None where it changes
-    it."""
+    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL`, or a concatenation, returns as it is; None
+    where it changes it."""
+    if operation.name == CONCATENATION:
+        return _all_there_is(operation)
     if operation.name in NEUTRAL:
         return _other_than_neutral(operation, *NEUTRAL[operation.name])
     first = operation.operands[0]
     return first if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation) else None
+
+
+def _all_there_is(concatenation: Any) -> Any | None:
+    """The one piece that has elements, as `associative_scan` leaves it at its ends."""
+    whole = concatenation.results[0].type
+    return next((piece for piece in concatenation.operands if piece.type == whole), None)
 
 
 def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
@@ -88,6 +96,7 @@ IDLE_KINDS: dict[str, Callable[[Any], bool]] = {
     "stablehlo.reshape": always,
     "stablehlo.convert": always,
 }
+CONCATENATION = "stablehlo.concatenate"
 # Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
 NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
     "stablehlo.add": (0, (0, 1)),
