@@ -268,3 +268,18 @@ def either_branch() -> Case:
         return lax.scan(trip, x, jnp.arange(4))[0]
 
     return case_of(run, arg(B, D), arg(D, D))
+
+
+def loop_in_a_loop() -> Case:
+    """The inner loop reads weights that both only pass on."""
+
+    def run(x: Any, w: Any) -> Any:
+        def inner(x: Any, _: Any) -> Any:
+            return jnp.tanh(x @ w), None
+
+        def outer(x: Any, _: Any) -> Any:
+            return jnp.sin(lax.scan(inner, x, None, length=3)[0]), None
+
+        return lax.scan(outer, x, None, length=2)[0]
+
+    return case_of(run, arg(B, D), arg(D, D))

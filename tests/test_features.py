@@ -240,6 +240,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "keys.1=data",
         [(ALL_REDUCE, DATA, F32 * B * H, 2), (ALL_REDUCE, DATA, F32 * B * H * K, 1)],
     ),
+    # Three times in each of two trips.
+    "gathered in a loop in a loop": ("loop_in_a_loop", "x.0=data w.0=data", [(ALL_GATHER, DATA, F32 * D * D, 6)]),
     # Whichever branch runs gathers the weights; each counts half of the four trips.
     "gathered in either branch": ("either_branch", "x.0=data w.0=data", [(ALL_GATHER, DATA, F32 * D * D, 4)]),
 }

@@ -210,15 +210,20 @@ def sharding_finder(
 ) -> Callable[[Any], Sharding]:
     """A function from an op result to its sharding (the one it is computed in, given `computed`).
 
-    A value that a loop only passes through is no value of the program at the loop's result: there it lies as it does
-    outside.
+    A value that a loop only passes through is no value of the program at the loop's result, nor inside: there it lies
+    as it does outside.
     """
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
 
     def sharding_of(handle: Any) -> Sharding:
         number = numbers.get(handle)
         while number is None:
-            handle = handle.owner.operands[handle.result_number]
+            inside = isinstance(handle, ir.BlockArgument)  # of a loop around one that passes it on
+            handle = (
+                handle.owner.owner.operands[handle.arg_number]
+                if inside
+                else handle.owner.operands[handle.result_number]
+            )
             number = numbers.get(handle)
         return (computed or {}).get(number, lowered.shardings[number])
 
