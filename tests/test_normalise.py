@@ -162,6 +162,11 @@ def test_what_does_nothing_is_left_out(operation: str, idle: bool) -> None:
     assert found == ([] if idle else [operation.split()[0].partition(".")[2]])
 
 
+def test_a_complex_number_is_not_taken_for_one() -> None:
+    lowered = jax.jit(lambda x: x * (1 + 0j) + (0 + 2j)).lower(array(4, dtype=jnp.complex64))
+    assert [name for name in names(normalised(lowered.as_text()).module) if name in ("multiply", "add")] != []
+
+
 REFUSED = {
     "recursion": (
         f"""module {{ func.func @main(%a: {T4}) -> {T4} {{

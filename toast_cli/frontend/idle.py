@@ -49,11 +49,12 @@ def splat_value(handle: Any) -> float | None:
         owner = owner.operands[0].owner
     if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
         return None
-    literal = owner.attributes["value"]
+    if not isinstance(handle.type.element_type, ir.FloatType | ir.IntegerType):
+        return None
+    literal = owner.attributes["value"]  # of other types the bindings cannot hand over
     if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
         return None
-    element = literal.get_splat_value()
-    return element.value if isinstance(element, ir.FloatAttr | ir.IntegerAttr) else None
+    return float(literal.get_splat_value().value)
 
 
 def flips_nothing(operation: Any) -> bool:
