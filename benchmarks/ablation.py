@@ -62,6 +62,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
     "windowed-operands": frozenset(),
+    "reduction-motion": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),

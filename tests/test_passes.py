@@ -103,6 +103,16 @@ def projected(x: Any, w: Any, v: Any) -> Any:
     return gradient, lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w), x)
 
 
+def gated(x: Any, g: Any) -> Any:
+    """Pieces of one gradient, each added to a carry of its own."""
+
+    def step(trip: Any, carried: Any) -> Any:
+        both = x.T @ jnp.sin(g * trip)
+        return carried[0] + both[:, :8], carried[1] + both[:, 8:]
+
+    return lax.fori_loop(0, 5, step, (jnp.zeros((16, 8)), jnp.zeros((16, 8))))
+
+
 def finished_twice(x: Any, w: Any) -> Any:
     y = x @ w
     return jnp.tanh(y), y * 2.0
@@ -126,6 +136,7 @@ PIECES = replace(
     PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands"}
 )
 WINDOWED = replace(TILED, passes=TILED.passes | {"windowed-operands"})
+MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
@@ -142,6 +153,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data",
                              "less communication", TILED),
     "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),
+    "reduction-motion": (gated, (arg(64, 16), arg(64, 16)), "x.0:data", "more communication", MOVING),
     "overlap": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "other collectives", PLAIN),
     "fusion": (lambda x: jnp.tanh(jnp.sin(x)).sum(), (SQUARE,), "", "more peak", PLAIN),
     "output-fusion": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),

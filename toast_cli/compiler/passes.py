@@ -37,6 +37,7 @@ from toast_cli.compiler import (
     reduce_scatter,
     reduction_combining,
     reduction_fusion,
+    reduction_motion,
     scan_unification,
     schedule,
     shared_exponentials,
@@ -72,7 +73,8 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
-    narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining, overlap,
+    narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining,
+    reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts, padded_operands,

@@ -151,7 +151,7 @@ class Items:
 def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
     """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
     made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
-    sums = sum_items(problem, made.late, made.needs)
+    sums = sum_items(problem, made.late, made.needs, profile)
     work = work_items(problem, made, problem.terms)
     return Items(work, sums, neighbour_items(problem), _arrays(problem, made), made)
 

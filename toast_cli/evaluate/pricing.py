@@ -35,7 +35,8 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 
 class _Reduced(NamedTuple):
     """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
-    program. needed: [results] part of the bits that readers need. terms: partial results that are added up before."""
+    program. needed: [results] part of the bits that readers need. terms: partial results that are added up before.
+    each: all-reduces in one run, see `reduction_motion`."""
 
     op: int
     runs: float
@@ -43,6 +44,7 @@ class _Reduced(NamedTuple):
     late: bool
     in_loop: bool
     terms: int = 1
+    each: float = 1.0
 
 
 class Pricer:
@@ -109,7 +111,7 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count)
+            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count, item.each)
             if part.partial is not None:
                 yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -192,6 +194,7 @@ class Pricer:
         iterations."""
         moved = size * how.needed[k] if kind == "all-reduce" else size
         seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
+        seconds *= how.each if kind == "all-reduce" and written is None else 1.0
         value = self._problem.program.ops[how.op].results[k]
         written = written or (kind, size)
         waited_for = not (how.late or hidden)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import Partial, cut_by_readers, in_steps, partial_of, reductions_of
@@ -69,7 +71,8 @@ class SumItem:
     """Sums that look alike. steps: see `sums.Sum`, with op patterns, or below 0 what loops add up, see
     `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
     of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
-    its terms that loops add up. into: what a loop adds it to, and which of its sums it is. runs: of all of them
+    its terms that loops add up. into: what a loop adds it to, and which of its sums it is. each: all-reduces in one
+    run, see `reduction_motion`. runs: of all of them
     together in one run of the program. ops, end: the terms of one of them, and the value at its end. decisive: patterns
     that decide what is reduced, but for readers; for sums of loops all of `patterns`."""
 
@@ -81,6 +84,7 @@ class SumItem:
     in_loop: bool
     within: tuple[Carried, ...]
     into: tuple[Carried, int] | None
+    each: float
     runs: float
     ops: tuple[int, ...]
     end: int
@@ -120,10 +124,11 @@ _Alike = tuple[
     bool,
     tuple[Carried, ...],
     tuple[Carried, int] | None,
+    float,
 ]
 
 
-def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[SumItem, ...]:
+def sum_items(problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile) -> tuple[SumItem, ...]:
     """The program's sums; late: [values]."""
     program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
@@ -136,7 +141,8 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing) -> tuple[Sum
         terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
         result, in_loop = program.ops[first].results[0], problem.edge_loop(first, 0) >= 0
-        key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found))
+        each = reductions_each(program, found.end, profile) if in_loop else 1.0
+        key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found), each)
         runs[key] += problem.edge_trips(first, 0)
         example.setdefault(key, (numbers, found.end))
     made = (SumItem(*key, count, *example[key], _decisive(key[1])) for key, count in runs.items())

@@ -52,7 +52,7 @@ ON_CHIP = {
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "loop-residency",
     "narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
-    "weight-parts", "padded-operands", "windowed-operands",
+    "weight-parts", "padded-operands", "windowed-operands", "reduction-motion",
 }  # fmt: skip
 
 SOURCES = {
