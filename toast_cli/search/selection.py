@@ -7,9 +7,10 @@ array is moved where it is read (as in Alpa, arXiv:2201.12023, and XLA's former 
 assignment, so no plan is faster than the cheapest of them. What the bound does not know: device memory, and ops of one
 pattern that are split otherwise than each other (those of mirrored layers).
 
-Three things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
-reduction, a copy for readers in several loops as that of the dearest, and what several ops read through windows as
-what the dearest of them needs. Enters: a `Problem`. Leaves: seconds.
+Four things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
+reduction, a copy for readers in several loops as that of the dearest, what several ops read through windows as what
+the dearest of them needs, and what completes a sum that a loop adds up, which it may carry as it is, at nothing.
+Enters: a `Problem`. Leaves: seconds.
 """
 
 from __future__ import annotations
@@ -268,6 +269,8 @@ class _Program:
         whole = saved = 0.0
         cuts: dict[Sharding, float] = {}
         for added in self._sums[number]:
+            if added.into is not None:  # the loop may carry it as it is
+                continue
             terms = [term for term in added.terms if term.pattern == number]
             least = min(added.terms, key=lambda term: term.bytes).bytes
             alone = replace(
@@ -275,6 +278,7 @@ class _Program:
                 terms=(replace(terms[0], bytes=least),),
                 steps=(SumStep("term", number),),
                 readers=(),
+                within=(),
                 ops=(added.ops[added.terms.index(terms[0])],),
             )
             share, most = len(terms) / len(added.terms), 0.0
