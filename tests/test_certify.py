@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import threading
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from programs import SAMPLES, sample
 from toast_cli.cli import main
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
+from toast_cli.plan.decisions import NOWHERE, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search import SearchResult, selection, solver
@@ -47,6 +49,41 @@ def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> No
     assert proven.proven
     optimum = priced(proven)
     assert all(priced(run_search(evaluator, "mcts", seed)) <= optimum * 1.0001 for seed in range(1, 3))
+
+
+def test_what_is_left_out_does_not_change_the_bound() -> None:
+    of = problem("mlp_tiny", "v4-32", data=8, model=2)
+    found = run_search(Evaluator(of), "mcts", 0)
+    full, quick = (selection.bound(of, UNBOUNDED, possible=known) for known in (inf, priced(found)))
+    assert quick.seconds == pytest.approx(full.seconds, rel=1e-4)
+    assert quick.seconds <= quick.charged <= priced(found)
+
+
+@pytest.mark.parametrize("name", ["rnn_tiny", "ssm_tiny"])
+def test_sums_of_loops_have_a_bound(name: str) -> None:
+    """A recurrence adds up gradients from step to step, which it may carry as they are."""
+    evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
+    certified = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
+    assert 0.99 * certified.cost.step_seconds <= certified.lower_bound <= certified.cost.step_seconds
+
+
+def test_what_is_faster_by_less_than_its_decisions_are_worth_is_no_better() -> None:
+    """Nothing is split, and reductions of a thousandth of the step would be faster in sixteen pieces."""
+    evaluator = Evaluator(problem("ssm_tiny", "v4-32", data=8, model=2))
+    certified = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
+    assert certified.plan == ()
+    assert certified.cost.step_seconds > certified.lower_bound * (1.0 + PRICE)
+    assert certified.proven
+
+
+def test_a_decision_for_a_part_of_the_program_is_found_where_it_pays_only_there() -> None:
+    """Channels of the first stage alone; everywhere at once they make this step slower."""
+    evaluator = Evaluator(problem("resnet50_tiny", "v4-32", data=8, model=2))
+    found = run_search(evaluator, "mcts", 0)
+    (only,) = [decision for decision in found.plan if isinstance(decision, Shard)]
+    everywhere = evaluator.cost((only._replace(unless=NOWHERE),))
+    assert found.cost.step_seconds < evaluator.cost(()).step_seconds * 0.995
+    assert everywhere.step_seconds > evaluator.cost(()).step_seconds
 
 
 def priced(result: SearchResult) -> float:
@@ -94,6 +131,6 @@ def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver, "may_fork", lambda: True)
     monkeypatch.setattr(solver, "_solved", lambda program: threading.Event().wait())
     looks = [False, False, True]
-    assert selection.least_seconds(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)) == 0.0
+    assert selection.bound(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)).seconds == 0.0
     assert looks == []
     assert not multiprocessing.active_children()

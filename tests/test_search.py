@@ -35,7 +35,7 @@ from toast_cli.search import SEARCHES, Budget, SearchResult
 from toast_cli.search.mcts import polish
 from toast_cli.search.moves import Moves
 from toast_cli.search.run import Confirmed, run_search
-from toast_cli.search.selection import least_seconds
+from toast_cli.search.selection import bound as bound_of
 from toast_cli.tactics import starting_plans
 
 WEIGHTS = {"down": arg(512, 256), "up": arg(256, 512)}
@@ -232,7 +232,7 @@ def test_exact_proves_that_nothing_tried_is_better(name: str, axes: int) -> None
 @pytest.mark.parametrize(("name", "axes"), [("perceptron", 1), ("gradient step", 2), ("gram matrix", 2)])
 def test_mcts_reaches_the_proven_optimum_for_every_seed(name: str, axes: int) -> None:
     of = case(name, axes)
-    least = least_seconds(of.problem, 30.0)
+    least = bound_of(of.problem, 30.0).seconds
     for seed in range(6):
         found = search("mcts", of, Budget(evaluations=1500), seed)
         assert 0.0 < found.cost.step_seconds <= least * PRICED, seed
@@ -250,7 +250,7 @@ def test_exact_out_of_budget_still_bounds_what_is_possible() -> None:
 @given(st.data())
 def test_no_plan_beats_the_bound(data: st.DataObject) -> None:
     of = data.draw(cases())
-    bound = least_seconds(of.problem, 20.0)
+    bound = bound_of(of.problem, 20.0).seconds
     for plan in data.draw(st.lists(plans(of.problem), min_size=1, max_size=5)):
         assert (
             bound <= of.evaluator.cost(plan).step_seconds * (1.0 + 1e-6) + 1e-12

@@ -25,6 +25,7 @@ from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
 SHORT_NOTES = 6
+SAME_PERCENT = 0.05  # what one decision must gain: steps that differ by less are equal
 # Why a search ended, in words.
 STOPPED = {
     "budget": "its time was over",
@@ -202,9 +203,11 @@ def certificate(report: Report) -> str:
     found, least = report.predicted.step_seconds, report.search.lower_bound_seconds
     if least <= 0.0:
         return "none: this program and mesh are too large to prove anything in 20 seconds"
-    if report.search.proven:
-        return "no sharding of the arrays is faster"
     percent = 100.0 * (found / least - 1.0)
+    if report.search.proven and percent < SAME_PERCENT:
+        return "no sharding of the arrays is faster"
+    if report.search.proven:
+        return f"no plan is better: {percent:.2g} % less time, at most, takes more decisions than that is worth"
     return (
         f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
         "(memory limits ignored, layers that look alike sharded alike)"

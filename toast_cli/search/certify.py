@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.search.exact import is_proven
+from toast_cli.search.exact import is_proven, priced
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.model import SearchResult
-from toast_cli.search.selection import least_seconds
+from toast_cli.search.selection import bound
 
 SECONDS = 30.0
 
@@ -22,10 +23,11 @@ def certify(evaluator: Evaluator, result: SearchResult, seconds: float = SECONDS
     start = time.monotonic()
     problem = evaluator.problem
     with interruptible() as stop:
-        least = least_seconds(problem, seconds, lambda: stop.asked, lambda: stop.asked)
+        possible = priced(result.plan, result.cost) if result.fits else inf
+        least = bound(problem, seconds, lambda: stop.asked, lambda: stop.asked, possible)
     return replace(
         result,
         seconds=result.seconds + time.monotonic() - start,
-        lower_bound=least,
+        lower_bound=least.seconds,
         proven=is_proven(problem, result, least),
     )

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
+from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.problem import Problem
 from toast_cli.search.mcts import grow
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.objective import PRICE
-from toast_cli.search.selection import least_seconds
+from toast_cli.search.selection import Bound, bound
 
 EVALUATIONS = 6000  # of tree search, at most
 SOLVER_SECONDS = 60.0  # where the user sets no time
@@ -35,7 +37,7 @@ def exact(
 ) -> SearchResult:
     """Tree search to its end, then the proof; see the module docstring."""
     incumbent = Incumbent(problem, evaluate, budget, progress, starts)
-    stopped, least = "plateau", 0.0
+    stopped, least = "plateau", Bound()
     try:
         try:
             grow(incumbent, rng, EVALUATIONS)
@@ -44,18 +46,25 @@ def exact(
             if stopped != "iterations":
                 raise
         left = incumbent.seconds_left
-        least = least_seconds(problem, SOLVER_SECONDS if left is None else left, incumbent.is_over, budget.asked)
+        seconds = SOLVER_SECONDS if left is None else left
+        possible = priced(incumbent.best, incumbent.best_cost) if incumbent.fits(incumbent.best_cost) else inf
+        least = bound(problem, seconds, incumbent.is_over, budget.asked, possible)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:
         stopped = "interrupted"
     result = incumbent.result(stopped)
-    return replace(result, lower_bound=least, proven=is_proven(problem, result, least))
+    return replace(result, lower_bound=least.seconds, proven=is_proven(problem, result, least))
 
 
-def is_proven(problem: Problem, result: SearchResult, least: float) -> bool:
-    """Whether no plan can be better than the result's, except by less than what its own decisions are charged.
-    least: seconds; 0 where no bound is known.
-    """
-    allowed = least * (1.0 + PRICE * max(1, len(result.plan)))
-    return result.fits and problem.goal.minimise == FASTEST.minimise and 0.0 < result.cost.step_seconds <= allowed
+def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
+    """Whether no plan can be better than the result's, except by less than what decisions are charged."""
+    if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
+        return False
+    faster = result.cost.step_seconds > least.seconds * (1.0 + PRICE * max(1, len(result.plan)))
+    return not faster or priced(result.plan, result.cost) <= least.charged * (1.0 + PRICE)
+
+
+def priced(plan: Plan, cost: Cost) -> float:
+    """Seconds of a step with what each decision must gain, as searches compare plans."""
+    return cost.step_seconds * (1.0 + PRICE * len(plan))

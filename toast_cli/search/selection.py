@@ -16,12 +16,14 @@ Enters: a `Problem`. Leaves: seconds.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import permutations, product
-from math import perm, prod
+from math import inf, perm, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.decisions import NOWHERE
@@ -39,6 +42,8 @@ from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_o
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
+from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
+from toast_cli.search.objective import PRICE
 from toast_cli.search.solver import lower_bound
 
 MOST_SPLITS = 20_000  # of one pattern, and
@@ -46,28 +51,54 @@ MOST_VARIABLES = 400_000  # of all, for which there is a bound
 GAP = 1e-5  # relative, at which HiGHS may stop
 
 
-def least_seconds(
+class Bound(NamedTuple):
+    """What no sharding of a program's arrays can beat; 0 where the program and the mesh are too large to say.
+
+    Attributes:
+        seconds: of a step. charged: the same where each pair of a group and a mesh axis that splits it costs what a
+            decision must gain: what no plan can beat as searches compare plans. `seconds` where nothing more is known.
+    """
+
+    seconds: float = 0.0
+    charged: float = 0.0
+
+
+def bound(
     problem: Problem,
     seconds: float,
     ended: Callable[[], bool] = lambda: False,
     asked: Callable[[], bool] = lambda: False,
-) -> float:
-    """Seconds that no sharding of the program's arrays can beat; 0 where the program and the mesh are too large to say.
+    possible: float = inf,
+) -> Bound:
+    """What no sharding of the program's arrays can beat.
 
     Args:
         seconds: of wall time for the solver, at most. ended: whether time is up before it starts. asked: whether the
-            user wants it to end: then there is no bound.
+            user wants it to end: then there is no bound. possible: seconds that some plan takes, with the price of its
+            decisions. The bound is no larger than that, and the closer it is the sooner it is found: ways that no
+            faster sharding has are left out.
     """
     axes = sum(size > 1 for size in problem.mesh.sizes)
     if any((len(p.form.sizes) + 1) ** axes * perm(axes) > MOST_SPLITS for p in problem.patterns):
-        return 0.0
+        return Bound()
     start = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - start)
+
     program = _Program(problem)
+    if possible < inf and not program.leave_out(possible * (1.0 + GAP), lambda: ended() or left() < seconds / 2):
+        return Bound(possible, possible)
     for add in (program.take_ways, program.take_aliases, program.take_neighbours, program.take_reshards):
         add()
         if ended() or len(program.cost) > MOST_VARIABLES:
-            return 0.0
-    return program.solve(max(1.0, seconds - (time.monotonic() - start)), asked)
+            return Bound()
+    least = min(possible, program.solve(max(1.0, left()), asked))
+    pinned = any(any((*pattern.operand_pins, *pattern.result_pins)) for pattern in problem.patterns)
+    if possible == inf or least * (1.0 + GAP) >= possible or least <= 0.0 or pinned or left() < 0.0:
+        return Bound(least, least)
+    program.take_decisions(PRICE * least)
+    return Bound(least, max(least, min(possible, program.solve(max(1.0, left()), asked))))
 
 
 _Goal = Sharding | Way
@@ -75,13 +106,23 @@ _Goal = Sharding | Way
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to split ops of one pattern. cut: where they add up, the sharding in which all who read the total take a
-    piece of it; None where they do not agree.
+    """A way to split ops of one pattern. pairs: groups and the axes that split them. cut: where they add up, the
+    sharding in which all who read the total take a piece of it; None where they do not agree.
     """
 
     iteration: Iteration
+    pairs: frozenset[tuple[int, int]]
     cut: Sharding | None
     seconds: float
+
+
+# Of an array and one that reads it: the ways that make it by sharding, those that read it, and what each pair pays for
+# which copy.
+_Reading = tuple[
+    dict[Sharding, list[int]],
+    dict[Sharding, list[int]],
+    dict[tuple[Sharding, Sharding], dict[_Goal, float]],
+]
 
 
 class _Free(Problem):
@@ -112,9 +153,64 @@ class _Program:
         self._windowed = frozenset().union(*(read.patterns for read in self._items.neighbours))
         self._every = [_every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
         self._ways = [self._ways_of(number) for number in range(len(problem.patterns))]
+        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
+        self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
+        self._number()
+
+    def _number(self) -> None:
         self._first = [int(n) for n in np.cumsum([0, *map(len, self._ways)])]
         self.cost = [way.seconds for ways in self._ways for way in ways]
-        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
+
+    def leave_out(self, possible: float, ended: Callable[[], bool]) -> bool:
+        """Leaves out ways that no sharding has which is faster than `possible` seconds; to be called first.
+
+        Returns whether any sharding may be."""
+        own = [np.array([way.seconds for way in ways]) for ways in self._ways]
+        edges: list[Edge] = []
+        for makers, readers, seconds in self._pairs():
+            one, other = (self._classes(classes) for classes in (makers, readers))
+            if one[0] != other[0]:
+                edges.append(Edge((one[0], other[0]), (one[1], other[1]), seconds))
+            else:
+                own[one[0]] += seconds[one[1], other[1]]
+        for item in self._items.neighbours:
+            sent = self._sent(item)
+            for prices in sent:
+                for variable, price in prices.items():
+                    number = bisect_right(self._first, variable) - 1
+                    own[number][variable - self._first[number]] += price / len(sent)
+        left = ways_left(own, edges, possible, ended)
+        self._ways = [
+            [way for way, kept in zip(ways, of, strict=True) if kept] for ways, of in zip(self._ways, left, strict=True)
+        ]
+        self._number()
+        return all(self._ways)
+
+    def _pairs(self) -> Iterable[tuple[list[list[int]], list[list[int]], Floats]]:
+        """Classes of ways of one pattern and of another one, and no more than what each pair of classes costs."""
+        for item in self._items.arrays:
+            readings = [] if item.free else list(self._readings(item))
+            users = Counter(
+                copy
+                for _, _, paid in readings
+                for copy in {(s, goal) for (s, _), prices in paid.items() for goal in prices}
+            )
+            for made, taken, paid in readings:
+                seconds = [[sum(price / users[s, g] for g, price in paid[s, t].items()) for t in taken] for s in made]
+                yield list(made.values()), list(taken.values()), np.array(seconds)
+        for argument, result in self._aliased():
+            made = self._by_sharding(argument, lambda it: it.shardings[0])
+            taken = self._by_sharding(result, _operand(0))
+            unlike = [[0.0 if s == t else inf for t in taken] for s in made]
+            yield list(made.values()), list(taken.values()), np.array(unlike)
+
+    def _classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
+        """The pattern whose ways these variables are, and [ways] the class of each."""
+        number = bisect_right(self._first, classes[0][0]) - 1
+        found = np.zeros(len(self._ways[number]), dtype=np.int64)
+        for place, variables in enumerate(classes):
+            found[np.array(variables) - self._first[number]] = place
+        return number, found
 
     def solve(self, seconds: float, asked: Callable[[], bool]) -> float:
         """The bound: that of the solver, when it ends or its time is up; 0 where the user asks it to end before."""
@@ -152,6 +248,15 @@ class _Program:
 
     def take_aliases(self) -> None:
         """A result that takes over an argument's buffer rests as the argument does."""
+        for argument, result in self._aliased():
+            made = self._by_sharding(argument, lambda it: it.shardings[0])
+            taken = self._by_sharding(result, _operand(0))
+            for sharding in {**made, **taken}:
+                row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
+                self._rows.append((row, 0.0, 0.0))
+
+    def _aliased(self) -> list[tuple[int, int]]:
+        """Patterns of arguments, and of the results that take over their buffers."""
         problem, program = self._problem, self._problem.program
         first = len(program.ops) - len(program.results)
         pairs = {
@@ -159,12 +264,16 @@ class _Program:
             for number, argument in enumerate(program.arguments)
             if argument.aliased_result >= 0
         }
-        for argument, result in sorted(pairs):
-            made = self._by_sharding(argument, lambda it: it.shardings[0])
-            taken = self._by_sharding(result, _operand(0))
-            for sharding in {**made, **taken}:
-                row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
-                self._rows.append((row, 0.0, 0.0))
+        return sorted(pairs)
+
+    def take_decisions(self, seconds: float) -> None:
+        """Each pair of a group and an axis that splits it anywhere costs so much: no plan has it without a decision."""
+        pairs = {pair for ways in self._ways for way in ways for pair in way.pairs}
+        taken = {pair: self._variable(seconds) for pair in sorted(pairs)}
+        for number, ways in enumerate(self._ways):
+            for pair in sorted({pair for way in ways for pair in way.pairs}):
+                row = {self._first[number] + k: -1.0 for k, way in enumerate(ways) if pair in way.pairs}
+                self._rows.append(({taken[pair]: 1.0, **row}, 0.0, 1.0))
 
     def take_reshards(self) -> None:
         """Copies of arrays: what makes one and what reads it agree with the pair of shardings that is paid for."""
@@ -173,28 +282,17 @@ class _Program:
                 self._reshards(item)
 
     def _reshards(self, item: ArrayItem) -> None:
-        made = self._by_sharding(item.pattern, lambda it: it.shardings[item.result])
         loops = {reader.loop for reader in item.readers}
         copies: dict[tuple[Sharding, _Goal], list[tuple[int, float]]] = defaultdict(list)
-        wanted = sorted({t for r in item.readers for t in self._by_sharding(r.pattern, _operand(r.position))})
-        goals = {s: self._goals(item, s, wanted) for s in made}
-        for place, reader in enumerate(item.readers):
-            taken = self._by_sharding(reader.pattern, _operand(reader.position))
-            prices = {(s, t): self._move_seconds(item, s, t, place) for s in made for t in taken}
-            if not any(map(any, prices.values())):
-                continue
-            flows = {pair: self._variable(0.0) for pair in prices}
+        for made, taken, paid in self._readings(item):
+            flows = {(s, t): self._variable(0.0) for s in made for t in taken}
             for s, ways in made.items():
                 self._rows.append(({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
             for t, ways in taken.items():
                 self._rows.append(({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
-            for (s, t), moves in prices.items():
-                paid: dict[_Goal, float] = defaultdict(float)
-                for goal, price in zip(goals[s][t], moves, strict=False):
-                    paid[goal] += price
-                for goal, price in paid.items():
-                    if price:
-                        copies[s, goal].append((flows[s, t], price))
+            for (s, t), prices in paid.items():
+                for goal, price in prices.items():
+                    copies[s, goal].append((flows[s, t], price))
         for shared in copies.values():
             most = max(price for _, price in shared)
             if len(shared) == 1 and len(loops) == 1:
@@ -202,6 +300,23 @@ class _Program:
                 continue
             copy = self._variable(most)
             self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
+
+    def _readings(self, item: ArrayItem) -> Iterable[_Reading]:
+        """For each reader that may need a copy of the array what each pair of shardings costs."""
+        made = self._by_sharding(item.pattern, lambda it: it.shardings[item.result])
+        wanted = sorted({t for r in item.readers for t in self._by_sharding(r.pattern, _operand(r.position))})
+        goals = {s: self._goals(item, s, wanted) for s in made}
+        for place, reader in enumerate(item.readers):
+            taken = self._by_sharding(reader.pattern, _operand(reader.position))
+            paid: dict[tuple[Sharding, Sharding], dict[_Goal, float]] = {}
+            for s in made:
+                for t in taken:
+                    prices: dict[_Goal, float] = defaultdict(float)
+                    for goal, price in zip(goals[s][t], self._move_seconds(item, s, t, place), strict=False):
+                        prices[goal] += price
+                    paid[s, t] = {goal: price for goal, price in prices.items() if price}
+            if any(paid.values()):
+                yield made, taken, paid
 
     def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[_Goal]]:
         """Sharding that readers want -> what each of the moves to it is for: the way so far where ways to others begin
@@ -220,31 +335,38 @@ class _Program:
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> list[float]:
         """Of each move to one reader's copy of the item's arrays."""
-        way = route(made, taken, self._problem.mesh.sizes, item.shape)
-        copies = [Copy(taken, (place,), way)] if communicates(way) else []
-        return [use.seconds for use in self._pricer.array_collectives(item, made, copies)]
+        key = item.pattern, item.values, made, taken, place
+        found = self._moved.get(key)
+        if found is None:
+            way = route(made, taken, self._problem.mesh.sizes, item.shape)
+            copies = [Copy(taken, (place,), way)] if communicates(way) else []
+            found = self._moved[key] = [use.seconds for use in self._pricer.array_collectives(item, made, copies)]
+        return found
 
     def take_neighbours(self) -> None:
         """What is read through windows: as much as the dearest of its readers needs."""
         for item in self._items.neighbours:
-            prices: list[dict[int, float]] = []
-            for reader in item.readers:
-                alone = replace(item, readers=(reader,))
-                found = {
-                    variable: sum(
-                        u.seconds for u in self._pricer.neighbour_collectives(alone, {reader[0]: way.iteration})
-                    )
-                    for variable, way in zip(self._of(reader[0]), self._ways[reader[0]], strict=True)
-                }
-                prices.append({variable: price for variable, price in found.items() if price})
-            if len(prices) == 1:
-                for variable, price in prices[0].items():
+            prices = self._sent(item)
+            if len(item.readers) == 1:
+                for variable, price in [pair for found in prices for pair in found.items()]:
                     self.cost[variable] += price
-            elif any(prices):
+            elif prices:
                 most = max(price for found in prices for price in found.values())
                 sent = self._variable(most)
-                for found in filter(None, prices):
+                for found in prices:
                     self._rows.append(({sent: 1.0} | {v: -price / most for v, price in found.items()}, 0.0, 1.0))
+
+    def _sent(self, item: NeighbourItem) -> list[dict[int, float]]:
+        """Seconds of what neighbours send for each reader to which they may send something, by variable."""
+        prices: list[dict[int, float]] = []
+        for reader in item.readers:
+            alone = replace(item, readers=(reader,))
+            found = {
+                variable: sum(u.seconds for u in self._pricer.neighbour_collectives(alone, {reader[0]: way.iteration}))
+                for variable, way in zip(self._of(reader[0]), self._ways[reader[0]], strict=True)
+            }
+            prices.append({variable: price for variable, price in found.items() if price})
+        return [found for found in prices if found]
 
     def _ways_of(self, number: int) -> list[_Way]:
         """The ways to split ops of a pattern; of those that are alike to all other patterns the cheapest."""
@@ -256,10 +378,13 @@ class _Program:
                 for work in self._work[number]
             )
             computed = iteration.computed if number in self._windowed else ()  # what neighbours send hangs on it
+            groups = self._problem.patterns[number].groups
+            split = zip(groups, iteration.slot_axes, strict=True)
+            pairs = frozenset((group, axis) for group, axes in split for axis in axes)
             for cut, seconds in self._reductions(number, iteration):
-                key = (iteration.operands, computed, iteration.shardings, cut)
+                key = (iteration.operands, computed, iteration.shardings, pairs, cut)
                 if key not in best or own + seconds < best[key].seconds:
-                    best[key] = _Way(iteration, cut, own + seconds)
+                    best[key] = _Way(iteration, pairs, cut, own + seconds)
         return list(best.values())
 
     def _reductions(self, number: int, iteration: Iteration) -> Iterable[tuple[Sharding | None, float]]:

@@ -1,0 +1,123 @@
+"""What cannot be part of a better choice: choices that depend on each other in pairs, bounded by dual ascent.
+
+Nodes take one way each, at a price; edges charge pairs of ways. Messages move charges from edges to nodes and back
+without changing what any assignment costs in all, so that the sum of all least charges bounds every assignment from
+below, whatever the messages are. Passes over the nodes in order and back make that bound larger (TRW-S, Kolmogorov
+2006). A way with which the bound exceeds what is known to be possible is in no better assignment (as reduced costs fix
+variables of integer programs).
+
+Enters: nodes and edges. Leaves: which ways are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+PASSES = 300  # over all nodes, at most
+EACH = 10  # passes after which ways are looked at
+STALLED = 1e-5  # relative gain of the bound in that many passes, less than which ends them
+FORBIDDEN = 1e3  # times what is possible: the charge for what may not be
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Edge:
+    """What two nodes pay together.
+
+    Attributes:
+        nodes: the two, different ones. classes: for each of them [ways] the row or column of `seconds` it pays by.
+        seconds: [rows, columns].
+    """
+
+    nodes: tuple[int, int]
+    classes: tuple[Integers, Integers]
+    seconds: Floats
+    messages: tuple[Floats, Floats] = field(init=False)  # charged to each node, by row and by column
+
+    def __post_init__(self) -> None:
+        self.messages = (np.zeros(self.seconds.shape[0]), np.zeros(self.seconds.shape[1]))
+
+    def kept(self) -> Floats:
+        """[rows, columns] what is not charged to the nodes."""
+        return self.seconds - self.messages[0][:, None] - self.messages[1][None, :]
+
+
+def ways_left(
+    seconds: Sequence[Floats], edges: Sequence[Edge], possible: float, ended: Callable[[], bool] = lambda: False
+) -> list[NDArray[np.bool_]]:
+    """[nodes][ways] whether an assignment with that way may take less than `possible`; none where no assignment may.
+
+    Args:
+        seconds: [nodes][ways] own price of each. ended: whether time is up: then fewer ways are found out.
+    """
+    nodes = _Nodes(seconds, edges, possible)
+    bound = -inf
+    for number in range(1, PASSES + 1):
+        nodes.pass_on(forward=number % 2 == 1)
+        if number % EACH == 0:
+            now = nodes.remove(possible)
+            if ended() or now >= possible or now - bound < STALLED * possible:
+                break
+            bound = now
+    return nodes.left
+
+
+class _Nodes:
+    """left: [nodes][ways] those not taken out yet."""
+
+    def __init__(self, seconds: Sequence[Floats], edges: Sequence[Edge], possible: float) -> None:
+        self._wide = FORBIDDEN * possible
+        self._own = [np.minimum(of, self._wide) for of in seconds]
+        self._edges = [Edge(edge.nodes, edge.classes, np.minimum(edge.seconds, self._wide)) for edge in edges]
+        self._ends: list[list[tuple[int, int]]] = [[] for _ in seconds]  # [nodes] edges and which end of them it is
+        for number, edge in enumerate(self._edges):
+            for end, node in enumerate(edge.nodes):
+                self._ends[node].append((number, end))
+        self.left = [np.ones(len(of), dtype=bool) for of in seconds]
+
+    def pass_on(self, *, forward: bool) -> None:
+        """Every node in order takes over what edges from nodes before it charge, and passes on to those behind it what
+        it is charged more for a way than for its cheapest; backward the other way round."""
+        order = range(len(self._own))
+        for node in order if forward else reversed(order):
+            ends = [(self._edges[number], end) for number, end in self._ends[node]]
+            behind = [(edge.nodes[1 - end] > node) == forward for edge, end in ends]
+            for (edge, end), later in zip(ends, behind, strict=True):
+                if not later:
+                    edge.messages[end][:] += edge.kept().min(axis=1 - end)
+            charged = self._charged(node)
+            more = (charged - charged.min()) / max(1, sum(behind), len(behind) - sum(behind))
+            for (edge, end), later in zip(ends, behind, strict=True):
+                if later:
+                    least = np.full(edge.seconds.shape[end], self._wide)
+                    np.minimum.at(least, edge.classes[end], more)
+                    edge.messages[end][:] -= least
+
+    def remove(self, possible: float) -> float:
+        """Takes out ways that no better assignment has. Returns the bound on all assignments that are left."""
+        kept = [edge.kept() for edge in self._edges]
+        charged = [self._charged(node) for node in range(len(self._own))]
+        bound = sum(float(of.min()) for of in (*kept, *charged))
+        for node, of in enumerate(charged):
+            more = of - of.min()
+            for number, end in self._ends[node]:
+                row = kept[number].min(axis=1 - end) - kept[number].min()
+                more = more + row[self._edges[number].classes[end]]
+            self.left[node] &= bound + more < possible
+            self._own[node][~self.left[node]] = self._wide
+        return bound
+
+    def _charged(self, node: int) -> Floats:
+        """[ways] of a node: its own price and what edges charge it."""
+        total = self._own[node].copy()
+        for number, end in self._ends[node]:
+            edge = self._edges[number]
+            total += edge.messages[end][edge.classes[end]]
+        return total
