@@ -32,7 +32,8 @@ def test_every_better_assignment_is_left(seed: int) -> None:
     own, edges = random_problem(seed)
     everything = sorted((seconds_of(own, edges, ways), ways) for ways in product(*(range(len(of)) for of in own)))
     possible = everything[min(3, len(everything) - 1)][0]
-    left = ways_left(own, edges, possible)
+    left, bound = ways_left(own, edges, possible)
+    assert bound <= min(possible, everything[0][0]) + 1e-9
     for seconds, ways in everything:
         if seconds < possible - 1e-9:
             assert all(of[way] for of, way in zip(left, ways, strict=True))
@@ -48,7 +49,8 @@ def test_what_costs_too_much_together_is_out() -> None:
         Edge((1, 2), (np.array([0, 1, 0]), np.array([0, 1])), unlike),
     ]
     # (0, 0, 0) takes 1.5 and (1, 1, 1) takes 1.0; all others pay 3 for an edge.
-    left = ways_left(own, edges, 1.2)
+    left, bound = ways_left(own, edges, 1.2)
+    assert bound == pytest.approx(1.0)
     assert left[0].tolist() == [False, True]
     assert left[1].tolist()[1:] == [True, False]
     assert left[2][1]
@@ -56,4 +58,4 @@ def test_what_costs_too_much_together_is_out() -> None:
 
 def test_nothing_is_left_where_nothing_is_better() -> None:
     own, edges = random_problem(0)
-    assert not any(of.any() for of in ways_left(own, edges, 1e-3))
+    assert not any(of.any() for of in ways_left(own, edges, 1e-3)[0])

@@ -51,22 +51,24 @@ class Edge:
 
 def ways_left(
     seconds: Sequence[Floats], edges: Sequence[Edge], possible: float, ended: Callable[[], bool] = lambda: False
-) -> list[NDArray[np.bool_]]:
-    """[nodes][ways] whether an assignment with that way may take less than `possible`; none where no assignment may.
+) -> tuple[list[NDArray[np.bool_]], float]:
+    """[nodes][ways] whether an assignment with that way may take less than `possible`, none where no assignment may;
+    and what no assignment takes less than.
 
     Args:
         seconds: [nodes][ways] own price of each. ended: whether time is up: then fewer ways are found out.
     """
     nodes = _Nodes(seconds, edges, possible)
-    bound = -inf
+    bound = best = -inf
     for number in range(1, PASSES + 1):
         nodes.pass_on(forward=number % 2 == 1)
         if number % EACH == 0:
             now = nodes.remove(possible)
+            best = max(best, min(now, possible))
             if ended() or now >= possible or now - bound < STALLED * possible:
                 break
             bound = now
-    return nodes.left
+    return nodes.left, best
 
 
 class _Nodes:

@@ -43,19 +43,15 @@ class Moves:
 
     def after(self, plan: Plan) -> list[Move]:
         """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes."""
-        found = self.units_after(plan)
-        allowed = {d for unit in found for d in unit}
-        return [*found, *(move for move in self.macros if allowed.issuperset(move))]
-
-    def units_after(self, plan: Plan) -> list[Move]:
-        """Those of `after` that are one unit."""
         taken = {d[:2] for d in plan if isinstance(d, Shard)}
         axes = {axis for _, axis in taken}
         held = set(plan)
-        return [
+        found = [
             unit for unit in self.units
             if all(d[:2] not in taken if isinstance(d, Shard) else d.axis in axes and d not in held for d in unit)
         ]  # fmt: skip
+        allowed = {d for unit in found for d in unit}
+        return [*found, *(move for move in self.macros if allowed.issuperset(move))]
 
     def small_edits(self, plan: Plan) -> list[Edit]:
         """Everything that takes out, moves or adds; decisions every plan starts with stay."""
@@ -79,7 +75,6 @@ class Moves:
             *self.rests(plan),
             *self.at_work_only(plan),
             *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
-            *self.in_parts(plan),
         ]
 
     def variations(self, plan: Plan) -> list[Edit]:
@@ -90,16 +85,6 @@ class Moves:
             Edit(unit, tuple(to._replace(axis=d.axis) for d in unit))
             for unit in self.held(plan)
             for to in self.problem.decisions.variants(unit[0])
-        ]
-
-    def in_parts(self, plan: Plan) -> list[Edit]:
-        """Everything that adds a unit in a part of the program only, where all of it at once need not pay."""
-        return [
-            Edit((), tuple(to._replace(axis=d.axis) for d in unit))
-            for unit in self.units_after(plan)
-            if isinstance(unit[0], Shard)
-            for to in self.problem.decisions.variants(unit[0])
-            if isinstance(to, Shard) and to.unless != unit[0].unless
         ]
 
     def rests(self, plan: Plan) -> list[Edit]:

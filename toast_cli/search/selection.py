@@ -39,7 +39,7 @@ from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, lay_out
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
 from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
@@ -87,13 +87,17 @@ def bound(
         return seconds - (time.monotonic() - start)
 
     program = _Program(problem)
-    if possible < inf and not program.leave_out(possible * (1.0 + GAP), lambda: ended() or left() < seconds / 2):
-        return Bound(possible, possible)
+    least = 0.0
+    if possible < inf:
+        least = program.leave_out(possible * (1.0 + GAP), lambda: ended() or left() < seconds / 2)
+        if least >= possible:
+            return Bound(possible, possible)
     for add in (program.take_ways, program.take_aliases, program.take_neighbours, program.take_reshards):
         add()
         if ended() or len(program.cost) > MOST_VARIABLES:
             return Bound()
-    least = min(possible, program.solve(max(1.0, left()), asked))
+    solved = program.solve(max(1.0, left()), asked)
+    least = min(possible, max(least, solved))
     pinned = any(any((*pattern.operand_pins, *pattern.result_pins)) for pattern in problem.patterns)
     if possible == inf or least * (1.0 + GAP) >= possible or least <= 0.0 or pinned or left() < 0.0:
         return Bound(least, least)
@@ -107,7 +111,8 @@ _Goal = Sharding | Way
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A way to split ops of one pattern. pairs: groups and the axes that split them. cut: where they add up, the
-    sharding in which all who read the total take a piece of it; None where they do not agree.
+    sharding in which all who read the total take a piece of it, or the axes by which some use may; None where no one
+    does.
     """
 
     iteration: Iteration
@@ -161,10 +166,11 @@ class _Program:
         self._first = [int(n) for n in np.cumsum([0, *map(len, self._ways)])]
         self.cost = [way.seconds for ways in self._ways for way in ways]
 
-    def leave_out(self, possible: float, ended: Callable[[], bool]) -> bool:
+    def leave_out(self, possible: float, ended: Callable[[], bool]) -> float:
         """Leaves out ways that no sharding has which is faster than `possible` seconds; to be called first.
 
-        Returns whether any sharding may be."""
+        Returns seconds that none beats; `possible` where none may be faster.
+        """
         own = [np.array([way.seconds for way in ways]) for ways in self._ways]
         edges: list[Edge] = []
         for makers, readers, seconds in self._pairs():
@@ -179,12 +185,12 @@ class _Program:
                 for variable, price in prices.items():
                     number = bisect_right(self._first, variable) - 1
                     own[number][variable - self._first[number]] += price / len(sent)
-        left = ways_left(own, edges, possible, ended)
+        left, least = ways_left(own, edges, possible, ended)
         self._ways = [
             [way for way, kept in zip(ways, of, strict=True) if kept] for ways, of in zip(self._ways, left, strict=True)
         ]
         self._number()
-        return all(self._ways)
+        return min(possible, least) if all(self._ways) else possible
 
     def _pairs(self) -> Iterable[tuple[list[list[int]], list[list[int]], Floats]]:
         """Classes of ways of one pattern and of another one, and no more than what each pair of classes costs."""
@@ -198,11 +204,34 @@ class _Program:
             for made, taken, paid in readings:
                 seconds = [[sum(price / users[s, g] for g, price in paid[s, t].items()) for t in taken] for s in made]
                 yield list(made.values()), list(taken.values()), np.array(seconds)
+        yield from self._cut_pairs()
         for argument, result in self._aliased():
             made = self._by_sharding(argument, lambda it: it.shardings[0])
             taken = self._by_sharding(result, _operand(0))
             unlike = [[0.0 if s == t else inf for t in taken] for s in made]
             yield list(made.values()), list(taken.values()), np.array(unlike)
+
+    def _cut_pairs(self) -> Iterable[tuple[list[list[int]], list[list[int]], Floats]]:
+        """Totals are cut only where their readers, or the one use, do."""
+        for number, ways in enumerate(self._ways):
+            cuts = [way.cut for way in ways]
+            if not any(cuts):
+                continue
+            variables = [[variable] for variable in self._of(number)]
+            if self._is_linked(number):
+                for reader, position in {use for added in self._sums[number] for use in added.readers}:
+                    taken = self._by_sharding(reader, _operand(position))
+                    if reader != number:
+                        unlike = [[0.0 if cut in (None, t) else inf for t in taken] for cut in cuts]
+                        yield variables, list(taken.values()), np.array(unlike)
+                continue
+            uses = self._uses(number)
+            if len(uses) == 1:
+                taken = self._by_sharding(uses[0][0], _operand(uses[0][1]))
+                apart = [
+                    [inf if cut is not None and axes_of(t).isdisjoint(cut[0]) else 0.0 for t in taken] for cut in cuts
+                ]
+                yield variables, list(taken.values()), np.array(apart)
 
     def _classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
         """The pattern whose ways these variables are, and [ways] the class of each."""
@@ -239,12 +268,43 @@ class _Program:
         """Each pattern is split in one way; a total is cut only as all who read it take it."""
         for number, ways in enumerate(self._ways):
             self._rows.append((dict.fromkeys(self._of(number), 1.0), 1.0, 1.0))
-            for added in self._sums[number]:
-                for sharding in sorted({way.cut for way in ways if way.cut is not None}):
-                    cut = {self._first[number] + k: -1.0 for k, way in enumerate(ways) if way.cut == sharding}
+            for sharding in sorted({way.cut for way in ways if way.cut is not None}):
+                cut = {self._first[number] + k: -1.0 for k, way in enumerate(ways) if way.cut == sharding}
+                if not self._is_linked(number):
+                    self._cut_somewhere(number, sharding[0], cut)
+                    continue
+                for added in self._sums[number]:
                     for reader, position in added.readers:
                         taken = self._by_sharding(reader, _operand(position)).get(sharding, ())
                         self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
+
+    def _cut_somewhere(self, number: int, axes: tuple[int, ...], cut: dict[int, float]) -> None:
+        """Of several sums, or sums on whose way there are uses, one is cut only where some use has it split by one of
+        the axes."""
+        uses, row = self._uses(number), dict(cut)
+        for pattern, position in uses:
+            for sharding, variables in self._by_sharding(pattern, _operand(position)).items():
+                if not axes_of(sharding).isdisjoint(axes):
+                    row.update(dict.fromkeys(variables, 1.0))
+        if uses:
+            self._rows.append((row, 0.0, inf))
+
+    def _uses(self, number: int) -> list[tuple[int, int]]:
+        """Patterns and operand positions of all that use what a pattern's ops add up, on the way and at the end; none
+        where it does so itself."""
+        uses = (
+            (pattern, position)
+            for added in self._sums[number]
+            for pattern, position in (
+                *added.readers,
+                *((op, k) for does, op in added.steps if does != "term" for k in range(self._operands(op))),
+            )
+        )
+        found = sorted(set(uses))
+        return [] if any(pattern == number for pattern, _ in found) else found
+
+    def _operands(self, number: int) -> int:
+        return len(self._problem.patterns[number].form.operands)
 
     def take_aliases(self) -> None:
         """A result that takes over an argument's buffer rests as the argument does."""
@@ -396,32 +456,42 @@ class _Program:
         for added in self._sums[number]:
             if added.into is not None:  # the loop may carry it as it is
                 continue
-            terms = [term for term in added.terms if term.pattern == number]
-            least = min(added.terms, key=lambda term: term.bytes).bytes
-            alone = replace(
-                added,
-                terms=(replace(terms[0], bytes=least),),
-                steps=(SumStep("term", number),),
-                readers=(),
-                within=(),
-                ops=(added.ops[added.terms.index(terms[0])],),
-            )
-            share, most = len(terms) / len(added.terms), 0.0
-            if len(added.steps) > 1:  # uses on the way may cut it, too: it is priced as if each device kept a piece
-                whole += share * self._cut_seconds(alone, iteration, (iteration.reduced,))
-                continue
+            alone, share = self._alone(number, added)
             plain = share * self._sum_seconds(alone, {number: iteration})
             whole += plain
             if not iteration.reduced:
                 continue
+            if len(added.steps) > 1:
+                saved += max(0.0, plain - share * self._cut_seconds(alone, iteration, (iteration.reduced,)))
+                continue
+            most = 0.0
             for sharding in sorted({way.operands[k] for reader, k in added.readers for way in self._every[reader]}):
                 if cut_by_readers(iteration.reduced, (sharding,)):
                     cuts[sharding] = plain - share * self._cut_seconds(alone, iteration, sharding)
                     most = max(most, cuts[sharding])
             saved += most
-        if len(self._sums[number]) > 1:  # each could be cut in its own way
-            return [(None, whole - saved)]
-        return [(None, whole), *((sharding, whole - less) for sharding, less in cuts.items() if less > 0.0)]
+        if self._is_linked(number):
+            return [(None, whole), *((cut, whole - less) for cut, less in cuts.items() if less > 0.0)]
+        return [(None, whole), *([((iteration.reduced,), whole - saved)] if saved > 0.0 else [])]
+
+    def _alone(self, number: int, added: SumItem) -> tuple[SumItem, float]:
+        """What completes a pattern's terms of a sum as if each were a sum by itself, and their part of it."""
+        terms = [term for term in added.terms if term.pattern == number]
+        least = min(added.terms, key=lambda term: term.bytes).bytes
+        share = len(terms) / len(added.terms)
+        alone = replace(
+            added,
+            steps=(SumStep("term", number),),
+            readers=(),
+            within=(),
+            ops=(added.ops[added.terms.index(terms[0])],),
+        )
+        return replace(alone, terms=(replace(terms[0], bytes=least),)), share
+
+    def _is_linked(self, number: int) -> bool:
+        """Whether all that a pattern's ops add up is one sum of one term, which its readers can cut together."""
+        sums = self._sums[number]
+        return len(sums) < 2 and all(len(added.steps) == 1 for added in sums)
 
     def _cut_seconds(self, alone: SumItem, iteration: Iteration, sharding: Sharding) -> float:
         """Seconds of completing one term where all who read the total take it in one sharding."""
