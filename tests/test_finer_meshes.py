@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 from programs import SAMPLES
 
+from benchmarks.refinement import PAIRS, measure
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
@@ -93,3 +94,10 @@ def test_pieces_of_one_axis_are_one_to_a_product() -> None:
     assert of[0] in uses
     seconds = [Evaluator(p).exact_cost(q).step_seconds for p, q in ((coarse, plan), (fine, mapped))]
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(("spec", "coarse", "fine"), PAIRS[1:])
+def test_the_plan_on_a_finer_mesh_is_no_slower(spec: str, coarse: str, fine: str) -> None:
+    row = measure("mlp_tiny", program(), analyse(program()), spec, coarse, fine)
+    assert row["verdict"] == ""
+    assert 0.0 < row["fine_ms"] <= 1.01 * row["coarse_ms"]
