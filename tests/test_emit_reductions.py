@@ -143,6 +143,45 @@ def test_gradients_that_are_converted_are_reduced_apart() -> None:
     assert_promised(gradient, IDS)
 
 
+FORMS: dict[str, Callable[..., jax.Array]] = {
+    "product": lambda x, dy: x.T @ dy,
+    "transposed": lambda x, dy: (x.T @ dy).T * 2.0,
+    "sum of products": lambda x, dy: x.T @ dy + (2.0 * x).T @ (dy + 1.0),
+    "reduction": lambda x, dy: (x * dy).sum(0),
+}
+# Axes that split what is added up -> those of them that each device keeps a piece along, and of which dimension.
+BESIDE = [
+    ("data model", "data=x.1"),
+    ("data model", "model=x.1"),
+    ("a b c", "b=x.1"),
+    ("c a", "c=x.1"),
+    ("a b c", "a=x.1 b=x.1"),
+    ("c b a", "c=x.1 b=dy.1"),
+]
+
+
+@pytest.mark.parametrize(("over", "kept"), BESIDE)
+@pytest.mark.parametrize("form", FORMS)
+def test_scattered_over_some_axes_and_reduced_over_others(form: str, over: str, kept: str) -> None:
+    """Gradients of a batch over more axes than the state is split over. The partitioner scatters products that it is
+    left alone with before it reduces them; of all else it reduces everything, and each device keeps its piece."""
+    sizes = {"data": 4, "model": 2} if "data" in over else {"a": 2, "b": 2, "c": 2}
+    case = case_of(FORMS[form], arg(64, 512), arg(64, 512), mesh=round_mesh(**sizes))
+    pairs = [pair.split("=") for pair in kept.split()]
+    plan = (
+        *(case.shard("x.0", axis) for axis in over.split()),
+        *(case.shard("x.1" if form == "reduction" else place, axis) for axis, place in pairs),
+    )
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    uses = case.collectives(plan)
+    promised = [(kind, sorted(axes), round(size)) for kind, axes, size, count in uses for _ in range(int(count))]
+    compiled = [(one.kind, sorted(one.axes), one.bytes) for one in found]
+    assert sorted(promised) == sorted(compiled)
+    if (form, kept) == ("product", "data=x.1"):
+        assert ("reduce-scatter", ["data"], 512 * 512) in compiled
+
+
 def assert_promised(gradient: Callable[..., jax.Array], decisions: list[tuple[str, str]]) -> None:
     case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
     plan = tuple(case.shard(dimension, axis) for dimension, axis in decisions)

@@ -23,7 +23,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import REDUCE_SCATTER, Hop, Partial, completed, gathers_terms, partial_of, scattered_apart
+from toast_cli.plan.partials import REDUCE_SCATTER, Completion, Hop, Partial, completed, completion_of, partial_of
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_region
@@ -59,7 +59,7 @@ class Pricer:
         self._profile = items.compilation.profile
         self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
-        self._hops: dict[tuple[Partial, bool, bool, tuple[int, ...]], tuple[Hop, ...]] = {}
+        self._hops: dict[tuple[Partial, Completion, tuple[int, ...]], tuple[Hop, ...]] = {}
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -147,11 +147,10 @@ class Pricer:
         self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: tuple[int, ...] = ()
     ) -> tuple[Hop, ...]:
         op = self._problem.program.ops[how.op]
-        apart, gathers = scattered_apart(op, how.terms, iteration, k, self._sizes), gathers_terms(op)
-        key = partial, apart, gathers, cut
+        key = partial, completion_of(op, iteration, k, self._sizes, how.terms), cut
         hops = self._hops.get(key)
         if hops is None:
-            hops = self._hops[key] = tuple(completed(partial, self._sizes, apart=apart, gathers=gathers, cut=cut))
+            hops = self._hops[key] = tuple(completed(partial, self._sizes, key[1], cut))
         return hops
 
     def _reductions(

@@ -18,9 +18,9 @@ from toast_cli.plan.partials import (
     Partial,
     Reduction,
     completed,
+    completion_of,
     cut_by_readers,
     found_by_partitioner,
-    gathers_terms,
     partial_of,
     reductions_of,
     scattered_apart,
@@ -231,8 +231,8 @@ class _Lowering:
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
         cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
-        apart = scattered_apart(op, part.terms, self._iterations[part.op], 0, self._sizes)
-        for hop in completed(part.partial, self._sizes, apart=apart, cut=cut):
+        how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms)
+        for hop in completed(part.partial, self._sizes, how, cut):
             yield self._completion(hop, part.op, part.value)
 
     def _results(self, number: int) -> Iterator[Collective]:
@@ -241,8 +241,7 @@ class _Lowering:
         for k, value in enumerate(op.results):
             partial = partial_of(iteration, k)
             if partial is not None:
-                apart = scattered_apart(op, 1, iteration, k, self._sizes)
-                for hop in completed(partial, self._sizes, apart=apart, gathers=gathers_terms(op)):
+                for hop in completed(partial, self._sizes, completion_of(op, iteration, k, self._sizes)):
                     yield self._completion(hop, number, value)
 
     def _completion(self, hop: Hop, number: int, value: int) -> Collective:

@@ -6,7 +6,7 @@ are added up (see `program.sums`) are reduced once, at the end of the sum, if al
 lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
 reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
 other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both
-are scattered over one axis (see `sums.scatters_into`).
+are scattered over one axis and reduced over no other (see `sums.scatters_into`).
 
 These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
@@ -180,7 +180,8 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
     if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
         return None
-    if does == "into" and (left.viewed or right.viewed or axes_of(one.at) or len(axes_of(one.to)) != 1):
+    scattered = len(axes_of(one.to)) == 1 and not axes_of(one.at) and not one.reduced
+    if does == "into" and (left.viewed or right.viewed or not scattered):
         return None
     into, cut = left.into or right.into or does == "into", (*left.cut_before, *left.cut)
     viewed = left.viewed or right.viewed
@@ -190,25 +191,47 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
 # -- how it is reduced -------------------------------------------------------------------------------------------------
 
 
-def completed(
-    partial: Partial, sizes: tuple[int, ...], *, apart: bool, gathers: bool = False, cut: Iterable[int] = ()
-) -> Iterator[Hop]:
+class Completion(NamedTuple):
+    """How a partial value is completed.
+
+    Attributes:
+        apart: scattered in steps (see `scattered_apart`), not over all axes at once. beside: scattered over some axes
+            where it is all-reduced over others (see `scattered_beside`). gathers: see `gathers_terms`.
+    """
+
+    apart: bool
+    beside: bool
+    gathers: bool
+
+
+def completion_of(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...], terms: int = 1) -> Completion:
+    """How partial result k of an op is completed, together with as many other terms of a sum."""
+    beside = scattered_beside(op, terms, iteration, k, sizes)
+    return Completion(scattered_apart(op, terms, iteration, k, sizes), beside, gathers_terms(op))
+
+
+def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Iterable[int] = ()) -> Iterator[Hop]:
     """The collectives that complete a partial value, in order.
 
+    Where a value is reduced over more axes than each device keeps a piece along, XLA reduces it over all of them at
+    once and each device takes its piece of the whole, unless it is scattered `beside`.
+
     Args:
-        apart: scattered in steps (see `scattered_apart`), not over all axes at once. gathers: see
-            `gathers_terms`.
         cut: axes it is all-reduced over and then cut along by all who read it (see `cut_by_readers`): a reduce-scatter
             of that.
     """
     at, to, reduced = partial
     scattered = tuple([axis for axes in _over(at, to) for axis in axes])
-    if gathers:
+    if how.gathers:
         over = tuple(sorted({*scattered, *reduced}))
         yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     cut = tuple(cut)
-    parts = scattered_in(_over(at, to), sizes) if apart else [scattered]
+    rest = tuple([axis for axis in reduced if axis not in cut])
+    if rest and (cut or (scattered and not how.beside)):
+        yield Hop(ALL_REDUCE, tuple(sorted({*scattered, *reduced})), 1 / shards(at, sizes), at, at)
+        return
+    parts = scattered_in(_over(at, to), sizes) if how.apart else [scattered]
     steps = [*(tuple(sorted(axes)) for axes in parts), tuple(sorted(cut))]
     lies: Sharding | None = at
     fraction = 1 / shards(at, sizes)
@@ -217,7 +240,7 @@ def completed(
         fraction /= shards((axes,), sizes)
         yield Hop(REDUCE_SCATTER, axes, fraction, lies, known)
         lies = known
-    if rest := tuple([axis for axis in reduced if axis not in cut]):
+    if rest:
         yield Hop(ALL_REDUCE, rest, fraction, lies, lies)
 
 
@@ -229,16 +252,25 @@ def in_steps(op: Op) -> bool:
 
 def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
-    product need not be where one will do."""
-    return terms == 1 and in_steps(op) and (op.name == CARRY or not in_one_step(iteration, k, sizes))
+    product need not be where one will do, and cannot be where it is reduced over further axes."""
+    if op.name != CARRY and (iteration.reduced or in_one_step(iteration, k, sizes)):
+        return False
+    return terms == 1 and in_steps(op)
+
+
+def scattered_beside(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
+    """Whether partial result k of an op is scattered over some axes before it is all-reduced over others. XLA finds
+    that for the products it is left to itself with, and what a loop carries is reduced as it is written; a reduction, a
+    look-up's gradient, and a sum of several terms it reduces over all axes, and cuts."""
+    return terms == 1 and (op.name == CARRY or found_by_partitioner(op, iteration, k, sizes))
 
 
 def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether XLA:TPU scatters a product at once over all axes that it is partial over: over one, or several that come
-    to split one dimension in the order in which they split what is summed, but not the whole mesh. For its partitioner
-    such axes are one."""
+    """Whether XLA:TPU scatters a product at once over all axes that it is scattered over: over one, or several that
+    come to split one dimension in the order in which they split what is summed, but not the whole mesh. For its
+    partitioner such axes are one."""
     over = iteration.scattered[k]
-    if not over or iteration.reduced:
+    if not over:
         return False
     ends = (axes[-len(over) :] for axes in iteration.reduced_to[k])
     return len(over) == 1 or (over in ends and shards((over,), sizes) < prod(sizes))

@@ -81,13 +81,17 @@ def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...]
 
 
 def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
-    """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing."""
+    """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing. Where some of
+    the devices keep the same piece it stays an all-reduce."""
     chains, absorbed = chains_of(graph, mesh)
     for node in graph.nodes.values():
         if node.opcode != "all-reduce" or node.name in absorbed:
             continue
         left, size = list(chains[node.name][-1].axes), sum(node.sizes)
-        for kept in pieces(graph, node, node.name, chains, mesh):
+        cuts = pieces(graph, node, node.name, chains, mesh)
+        if not set().union(*cuts).issuperset(left):
+            cuts = []
+        for kept in cuts:
             scattered = tuple([axis for axis in left if axis in kept])
             if scattered:
                 size //= mesh.size_of(scattered)

@@ -96,14 +96,14 @@ class Mover:
     def complete(self, piece: Piece, path: Sequence[Sharding], shape: tuple[int, ...]) -> Piece:
         """The same for a partial piece, on `path` (see `PartitionedProgram.path`), which ends where it is to lie.
 
-        What a step of the path splits further by axes that the piece is partial over is reduce-scattered; the rest is
-        all-reduced.
+        What the path splits further by all axes that the piece is partial over is reduce-scattered, step by step; else
+        it is all-reduced and cut, as plans say (see `partials.completed`).
         """
-        piece = self.scatter(piece, path)
-        handle = piece.handle
-        if piece.partial:
-            handle = self.build.all_reduce(handle, piece.reducer, groups(tuple(sorted(piece.partial)), self._sizes))
-        return self.to(Piece(handle, piece.sharding), path[-1], shape)
+        scattered = self.scatter(piece, path)
+        if scattered.partial:
+            over = groups(tuple(sorted(piece.partial)), self._sizes)
+            scattered = Piece(self.build.all_reduce(piece.handle, piece.reducer, over), piece.sharding)
+        return self.to(scattered, path[-1], shape)
 
     def scatter(self, piece: Piece, path: Sequence[Sharding]) -> Piece:
         """A partial piece reduce-scattered over axes that split it further on `path`; partial over all others still."""
