@@ -74,7 +74,7 @@ ROWS = {
     ),
     "of a sum over both, a piece by one is kept": (
         [reduced("x", "p", BOTH), "%s = f32[2,4]{1,0} dynamic-slice(%x, %d, %zero), dynamic_slice_sizes={2,4}"],
-        [("reduce-scatter", ("data",), 32), ("all-reduce", ("model",), 32)],
+        [("all-reduce", ("data", "model"), 128)],
     ),
     "a piece of a piece": (
         [
