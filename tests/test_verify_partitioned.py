@@ -120,7 +120,7 @@ ROWS = {
             ),
             "%t = f32[2,4]{1,0} add(%xs, %ys)",
         ],
-        [("reduce-scatter", ("data",), 32), ("all-reduce", ("model",), 32)],
+        [("all-reduce", ("data", "model"), 128)],
     ),
     "different pieces of two sums are added up": (
         [
@@ -130,12 +130,7 @@ ROWS = {
             "%ys = f32[2,4]{1,0} dynamic-slice(%y, %m, %zero), dynamic_slice_sizes={2,4}",
             "%t = f32[2,4]{1,0} add(%xs, %ys)",
         ],
-        [
-            ("reduce-scatter", ("data",), 32),
-            ("all-reduce", ("model",), 32),
-            ("reduce-scatter", ("model",), 32),
-            ("all-reduce", ("data",), 32),
-        ],
+        [("all-reduce", ("data", "model"), 128), ("all-reduce", ("data", "model"), 64)],
     ),
     "sums in different types stay two": (
         [

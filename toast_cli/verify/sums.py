@@ -1,8 +1,8 @@
 """Reads collectives off a module as the partitioner leaves it, where every reduction is still written as an all-reduce.
 
 Two rewritings that XLA:TPU and XLA:GPU make later are read into it: an all-reduce of which each device keeps only the
-piece its own number says, each another, is a reduce-scatter, and all-reduces over the same devices whose results are only added up are
-one. Enters: HLO text and the mesh.
+piece its own number says, each device another, is a reduce-scatter, and all-reduces over the same devices whose results
+are only added up are one. Enters: HLO text and the mesh.
 Leaves: one `CompiledCollective` per array communicated.
 """
 
