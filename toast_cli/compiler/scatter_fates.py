@@ -12,11 +12,13 @@ from toast_cli.compiler import reduce_scatter
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
+from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.iteration import Iteration, SlotAxes
 from toast_cli.plan.partials import found_by_partitioner, in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
+from toast_cli.program.ops import CARRY
 from toast_cli.program.transposed import transposed
 
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device
@@ -28,7 +30,7 @@ class ScatterFates:
     """Answers for one problem, remembered."""
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
-        self._profile = profile
+        self._problem, self._profile = problem, profile
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], Fate] = {}
@@ -58,6 +60,26 @@ class ScatterFates:
             self._known[key] = known
         return known
 
+    def reduced_first(self, number: int, k: int, iteration: Iteration, cut: tuple[int, ...]) -> bool:
+        """Whether partial result k, of which its readers take pieces along the axes `cut`, in that order, is
+        all-reduced before. A compiler forms a reduce-scatter over several axes where the pieces come in the order of
+        the devices that add up; XLA:TPU does not over the whole mesh."""
+        op, scattered = self._program.ops[number], iteration.scattered[k]
+        if not cut or len(pieces := (*scattered, *cut)) < 2 or op.name == CARRY:
+            return False
+        if scattered and found_by_partitioner(op, iteration, k, self._sizes):
+            return False
+        kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
+        summed = [
+            axis
+            for kind, axes in zip(kinds, iteration.slot_axes, strict=True)
+            if kind is SlotKind.REDUCTION
+            for axis in axes
+            if axis in pieces
+        ]
+        whole = shards((pieces,), self._sizes) == prod(self._sizes)
+        return list(pieces) != summed or (whole and reduce_scatter.NAME in self._profile.passes)
+
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
         """Whether the partitioner, left to find the reduce-scatter of a product, makes a windowed product of it."""
         op, sizes = self._program.ops[number], self._sizes
@@ -80,7 +102,7 @@ class ScatterFates:
         value = self._program.values[result]
         dims = [dim for dim, split in enumerate(target) if not set(axes).isdisjoint(split)]
         if len(dims) != 1:
-            return not dims or reduce_scatter.NAME not in self._profile.passes
+            return not dims
         long, sides = self._as_read(number, result)
 
         def local(sharding: Sharding) -> tuple[int, ...]:

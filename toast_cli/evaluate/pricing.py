@@ -158,9 +158,13 @@ class Pricer:
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         sharding = iteration.computed[k]
+        first = self._scatters.reduced_first(how.op, k, iteration, cut)
         for hop in self._hops_of(partial, how, iteration, k, cut):
             size = whole * hop.fraction
-            if hop.kind == REDUCE_SCATTER:
+            if hop.kind == REDUCE_SCATTER and first:
+                before = size * shards((hop.axes,), self._sizes)
+                yield self._reduction("all-reduce", hop.axes, before, k, how, (hop.kind, size))
+            elif hop.kind == REDUCE_SCATTER:
                 yield self._scatter(hop.axes, size, sharding, iteration, k, how)
                 sharding = split_further(sharding, iteration.reduced_to[k], hop.axes)
             else:

@@ -16,7 +16,7 @@ Enters: a sum and what its ops iterate over. Leaves: `Reduction`s of parts of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -152,7 +152,7 @@ def _read_in(part: _Open, required: Sharding) -> tuple[_Open | None, _Open]:
         return (part if partial else None), part
     at, to, reduced = partial
     over = axes_of(required)
-    cut = tuple([axis for axis in reduced if axis in over]) if axes_of(to) <= over else ()
+    cut = in_order(reduced, required) if axes_of(to) <= over else ()
     ended = part._replace(cut=(*part.cut, *cut))
     if not refines(required, to) or axes_of(required) - axes_of(to) != set(cut):
         return None, ended
@@ -284,8 +284,8 @@ def gathers_terms(op: Op) -> bool:
 def cut_by_readers(
     reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: Sharding | None = None
 ) -> tuple[int, ...]:
-    """Of the axes a value is reduced over, those by which all that read it cut it in the same way: each device keeps a
-    piece of the total.
+    """Of the axes a value is reduced over, those by which all that read it cut it in the same way, in the order in
+    which they do: each device keeps a piece of the total.
 
     Args:
         wanted: shardings in which its readers need it, or what it becomes by changes of form.
@@ -301,8 +301,12 @@ def cut_by_readers(
         for have, want in zip(lies, sharding, strict=True):
             if want[: len(have)] != have:
                 moved.update(want)
-    over = axes_of(sharding) - moved
-    return tuple([axis for axis in reduced if axis in over])
+    return in_order([axis for axis in reduced if axis not in moved], sharding)
+
+
+def in_order(axes: Collection[int], sharding: Sharding) -> tuple[int, ...]:
+    """Those of some axes by which an array is split, in the order in which they split it."""
+    return tuple([axis for split in sharding for axis in split if axis in axes])
 
 
 def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
