@@ -346,3 +346,29 @@ def test_sums_are_as_narrow_as_what_reads_them_and_scatters_are_not() -> None:
     inner = case.shard("x.1", "data")
     assert case.collectives((inner,)) == [("all-reduce", ("data",), 64 * 64 * 2.0, 1.0)]
     assert case.collectives((inner, case.shard("x.0", "data"))) == [("reduce-scatter", ("data",), 16 * 64 * 4.0, 1.0)]
+
+
+# What a sum over these axes is cut along by what reads it -> what XLA:GPU (and XLA:TPU, over its whole mesh) makes.
+CUT = [
+    ("h100-8", "data model", "data+model", "reduce-scatter"),
+    ("h100-8", "data model", "model+data", "all-reduce"),
+    ("h100-8", "model data", "data+model", "all-reduce"),
+    ("h100-8", "model data", "model+data", "reduce-scatter"),
+    ("v4-32", "data model", "data+model", "all-reduce"),
+    ("v4-32", "data model", "model+data", "all-reduce"),
+]
+
+
+@pytest.mark.parametrize(("mesh", "over", "cut", "kind"), CUT)
+def test_pieces_in_another_order_than_the_sum_are_reduced_whole(mesh: str, over: str, cut: str, kind: str) -> None:
+    """The gradient of a look-up, of which the result takes pieces along all axes. Seen with `toast verify`, jaxlib
+    0.10.2 and libtpu 0.0.42.1."""
+    case = case_of(
+        lambda i, g: jnp.zeros((16384, 256)).at[i].add(g), arg(65536, dtype=jnp.int32), arg(65536, 256), mesh=mesh,
+        pins=(f"result={cut},-",),
+    )  # fmt: skip
+    plan = tuple(case.shard(place, axis) for axis in over.split() for place in ("i.0", "g.0"))
+    ((found, axes, size, _),) = case.collectives(plan)
+    whole = 16384 * 256 * 4
+    assert (found, set(axes)) == (kind, {"data", "model"})
+    assert size == (whole if kind == "all-reduce" else whole / prod(case.problem.mesh.sizes))
