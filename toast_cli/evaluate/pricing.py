@@ -158,7 +158,7 @@ class Pricer:
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         sharding = iteration.computed[k]
-        first = self._scatters.reduced_first(how.op, k, iteration, cut)
+        first = self._scatters.reduced_first(how.op, k, iteration, cut, how.terms)
         for hop in self._hops_of(partial, how, iteration, k, cut):
             size = whole * hop.fraction
             if hop.kind == REDUCE_SCATTER and first:

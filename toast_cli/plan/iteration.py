@@ -110,7 +110,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
         operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
-    partial = [a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes]
+    partial = axes_summed_over(form.kinds, slot_axes)
     computed = tuple(map(sharding, form.results))
     shardings = list(computed)
     scattered: list[tuple[int, ...]] = [()] * len(computed)
@@ -132,6 +132,11 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     return Iteration(
         slot_axes, operands, computed, reduced_to, tuple(shardings), tuple(dict.fromkeys(reduced)), tuple(scattered)
     )
+
+
+def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int]:
+    """Axes over which the results of an op so split are partial, in the order in which they split what is summed."""
+    return [axis for kind, axes in zip(kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for axis in axes]
 
 
 def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -21,28 +21,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import permutations, product
-from math import inf, perm, prod
+from math import inf, perm
 from typing import NamedTuple
 
 import numpy as np
 
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, lay_out
+from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
 from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
+from toast_cli.search.every_split import every_iteration
 from toast_cli.search.objective import PRICE
 from toast_cli.search.solver import lower_bound
 
@@ -156,7 +154,7 @@ class _Program:
             for pattern in sorted({term.pattern for term in added.terms}):
                 self._sums[pattern].append(added)
         self._windowed = frozenset().union(*(read.patterns for read in self._items.neighbours))
-        self._every = [_every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
+        self._every = [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
         self._ways = [self._ways_of(number) for number in range(len(problem.patterns))]
         self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
         self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
@@ -520,73 +518,3 @@ class _Program:
 
 def _operand(position: int) -> Callable[[Iteration], Sharding]:
     return lambda iteration: iteration.operands[position]
-
-
-def _every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
-    """All that ops of a pattern could iterate over, each once."""
-    form = pattern.form
-    found: dict[Iteration, None] = {}
-    for split in _every_split(form, sizes):
-        slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
-        partial = [
-            a for kind, axes in zip(form.kinds, slot_axes, strict=True) if kind is SlotKind.REDUCTION for a in axes
-        ]
-        slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
-        for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in slots)):
-            if all(
-                _can_scatter(form, slot_axes, partial, dims, to, sizes)
-                for dims, to in zip(form.results, wanted, strict=False)
-            ):
-                found[lay_out(pattern, (slot_axes, wanted))] = None
-    return list(found)
-
-
-def _every_split(form: Form, sizes: tuple[int, ...]) -> list[SlotAxes]:
-    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are
-    fully split.
-    """
-    axes = [axis for axis, size in enumerate(sizes) if size > 1]
-    found: dict[SlotAxes, None] = {}
-    for order in permutations(axes):
-        for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
-            split: list[tuple[int, ...]] = [()] * len(form.sizes)
-            for axis, slot in zip(order, places, strict=True):
-                if slot != NOWHERE:
-                    split[slot] = (*split[slot], axis)
-            if _is_legal(form, [prod(sizes[a] for a in of) for of in split]):
-                found[tuple(split)] = None
-    return list(found)
-
-
-def _is_legal(form: Form, shards: list[int]) -> bool:
-    return all(
-        form.kinds[slot] is not SlotKind.BLOCKED
-        and not any(extent % count for extent in form.extents[slot])
-        and all(shards[major] == form.sizes[major] for major in form.majors[slot])
-        for slot, count in enumerate(shards)
-        if count > 1
-    )
-
-
-def _can_scatter(
-    form: Form,
-    slot_axes: SlotAxes,
-    partial: list[int],
-    dims: tuple[tuple[int, ...], ...],
-    wanted: tuple[int, ...],
-    sizes: tuple[int, ...],
-) -> bool:
-    """Whether a result that is partial over these axes can be scattered over them on these slots."""
-    shards = [prod(sizes[a] for a in axes) for axes in slot_axes]
-    for axis, slot in zip(partial, wanted, strict=True):
-        if slot != NOWHERE:
-            shards[slot] *= sizes[axis]
-    return all(
-        slot not in wanted
-        or (
-            not any(extent % shards[slot] for extent in form.extents[slot])
-            and all(shards[major] == form.sizes[major] for major in slots[:place])
-        )
-        for slots in dims
-        for place, slot in enumerate(slots)
-    )

@@ -1,0 +1,83 @@
+"""Everything that ops of one pattern could iterate over on a mesh, whatever decisions lead there.
+
+Enters: an `OpPattern` and the sizes of mesh axes. Leaves: `Iteration`s. There are as many as there are ways to put axes
+in order and onto the op's slots, so only small ops and meshes have few.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from math import prod
+
+from toast_cli.dimensions.model import Form, SlotKind
+from toast_cli.plan.decisions import NOWHERE
+from toast_cli.plan.iteration import Iteration, OpPattern, SlotAxes, axes_summed_over, lay_out
+from toast_cli.plan.workarounds import without_split_space
+
+
+def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
+    """All that ops of a pattern could iterate over, each once."""
+    form = pattern.form
+    found: dict[Iteration, None] = {}
+    for split in _every_split(form, sizes):
+        slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
+        partial = axes_summed_over(form.kinds, slot_axes)
+        slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
+        for wanted in product(*(tuple(product(of, repeat=len(partial))) for of in slots)):
+            if all(
+                _can_scatter(form, slot_axes, partial, dims, to, sizes)
+                for dims, to in zip(form.results, wanted, strict=False)
+            ):
+                found[lay_out(pattern, (slot_axes, wanted))] = None
+    return list(found)
+
+
+def _every_split(form: Form, sizes: tuple[int, ...]) -> list[SlotAxes]:
+    """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are
+    fully split.
+    """
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    found: dict[SlotAxes, None] = {}
+    for order in permutations(axes):
+        for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):
+            split: list[tuple[int, ...]] = [()] * len(form.sizes)
+            for axis, slot in zip(order, places, strict=True):
+                if slot != NOWHERE:
+                    split[slot] = (*split[slot], axis)
+            if _is_legal(form, [prod(sizes[a] for a in of) for of in split]):
+                found[tuple(split)] = None
+    return list(found)
+
+
+def _is_legal(form: Form, shards: list[int]) -> bool:
+    return all(
+        form.kinds[slot] is not SlotKind.BLOCKED
+        and not any(extent % count for extent in form.extents[slot])
+        and all(shards[major] == form.sizes[major] for major in form.majors[slot])
+        for slot, count in enumerate(shards)
+        if count > 1
+    )
+
+
+def _can_scatter(
+    form: Form,
+    slot_axes: SlotAxes,
+    partial: list[int],
+    dims: tuple[tuple[int, ...], ...],
+    wanted: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> bool:
+    """Whether a result that is partial over these axes can be scattered over them on these slots."""
+    shards = [prod(sizes[a] for a in axes) for axes in slot_axes]
+    for axis, slot in zip(partial, wanted, strict=True):
+        if slot != NOWHERE:
+            shards[slot] *= sizes[axis]
+    return all(
+        slot not in wanted
+        or (
+            not any(extent % shards[slot] for extent in form.extents[slot])
+            and all(shards[major] == form.sizes[major] for major in slots[:place])
+        )
+        for slots in dims
+        for place, slot in enumerate(slots)
+    )
