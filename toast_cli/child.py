@@ -147,13 +147,17 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
                 stream.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are other threads: see `may_fork`
+            # Ctrl-C waits: what is raised in a hook that runs at a fork, Python prints and forgets.
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 child = os.fork()
             except OSError as error:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
                 raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
         if child == 0:
             _be_child(function, request, parent, answer, said)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
             status = _wait(child, watched)
         except BaseException:
             os.kill(child, signal.SIGKILL)
@@ -199,6 +203,7 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         faulthandler.disable()  # whoever switched it on expects a crash of the parent, not of this process
         end_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDWR)
