@@ -35,7 +35,7 @@ from typing import IO, Any, Literal, NoReturn
 
 from toast_cli import errors
 from toast_cli.errors import ToastError
-from toast_cli.process import end_with_parent
+from toast_cli.process import end_with_parent, uninterrupted
 
 _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
 # How a child ends that has an answer, an error of the user's, or an error of ours.
@@ -145,23 +145,21 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are other threads: see `may_fork`
-            # Ctrl-C waits: what is raised in a hook that runs at a fork, Python prints and forgets.
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                child = os.fork()
-            except OSError as error:
-                signal.pthread_sigmask(signal.SIG_SETMASK, held)
-                raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
-        if child == 0:
-            _be_child(function, request, parent, answer, said)
+        child = 0
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            with uninterrupted(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there are other threads: see `may_fork`
+                try:
+                    child = os.fork()
+                except OSError as error:
+                    raise ChildError(f"it could not be started ({error.strerror})", of_input=False) from None
+                if child == 0:
+                    _be_child(function, request, parent, answer, said)
             status = _wait(child, watched)
         except BaseException:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            if child:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
             raise
         return _Ended(status, _content(answer), _content(said))
 
@@ -203,7 +201,6 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         faulthandler.disable()  # whoever switched it on expects a crash of the parent, not of this process
         end_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -38,6 +38,29 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is over, for what must not be left half-way: a fork, whose hooks print what is
+    raised in them and go on, and loading native modules, which end the process when an import of theirs fails.
+
+    The handler is exchanged, and not the thread's signal mask: another thread would take the signal, and Python would
+    run the handler in this one all the same.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+    try:
+        signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    except ValueError:  # not the main thread, which alone is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
+
+
 def interrupt_at_once(*_: object) -> NoReturn:
     """What Ctrl-C does while the command is still being loaded: there is nothing yet that must be tidied up."""
     with suppress(OSError):

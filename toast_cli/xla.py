@@ -14,15 +14,19 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-from jaxlib import _jax
-from jaxlib.mlir import ir
-from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
-from jaxlib.mlir.passmanager import PassManager
 
-try:
-    from jaxlib import _hlo  # from 0.10.2 on
-except ImportError:
-    _hlo = _jax
+from toast_cli.process import uninterrupted
+
+with uninterrupted():  # an exception while a native module is loaded ends the process: std::terminate
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
+    from jaxlib.mlir.passmanager import PassManager
+
+    try:
+        from jaxlib import _hlo  # from 0.10.2 on
+    except ImportError:
+        _hlo = _jax
 
 sdy = _sdy
 # What a visitor of `operation.walk` says. To look one up in the enumeration takes as long as to visit an operation.
