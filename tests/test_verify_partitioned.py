@@ -83,7 +83,11 @@ ROWS = {
             "%c = f32[2,4]{0,1} copy(%s)",
             "%t = f32[2,2]{1,0} dynamic-slice(%c, %zero, %m), dynamic_slice_sizes={2,2}",
         ],
-        [("reduce-scatter", ("data",), 32), ("reduce-scatter", ("model",), 16)],
+        [("all-reduce", ("data", "model"), 128)],
+    ),
+    "pieces along two dimensions": (
+        [reduced("x", "p", BOTH), "%s = f32[2,2]{1,0} dynamic-slice(%x, %d, %m), dynamic_slice_sizes={2,2}"],
+        [("all-reduce", ("data", "model"), 128)],
     ),
     "the whole is read as well": (
         [

@@ -13,7 +13,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
-from toast_cli.plan.partials import found_by_partitioner, in_one_step, scattered_beside
+from toast_cli.plan.partials import found_by_partitioner, in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
@@ -59,19 +59,16 @@ class ScatterFates:
             self._known[key] = known
         return known
 
-    def reduced_first(self, number: int, k: int, iteration: Iteration, cut: tuple[int, ...], terms: int) -> bool:
-        """Whether partial result k, with other terms of a sum, of which its readers take pieces along the axes `cut`,
-        in that order, is all-reduced before. A compiler forms a reduce-scatter over several axes where the pieces come
-        in the order of the devices that add up; XLA:TPU does not over the whole mesh."""
-        op, scattered = self._program.ops[number], iteration.scattered[k]
-        if not cut or len(pieces := (*scattered, *cut)) < 2 or op.name == CARRY:
-            return False
-        if scattered and scattered_beside(op, terms, iteration, k, self._sizes):
+    def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
+        """Whether a total of which its readers take pieces along `axes`, in that order, is all-reduced before. A
+        compiler forms a reduce-scatter over several axes where the pieces come in the order of the devices that add up;
+        XLA:TPU does not over the whole mesh."""
+        if len(axes) < 2 or self._program.ops[number].name == CARRY:
             return False
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        summed = [axis for axis in axes_summed_over(kinds, iteration.slot_axes) if axis in pieces]
-        whole = shards((pieces,), self._sizes) == prod(self._sizes)
-        return list(pieces) != summed or (whole and reduce_scatter.NAME in self._profile.passes)
+        summed = [axis for axis in axes_summed_over(kinds, iteration.slot_axes) if axis in axes]
+        whole = shards((axes,), self._sizes) == prod(self._sizes)
+        return list(axes) != summed or (whole and reduce_scatter.NAME in self._profile.passes)
 
     def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
         """Whether the partitioner, left to find the reduce-scatter of a product, makes a windowed product of it."""

@@ -23,7 +23,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import REDUCE_SCATTER, Completion, Hop, Partial, completed, completion_of, partial_of
+from toast_cli.plan.partials import REDUCE_SCATTER, Completion, Cuts, Hop, Partial, completed, completion_of, partial_of
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_region
@@ -59,7 +59,7 @@ class Pricer:
         self._profile = items.compilation.profile
         self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
-        self._hops: dict[tuple[Partial, Completion, tuple[int, ...]], tuple[Hop, ...]] = {}
+        self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Pricer:
         return False
 
     def _hops_of(
-        self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: tuple[int, ...] = ()
+        self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: Cuts = ()
     ) -> tuple[Hop, ...]:
         op = self._problem.program.ops[how.op]
         key = partial, completion_of(op, iteration, k, self._sizes, how.terms), cut
@@ -154,21 +154,20 @@ class Pricer:
         return hops
 
     def _reductions(
-        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: tuple[int, ...] = ()
+        self, iteration: Iteration, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         sharding = iteration.computed[k]
-        first = self._scatters.reduced_first(how.op, k, iteration, cut, how.terms)
         for hop in self._hops_of(partial, how, iteration, k, cut):
             size = whole * hop.fraction
-            if hop.kind == REDUCE_SCATTER and first:
+            if hop.kind != REDUCE_SCATTER:
+                yield self._reduction(hop.kind, hop.axes, size, k, how)
+            elif hop.after is None and self._scatters.reduced_first(how.op, iteration, cut[0]):
                 before = size * shards((hop.axes,), self._sizes)
                 yield self._reduction("all-reduce", hop.axes, before, k, how, (hop.kind, size))
-            elif hop.kind == REDUCE_SCATTER:
+            else:
                 yield self._scatter(hop.axes, size, sharding, iteration, k, how)
                 sharding = split_further(sharding, iteration.reduced_to[k], hop.axes)
-            else:
-                yield self._reduction(hop.kind, hop.axes, size, k, how)
 
     def _scatter(
         self, axes: tuple[int, ...], size: float, sharding: Sharding, iteration: Iteration, k: int, how: _Reduced

@@ -16,7 +16,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_open, partial_carry
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import Partial, cut_by_readers, in_steps, partial_of, reductions_of
+from toast_cli.plan.partials import Cuts, Partial, cut_by_readers, in_steps, in_turn, partial_of, reductions_of
 from toast_cli.plan.problem import Problem
 from toast_cli.program.sums import Steps, Sum, SumStep, readers
 
@@ -211,9 +211,9 @@ def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced
         cut = (*part.cut_before, *part.cut)
         if part.whole and part.partial.reduced:
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
-            cut = tuple(dict.fromkeys((*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))))
+            cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
         first = iteration_of(item.steps[part.first].op)
-        yield Reduced(item.term(part.first), partial_of(first), part.terms, cut, first)
+        yield Reduced(item.term(part.first), partial_of(first), part.terms, in_turn(cut), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Reduced:
     place: int
     partial: Partial | None
     count: int
-    cut: tuple[int, ...]
+    cut: Cuts
     iteration: Iteration
 
 

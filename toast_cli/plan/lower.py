@@ -14,6 +14,7 @@ from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
 from toast_cli.plan.partials import (
+    Cuts,
     Hop,
     Partial,
     Reduction,
@@ -21,6 +22,7 @@ from toast_cli.plan.partials import (
     completion_of,
     cut_by_readers,
     found_by_partitioner,
+    in_turn,
     partial_of,
     reductions_of,
     scattered_apart,
@@ -49,7 +51,7 @@ class _Reduced:
     op: int
     terms: int
     partial: Partial
-    cut: tuple[int, ...]
+    cut: Cuts
     inside: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
 
@@ -57,7 +59,8 @@ class _Reduced:
 def _uncut(part: Reduction) -> Partial:
     """How what is reduced lies and what becomes of it before any use cuts it."""
     at, to, reduced = part.partial
-    return Partial(at, without(to, part.cut_before), (*part.cut_before, *reduced))
+    before = axes_of(part.cut_before)
+    return Partial(at, without(to, before), (*before, *reduced))
 
 
 class _Lowering:
@@ -182,7 +185,7 @@ class _Lowering:
         if not cut:
             return
         op, position = uses[0]
-        wanted = split_further(lies, self._iterations[op].operands[position], cut)
+        wanted = split_further(lies, self._iterations[op].operands[position], axes_of(cut))
         computed[carried], shardings[carried] = lies, wanted
         for use in self._program.users[carried]:
             sharding = self._iterations[use[0]].operands[use[1]]
@@ -230,7 +233,7 @@ class _Lowering:
         """Of a sum, or part of one."""
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
-        cut = dict.fromkeys((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
+        cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
         how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms)
         for hop in completed(part.partial, self._sizes, how, cut):
             yield self._completion(hop, part.op, part.value)

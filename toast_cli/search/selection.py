@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import permutations
 from math import inf, perm
 from typing import NamedTuple
 
@@ -460,7 +461,8 @@ class _Program:
             if not iteration.reduced:
                 continue
             if len(added.steps) > 1:
-                saved += max(0.0, plain - share * self._cut_seconds(alone, iteration, (iteration.reduced,)))
+                least = min([self._cut_seconds(alone, iteration, (axes,)) for axes in permutations(iteration.reduced)])
+                saved += max(0.0, plain - share * least)
                 continue
             most = 0.0
             for sharding in sorted({way.operands[k] for reader, k in added.readers for way in self._every[reader]}):

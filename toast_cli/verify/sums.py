@@ -82,23 +82,18 @@ def others(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...]
 
 def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
     """Kind, axes and bytes of what becomes of every all-reduce; one over no axis at all moves nothing. Where some of
-    the devices keep the same piece it stays an all-reduce."""
+    the devices keep the same piece, or a piece of a piece, it stays an all-reduce."""
     chains, absorbed = chains_of(graph, mesh)
     for node in graph.nodes.values():
         if node.opcode != "all-reduce" or node.name in absorbed:
             continue
-        left, size = list(chains[node.name][-1].axes), sum(node.sizes)
-        cuts = pieces(graph, node, node.name, chains, mesh)
-        if not set().union(*cuts).issuperset(left):
-            cuts = []
-        for kept in cuts:
-            scattered = tuple([axis for axis in left if axis in kept])
-            if scattered:
-                size //= mesh.size_of(scattered)
-                left = [axis for axis in left if axis not in kept]
-                yield "reduce-scatter", scattered, size, node
-        if left:
-            yield "all-reduce", tuple(left), size, node
+        axes, size = chains[node.name][-1].axes, sum(node.sizes)
+        if not axes:
+            continue
+        if piece(graph, node, node.name, chains, mesh).issuperset(axes):
+            yield "reduce-scatter", axes, size // mesh.size_of(axes), node
+        else:
+            yield "all-reduce", axes, size, node
 
 
 def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]]:
@@ -176,36 +171,37 @@ def combiner(graph: Graph, node: Node) -> str:
     return graph.roots.get(callee[1], "") if callee else ""
 
 
-def pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> list[set[str]]:
-    """The mesh axes along which devices keep different pieces of a sum, slice after slice; none unless all they read of
-    it is one such piece."""
+def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> set[str]:
+    """The mesh axes along which devices keep different pieces of a sum; none unless all they read of it is one such
+    piece."""
     users = graph.users.get(node.name, [])
     if len(users) > 1:
         cuts = [cut_along(graph, node, user, mesh) for user in users]
-        return [cuts[0]] if all(cuts) and cuts.count(cuts[0]) == len(cuts) else []
+        return cuts[0] if cuts.count(cuts[0]) == len(cuts) else set()
     for user in users:
         summed = user.opcode == "add" and any(step.name == source for step in chains.get(user.name, ()))
         if user.opcode in _PASSED or summed or is_one_by_one(graph, user):
-            return pieces(graph, user, source, chains, mesh)
-        if cut := cut_along(graph, node, user, mesh):
-            return [cut, *pieces(graph, user, source, chains, mesh)]
-    return []
+            return piece(graph, user, source, chains, mesh)
+        return cut_along(graph, node, user, mesh)
+    return set()
 
 
 def cut_along(graph: Graph, node: Node, user: Node, mesh: MeshShape) -> set[str]:
     """The mesh axes along which devices keep different pieces of `node`, where that is all the user does; else none.
-    None, too, where some devices along them keep the same."""
+    None, too, where some devices along them keep the same, or pieces lie along several dimensions."""
     if user.opcode != "dynamic-slice" or user.operands[0] != node.name:
         return set()
-    varying: set[str] = set()
+    along: list[set[str]] = []  # of each dimension that is cut
     for offset in user.operands[1:]:
         numbers = graph.device_numbers(offset, mesh.devices)
         if numbers is None:
             return set()
         grid = numbers[:, 0].reshape(mesh.sizes)
-        varying.update(axis for k, axis in enumerate(mesh.names) if np.ptp(grid, axis=k).any())
-    pieces = sum(node.sizes) // sum(user.sizes)
-    return varying if pieces == mesh.size_of(tuple(varying)) else set()
+        if varying := {axis for k, axis in enumerate(mesh.names) if np.ptp(grid, axis=k).any()}:
+            along.append(varying)
+    if len(along) != 1:
+        return set()
+    return along[0] if sum(node.sizes) // sum(user.sizes) == mesh.size_of(tuple(along[0])) else set()
 
 
 def group_axes(node: Node, mesh: MeshShape) -> tuple[str, ...]:
