@@ -9,8 +9,8 @@ pattern that are split otherwise than each other (those of mirrored layers).
 
 Four things are priced at no more than they cost, which keeps the bound valid: a sum of several partial terms as one
 reduction, a copy for readers in several loops as that of the dearest, what several ops read through windows as what
-the dearest of them needs, and what completes a sum that a loop adds up, which it may carry as it is, at nothing.
-Enters: a `Problem`. Leaves: seconds.
+the dearest of them needs, and what completes a sum that a loop adds up as the cheapest way to do that (see
+`least_sums`). Enters: a `Problem`. Leaves: seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import permutations
 from math import inf, perm
 from typing import NamedTuple
 
@@ -32,16 +31,13 @@ from toast_cli.evaluate.items import ArrayItem, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Pricer
-from toast_cli.evaluate.sum_items import SumItem
-from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.program.sums import SumStep
 from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
 from toast_cli.search.every_split import every_iteration
+from toast_cli.search.least_sums import LeastSums
 from toast_cli.search.objective import PRICE
 from toast_cli.search.solver import lower_bound
 
@@ -148,14 +144,11 @@ class _Program:
         self._items = make_items(problem, profile)
         self._pricer, self._kernels = Pricer(problem, self._items), WorkPricer(problem, profile)
         self._work: dict[int, list[WorkItem]] = defaultdict(list)
-        self._sums: dict[int, list[SumItem]] = defaultdict(list)
         for work in self._items.work:
             self._work[work.pattern].append(work)
-        for added in self._items.sums:
-            for pattern in sorted({term.pattern for term in added.terms}):
-                self._sums[pattern].append(added)
         self._windowed = frozenset().union(*(read.patterns for read in self._items.neighbours))
         self._every = [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
+        self._sums = LeastSums(problem, self._items, self._pricer, self._operands_of)
         self._ways = [self._ways_of(number) for number in range(len(problem.patterns))]
         self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
         self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
@@ -217,14 +210,14 @@ class _Program:
             if not any(cuts):
                 continue
             variables = [[variable] for variable in self._of(number)]
-            if self._is_linked(number):
-                for reader, position in {use for added in self._sums[number] for use in added.readers}:
+            if self._sums.is_linked(number):
+                for reader, position in self._sums.readers(number):
                     taken = self._by_sharding(reader, _operand(position))
                     if reader != number:
                         unlike = [[0.0 if cut in (None, t) else inf for t in taken] for cut in cuts]
                         yield variables, list(taken.values()), np.array(unlike)
                 continue
-            uses = self._uses(number)
+            uses = self._sums.uses(number)
             if len(uses) == 1:
                 taken = self._by_sharding(uses[0][0], _operand(uses[0][1]))
                 apart = [
@@ -269,41 +262,23 @@ class _Program:
             self._rows.append((dict.fromkeys(self._of(number), 1.0), 1.0, 1.0))
             for sharding in sorted({way.cut for way in ways if way.cut is not None}):
                 cut = {self._first[number] + k: -1.0 for k, way in enumerate(ways) if way.cut == sharding}
-                if not self._is_linked(number):
+                if not self._sums.is_linked(number):
                     self._cut_somewhere(number, sharding[0], cut)
                     continue
-                for added in self._sums[number]:
-                    for reader, position in added.readers:
-                        taken = self._by_sharding(reader, _operand(position)).get(sharding, ())
-                        self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
+                for reader, position in self._sums.readers(number):
+                    taken = self._by_sharding(reader, _operand(position)).get(sharding, ())
+                    self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
 
     def _cut_somewhere(self, number: int, axes: tuple[int, ...], cut: dict[int, float]) -> None:
         """Of several sums, or sums on whose way there are uses, one is cut only where some use has it split by one of
         the axes."""
-        uses, row = self._uses(number), dict(cut)
+        uses, row = self._sums.uses(number), dict(cut)
         for pattern, position in uses:
             for sharding, variables in self._by_sharding(pattern, _operand(position)).items():
                 if not axes_of(sharding).isdisjoint(axes):
                     row.update(dict.fromkeys(variables, 1.0))
         if uses:
             self._rows.append((row, 0.0, inf))
-
-    def _uses(self, number: int) -> list[tuple[int, int]]:
-        """Patterns and operand positions of all that use what a pattern's ops add up, on the way and at the end; none
-        where it does so itself."""
-        uses = (
-            (pattern, position)
-            for added in self._sums[number]
-            for pattern, position in (
-                *added.readers,
-                *((op, k) for does, op in added.steps if does != "term" for k in range(self._operands(op))),
-            )
-        )
-        found = sorted(set(uses))
-        return [] if any(pattern == number for pattern, _ in found) else found
-
-    def _operands(self, number: int) -> int:
-        return len(self._problem.patterns[number].form.operands)
 
     def take_aliases(self) -> None:
         """A result that takes over an argument's buffer rests as the argument does."""
@@ -440,68 +415,15 @@ class _Program:
             groups = self._problem.patterns[number].groups
             split = zip(groups, iteration.slot_axes, strict=True)
             pairs = frozenset((group, axis) for group, axes in split for axis in axes)
-            for cut, seconds in self._reductions(number, iteration):
+            for cut, seconds in self._sums.options(number, iteration):
                 key = (iteration.operands, computed, iteration.shardings, pairs, cut)
                 if key not in best or own + seconds < best[key].seconds:
                     best[key] = _Way(iteration, pairs, cut, own + seconds)
         return list(best.values())
 
-    def _reductions(self, number: int, iteration: Iteration) -> Iterable[tuple[Sharding | None, float]]:
-        """Seconds of completing what a pattern's ops add up: as it is, and for each sharding in which all who read the
-        total could cut it. Of a sum of several terms each pays its part.
-        """
-        whole = saved = 0.0
-        cuts: dict[Sharding, float] = {}
-        for added in self._sums[number]:
-            if added.into is not None:  # the loop may carry it as it is
-                continue
-            alone, share = self._alone(number, added)
-            plain = share * self._sum_seconds(alone, {number: iteration})
-            whole += plain
-            if not iteration.reduced:
-                continue
-            if len(added.steps) > 1:
-                least = min([self._cut_seconds(alone, iteration, (axes,)) for axes in permutations(iteration.reduced)])
-                saved += max(0.0, plain - share * least)
-                continue
-            most = 0.0
-            for sharding in sorted({way.operands[k] for reader, k in added.readers for way in self._every[reader]}):
-                if cut_by_readers(iteration.reduced, (sharding,)):
-                    cuts[sharding] = plain - share * self._cut_seconds(alone, iteration, sharding)
-                    most = max(most, cuts[sharding])
-            saved += most
-        if self._is_linked(number):
-            return [(None, whole), *((cut, whole - less) for cut, less in cuts.items() if less > 0.0)]
-        return [(None, whole), *([((iteration.reduced,), whole - saved)] if saved > 0.0 else [])]
-
-    def _alone(self, number: int, added: SumItem) -> tuple[SumItem, float]:
-        """What completes a pattern's terms of a sum as if each were a sum by itself, and their part of it."""
-        terms = [term for term in added.terms if term.pattern == number]
-        least = min(added.terms, key=lambda term: term.bytes).bytes
-        share = len(terms) / len(added.terms)
-        alone = replace(
-            added,
-            steps=(SumStep("term", number),),
-            readers=(),
-            within=(),
-            ops=(added.ops[added.terms.index(terms[0])],),
-        )
-        return replace(alone, terms=(replace(terms[0], bytes=least),)), share
-
-    def _is_linked(self, number: int) -> bool:
-        """Whether all that a pattern's ops add up is one sum of one term, which its readers can cut together."""
-        sums = self._sums[number]
-        return len(sums) < 2 and all(len(added.steps) == 1 for added in sums)
-
-    def _cut_seconds(self, alone: SumItem, iteration: Iteration, sharding: Sharding) -> float:
-        """Seconds of completing one term where all who read the total take it in one sharding."""
-        reader = Iteration((), (sharding,), (), (), (), (), ())
-        return self._sum_seconds(
-            replace(alone, readers=((NOWHERE, 0),)), {alone.terms[0].pattern: iteration, NOWHERE: reader}
-        )
-
-    def _sum_seconds(self, added: SumItem, lowered: dict[int, Iteration]) -> float:
-        return sum(use.seconds for use in self._pricer.sum_collectives(added, lowered))
+    def _operands_of(self, use: tuple[int, int]) -> set[Sharding]:
+        pattern, position = use
+        return {iteration.operands[position] for iteration in self._every[pattern]}
 
     def _of(self, number: int) -> range:
         """Variables of a pattern's ways."""
