@@ -56,7 +56,8 @@ def tilings(program: Program, tile: TileShape, *, chosen: bool = True) -> list[T
             )
         else:
             found.append(Tiling(tuple(range(len(value.shape))) if dims is None else dims))
-    return found
+    same: dict[Tiling, Tiling] = {}  # large programs tile their arrays in few ways
+    return [same.setdefault(tiling, tiling) for tiling in found]
 
 
 def _split(reshape: Op, lanes: int) -> Dims:

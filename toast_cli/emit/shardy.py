@@ -32,8 +32,8 @@ def written(module: Any, *, binary: bool) -> bytes:
     """A module as text, locations included, or as bytecode."""
     if binary:
         return write_bytecode(module)
-    text: str = module.operation.get_asm(enable_debug_info=True)
-    return text.encode()
+    text: bytes = module.operation.get_asm(binary=True, enable_debug_info=True)
+    return text
 
 
 class ShardyNotation:

@@ -17,14 +17,14 @@ from math import prod
 from typing import Any
 
 from toast_cli.emit.annotate import PARTITIONS, REPLICAS, Undo, mark_boundary
-from toast_cli.emit.shardy import ShardyNotation, quoted
+from toast_cli.emit.shardy import ShardyNotation, quoted, written
 from toast_cli.emit.spmd.bound import is_bound, is_region
 from toast_cli.emit.spmd.writer import Writer
 from toast_cli.errors import UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.xla import ir, main_function, write_bytecode
+from toast_cli.xla import ir, main_function
 
 
 def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = False) -> bytes:
@@ -32,11 +32,7 @@ def emit_spmd(source: Source, lowered: PartitionedProgram, *, binary: bool = Fal
 
     Raises `UsageError` for programs with manual regions of their own, and with host callbacks.
     """
-    module = spmd_module(source, lowered)
-    if binary:
-        return write_bytecode(module)
-    text: str = module.operation.get_asm(enable_debug_info=True)
-    return text.encode()
+    return written(spmd_module(source, lowered), binary=binary)
 
 
 def spmd_module(source: Source, lowered: PartitionedProgram) -> Any:
