@@ -30,7 +30,7 @@ from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import SLICE, Copy, Way, route, ways_of
+from toast_cli.plan.reshard import SLICE, Copy, Way, hops_ahead, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
@@ -295,8 +295,10 @@ class _Selection:
             for t, ways in taken.items():
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
+                ahead = hops_ahead(route(s, t, self.problem.mesh.sizes, item.shape))
                 for way, price in moves.items():
-                    copies[s, way, reader.loop].append((flows[s, t], price))
+                    region = reader.ahead_region if way[0] < ahead else reader.region
+                    copies[s, way, region].append((flows[s, t], price))
         for shared in copies.values():
             if len(shared) == 1:
                 ((flow, price),) = shared

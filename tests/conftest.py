@@ -38,6 +38,7 @@ SLOW = {
     "test_sample_models",
     "test_saved_plans",
     "test_loop_sums::test_what_is_written_is_promised",
+    "test_loop_moves::test_what_is_written_is_promised",
     "test_spmd_ops",
     "test_streams",
     "test_three_forms",

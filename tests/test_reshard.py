@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.plan.reshard import copies_of, is_even, moves_of, reshard_steps, waypoints
+from toast_cli.plan.reshard import Stretch, copies_of, is_even, moves_of, reshard_steps, stretches, waypoints
 from toast_cli.plan.sharding import Sharding, replicated, shards
 
 # The mesh a=2, b=4, c=8; a sharding is written as one word a dimension.
@@ -149,3 +149,27 @@ def test_ways_that_begin_alike_are_gone_once() -> None:
 
     assert moves(((0,), ()), ((), ()), ((1,), ()), ((), ())) == [((0,), (0, 2, 1))]
     assert moves(((0,), (1,)), ((), ()), ((0,), ())) == [((1,), (0,)), ((0,), (0,)), ((1,), (1,))]
+
+
+WHOLE: Sharding = ((), ())
+# from, to -> what is done ahead of loops that only read the array, and what in each trip
+STRETCHES: dict[tuple[Sharding, Sharding], tuple[Stretch | None, Stretch | None]] = {
+    (((0,), ()), ((), (0,))): (Stretch(((0,), ()), ((), (0,))), None),
+    (((0,), ()), WHOLE): (None, Stretch(((0,), ()), WHOLE)),
+    (WHOLE, ((0,), ())): (None, Stretch(WHOLE, ((0,), ()))),
+    (((0, 1), ()), ((1, 0), ())): (Stretch(((0, 1), ()), ((1, 0), ())), None),
+    (((0, 1), ()), ((1,), ())): (
+        Stretch(((0, 1), ()), ((1, 0), ())),
+        Stretch(((1, 0), ()), ((1,), ())),
+    ),
+    (((0, 1), ()), ((), (1,))): (
+        Stretch(((0, 1), ()), ((0,), (1,))),
+        Stretch(((0,), (1,)), ((), (1,))),
+    ),
+    (((0,), ()), ((1,), (0,))): (Stretch(((0,), ()), ((1,), (0,)), (((), (0,)),)), None),
+}
+
+
+@pytest.mark.parametrize(("source", "target"), STRETCHES)
+def test_nothing_is_gathered_ahead_of_a_loop(source: Sharding, target: Sharding) -> None:
+    assert stretches(source, target, (4, 2), (32, 32)) == STRETCHES[source, target]

@@ -122,17 +122,24 @@ def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:
 
 def put_reshard(reshard: Reshard, notation: Notation, undo: Undo) -> None:
     """Puts constraints before the anchor and lets the uses, and no others, read from the last."""
-    first = reshard.uses[0]
-    value = first.operation.operands[first.operand]
+    value = reshard.read.operation.operands[reshard.read.operand]
     anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
     added: list[Any] = []
     outcome = value
     for sharding, open in reshard.steps:
         added += notation.constraint(outcome, sharding, anchor.location, where, open)
         outcome = added[-1].results[0]
+    before = [use.operation.operands[use.operand] for use in reshard.uses]
     for use in reshard.uses:
         use.operation.operands[use.operand] = outcome
-    undo.append(lambda: remove(added, outcome, value))
+
+    def put_back() -> None:
+        for use, handle in zip(reshard.uses, before, strict=True):
+            use.operation.operands[use.operand] = handle
+        for operation in reversed(added):
+            operation.erase()
+
+    undo.append(put_back)
 
 
 def remove(added: list[Any], outcome: Any, value: Any) -> None:

@@ -7,18 +7,23 @@ or another. What each compiler makes of a sharding on an operation, and why Shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.reshard import waypoints
+from toast_cli.plan.reshard import Stretch, stretches, waypoints
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY, RESULT, kind_of
+from toast_cli.program.regions import Reading, loop_at, readings
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 from toast_cli.xla import ir
+
+LOOP = "stablehlo.while"
+Operand = tuple[Any, int]  # an operation, and which of its operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +40,25 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """`value` (its number) is brought to `sharding` in front of `anchor`; `uses` see the outcome instead of the value.
+    """`value` (its number) is brought from `start` to `sharding` in front of `anchor`; `uses` see the outcome instead
+    of the value.
 
-    `edges` are the uses in the program: (op, position). Dimensions in `open` are left to propagation (which must find
-    what `sharding` says of them). `through` are shardings on the way, spelled out where XLA would find a worse one (see
-    `plan.reshard`).
+    `edges` are the uses in the program: (op, position). `read` is where the value is read in the anchor's block: the
+    first of the uses, or what takes it into the loop that the anchor is. Dimensions in `open` are left to propagation
+    (which must find what `sharding` says of them). `through` are shardings on the way, spelled out where XLA would find
+    a worse one (see `plan.reshard`). `ahead`: the anchor is a loop around the uses.
     """
 
     value: int
+    start: Sharding
     sharding: Sharding
     anchor: Any  # ir.Operation
+    read: Use
     uses: tuple[Use, ...]
     edges: tuple[tuple[int, int], ...]
     open: frozenset[int] = frozenset()
     through: tuple[Sharding, ...] = ()
+    ahead: bool = False
 
     @property
     def steps(self) -> tuple[tuple[Sharding, frozenset[int]], ...]:
@@ -82,11 +92,12 @@ def argument_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """Arguments, results, a pin on every value of the program and a reshard wherever a use needs another sharding."""
     boundary = argument_marks(source, lowered)
+    reshards = tuple(all_reshards(source, lowered))
     return Marks(
         boundary.arguments,
         boundary.results,
-        pins=tuple(all_pins(source, lowered)),
-        reshards=tuple(all_reshards(source, lowered)),
+        pins=tuple(all_pins(source, lowered, reshards)),
+        reshards=reshards,
     )
 
 
@@ -97,13 +108,14 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     would be lost.
     """
     boundary = argument_marks(source, lowered)
-    pins = [pin for pin in all_pins(source, lowered) if len(pin.shardings) > 1 or needs_pin(pin.handle)]
+    reshards = tuple(all_reshards(source, lowered))
+    pins = [pin for pin in all_pins(source, lowered, reshards) if len(pin.shardings) > 1 or needs_pin(pin.handle)]
     return Marks(
         boundary.arguments,
         boundary.results,
         operations=tuple(operation_shardings(source, lowered)),
         pins=tuple(pin if needs_pin(pin.handle) else Pin(pin.handle, pin.shardings[1:]) for pin in pins),
-        reshards=tuple(all_reshards(source, lowered)),
+        reshards=reshards,
     )
 
 
@@ -113,7 +125,7 @@ def needs_pin(handle: Any) -> bool:
     CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts
     wrong.
     """
-    return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", "stablehlo.while"))
+    return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", LOOP))
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
@@ -125,13 +137,15 @@ def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Shard
     return tuple(shardings)
 
 
-def all_pins(source: Source, lowered: PartitionedProgram) -> Iterator[Pin]:
+def all_pins(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Pin]:
     """A pin for every array that an operation makes, and for every array a loop's body or condition is given.
 
     Values that are made anew for each use take its sharding; arguments of the entry function carry a sharding of their
-    own, and so do the results of Shardy's own operations. What nobody reads needs none.
+    own, and so do the results of Shardy's own operations. What nobody reads needs none, nor does a loop's argument that
+    all readers see moved ahead of the loop.
     """
     unneeded = unneeded_values(source)
+    moved = {(use.operation, use.operand) for one in reshards if one.ahead for use in one.uses}
     for value in pinnable_values(source, lowered):
         handle = source.definitions[value]
         if is_read(handle, unneeded):
@@ -140,7 +154,7 @@ def all_pins(source: Source, lowered: PartitionedProgram) -> Iterator[Pin]:
     for loop in loops(source):
         for k, result in enumerate(loop.results):
             if sharding_of(result):
-                yield from argument_pins(loop, k, sharding_of(result), unneeded)
+                yield from argument_pins(loop, k, sharding_of(result), unneeded, moved)
 
 
 def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int]:
@@ -154,12 +168,28 @@ def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int
             yield value
 
 
-def argument_pins(loop: Any, number: int, sharding: Sharding, unneeded: set[Any]) -> Iterator[Pin]:
-    """Pins on argument `number` of a loop's condition and body, where they read it."""
+def argument_pins(
+    loop: Any, number: int, sharding: Sharding, unneeded: set[Any], moved: Collection[Operand] = ()
+) -> Iterator[Pin]:
+    """Pins on argument `number` of a loop's condition and body, where they read it. moved: uses that see it moved ahead
+    of the loop."""
     for region in loop.regions:
         argument = region.blocks[0].arguments[number]
-        if is_read(argument, unneeded):
+        if is_read(argument, unneeded) and (not moved or not is_moved(argument, moved)):
             yield Pin(argument, (sharding,))
+
+
+def is_moved(argument: Any, moved: Collection[Operand]) -> bool:
+    """Whether all that reads a loop's argument, also in loops that it is handed to, sees it moved ahead of the loop."""
+    for use in argument.uses:
+        operation, operand = use.owner.operation, use.operand_number
+        if (operation, operand) in moved or hands_on(argument, operation):
+            continue
+        if operation.name != LOOP or list(operation.results[operand].uses):
+            return False
+        if not all(is_moved(region.blocks[0].arguments[operand], moved) for region in operation.regions):
+            return False
+    return True
 
 
 def unneeded_values(source: Source) -> set[Any]:
@@ -233,44 +263,93 @@ def sharding_finder(
 def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
     found = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
-    return [loop for loop in dict.fromkeys(found) if loop.name == "stablehlo.while"]  # others are in manual regions
+    return [loop for loop in dict.fromkeys(found) if loop.name == LOOP]  # others are in manual regions
 
 
 def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
     """One reshard for all uses that read one value, require one sharding and see one another's operations.
 
-    A result of the entry function needs none where one step leads there: the sharding of the result says it.
+    What a loop only reads is moved in front of it, as far as that makes it no larger (see `reshard.hops_ahead`). These
+    reshards come first: others begin where they end. A result of the entry function needs none where one step leads
+    there: the sharding of the result says it.
     """
-    groups: dict[tuple[int, Any, Sharding], list[tuple[int, int]]] = {}
+    ahead: Wanted = {}
+    inside: Wanted = {}
     remade = remade_values(source.program)
-
-    def through(value: int, sharding: Sharding) -> tuple[Sharding, ...]:
-        return (
-            ()
-            if remade[value]
-            else waypoints(lowered.shardings[value], sharding, lowered.axis_sizes, source.program.values[value].shape)
-        )
-
     for number, position in sorted(lowered.required):
         op, sharding = source.program.ops[number], lowered.required[number, position]
-        value = op.operands[position]
-        if op.name != RESULT or through(value, sharding):
-            use = source.use(number, position)
-            groups.setdefault((value, use.operation.operands[use.operand], sharding), []).append((number, position))
-    for (value, _, sharding), edges in groups.items():
-        for anchor, shared in by_anchor(source, edges):
-            uses = tuple(source.use(*edge) for edge in shared)
-            yield Reshard(value, sharding, anchor, uses, tuple(shared), through=through(value, sharding))
+        edge, value, use = (number, position), op.operands[position], source.use(number, position)
+        start, shape = lowered.shardings[value], source.program.values[value].shape
+        if remade[value]:
+            want(inside, value, Stretch(start, sharding), edge, use.operation, use)
+            continue
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape)
+        (reading,) = readings(source.program, value, [edge])
+        if first is not None and reading.ahead != reading.inside:
+            want(ahead, value, first, edge, *before_loops(use, loops_between(source.program, edge, reading)))
+            if rest is not None:
+                want(inside, value, rest, edge, use.operation, use)
+            continue
+        whole = Stretch(start, sharding, waypoints(start, sharding, lowered.axis_sizes, shape))
+        if op.name != RESULT or whole.through:
+            want(inside, value, whole, edge, use.operation, use)
+    for wanted in (ahead, inside):
+        for (value, _, stretch), found in wanted.items():
+            for anchor, edges in by_anchor({edge: operation for edge, (operation, _) in found.items()}):
+                uses = tuple(source.use(*edge) for edge in edges)
+                read = next(read for operation, read in found.values() if operation == anchor)
+                yield Reshard(
+                    value,
+                    stretch.start,
+                    stretch.end,
+                    anchor,
+                    read,
+                    uses,
+                    tuple(edges),
+                    through=stretch.through,
+                    ahead=wanted is ahead,
+                )
 
 
-def by_anchor(source: Source, edges: list[tuple[int, int]]) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """Uses with the operation in front of which one reshard can serve them all: the first of those in one block.
+# Value, what is read of it and the way from there -> uses, each with the operation in front of which it is wanted and
+# where it is read there.
+Wanted = dict[tuple[int, Any, Stretch], dict[tuple[int, int], tuple[Any, Use]]]
+
+
+def want(found: Wanted, value: int, stretch: Stretch, edge: tuple[int, int], operation: Any, read: Use) -> None:
+    """Enters a use."""
+    found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
+
+
+def loops_between(program: Program, edge: tuple[int, int], reading: Reading) -> int:
+    """How many loops stand between a use and where what it reads can be made."""
+    loop, count = loop_at(program, *edge), 0
+    while loop != reading.ahead.region.loop:
+        loop, count = program.loops[loop].parent, count + 1
+    return count
+
+
+def before_loops(use: Use, count: int) -> tuple[Any, Use]:
+    """The outermost of `count` loops around a use that only read what it reads, and where it goes into that loop."""
+    operation = use.operation
+    for _ in range(count):
+        operation = operation.parent.operation
+        while operation.name != LOOP:
+            operation = operation.parent.operation
+        handle = use.operation.operands[use.operand]
+        if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
+            use = Use(operation, handle.arg_number)
+    return operation, use
+
+
+def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """Uses, given by the operations in front of which they want it, with the one in front of which one reshard can
+    serve them all: the first of those in one block.
 
     A use inside a region is served by a reshard that stands before that region, when there is one.
     """
     anchors: list[tuple[Any, list[tuple[int, int]]]] = []
-    for edge in edges:
-        operation = source.use(*edge).operation
+    for edge, operation in wanted.items():
         for k, (anchor, shared) in enumerate(anchors):
             at = ancestor_in(operation, anchor.block)
             if at is None:

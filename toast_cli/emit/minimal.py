@@ -81,9 +81,11 @@ class Chooser:
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
-        self.reshards = [opened(r, lowered) for r in reshards]
+        self.reshards = [opened(r) for r in reshards]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
-        beside = (*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered))
+        # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
+        moved = [one.value for one in self.reshards if one.ahead]
+        beside = (*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved)
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -116,8 +118,9 @@ class Chooser:
         comes into a loop from outside, the sharding it has there is said before, or it would be moved before the loop.
         """
         program, value = self._program, reshard.value
-        inside = program.ops[reshard.edges[0][0]].loop != program.ops[program.producer[value]].loop
-        through = reshard.through or ((self._lowered.shardings[value],) if inside else ())
+        loops = {program.ops[reshard.edges[0][0]].loop, program.ops[program.producer[value]].loop}
+        inside = len(loops) > 1 and not reshard.ahead
+        through = reshard.through or ((reshard.start,) if inside else ())
         return replace(reshard, open=frozenset(), through=through)
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
@@ -249,9 +252,9 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
     it."""
     if remade[reshard.value]:
         return False
-    if reshard.through:
+    if reshard.through or reshard.ahead:
         return True
-    cuts = cut_dimensions(lowered.shardings[reshard.value], reshard.sharding)
+    cuts = cut_dimensions(reshard.start, reshard.sharding)
     if len(reshard.edges) > 1 and cuts is None:
         return True
     return any(
@@ -302,11 +305,11 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
     return all(kept.issuperset(factors[d]) for d in cuts)
 
 
-def opened(reshard: Reshard, lowered: PartitionedProgram) -> Reshard:
+def opened(reshard: Reshard) -> Reshard:
     """The reshard with those dimensions open in which nothing changes.
 
     Such a constraint says what it is there for, and Shardy does not take it for a statement about the value it reads.
     """
-    have = reshard.through[-1] if reshard.through else lowered.shardings[reshard.value]
+    have = reshard.through[-1] if reshard.through else reshard.start
     same = frozenset(d for d, (a, b) in enumerate(zip(have, reshard.sharding, strict=True)) if a == b)
     return replace(reshard, open=same)

@@ -103,12 +103,19 @@ def put_numbers(source: Source, lowered: PartitionedProgram, marks: Marks, modul
     for ours, theirs in zip_longest(operations_in(source.module), operations_in(module)):
         if ours is None or theirs is None or ours.name != theirs.name:
             raise ToastError("its operations are not those of the program")
+        behind: dict[int, Any] = {}  # what the constraints of a use that are numbered already read
         if ours in numbers:
             theirs.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers[ours])
-        for operand, k in uses.get(ours, ()):
-            owner = theirs.operands[operand].owner
-            if not isinstance(owner, ir.Block) and owner.name == CONSTRAINT:
-                owner.attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), k)
+        for operand, k in reversed(uses.get(ours, ())):
+            handle = theirs.operands[operand] if operand not in behind else behind[operand]
+            for step in range(len(marks.reshards[k].steps)):
+                owner = handle.owner
+                if isinstance(owner, ir.Block) or owner.name != CONSTRAINT:
+                    break
+                if not step:
+                    owner.attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), k)
+                handle = owner.operands[0]
+            behind[operand] = handle
 
 
 def operations_in(module: Any) -> list[Any]:

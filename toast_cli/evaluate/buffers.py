@@ -1,9 +1,9 @@
 """What one array item holds in device memory under a plan, and when.
 
 * the arrays themselves, where they are written to memory;
-* copies in other shardings, from the first to the last reader of each. A loop makes its own, anew in each iteration:
-  XLA moves no collective out of a loop, but on some chips it gathers what comes from outside first of all (see
-  `loop_gathers`);
+* copies in other shardings, from the first to the last reader of each. What a loop gathers it gathers anew in each
+  iteration, on some chips what comes from outside first of all (see `loop_gathers`). What is no larger than the array
+  stands before the loops that read it (see `reshard.hops_ahead`) and stays until they end;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried;
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
@@ -25,11 +26,20 @@ from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Copy
+from toast_cli.plan.reshard import Copy, hops_ahead
 from toast_cli.program.ops import ARGUMENT, CARRY
+from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, OPERAND = "own", "partial", "reduced", "operand"
-Kind = str | tuple[int, ...]  # one of these, or the readers of a copy
+
+
+class Ahead(NamedTuple):
+    """The readers of a copy that is made ahead of loops."""
+
+    places: tuple[int, ...]
+
+
+Kind = str | tuple[int, ...] | Ahead  # one of these, or the readers of a copy
 
 
 class Buffers:
@@ -39,7 +49,7 @@ class Buffers:
         self._problem = problem
         self._lives = items.lives
         self._pricer = pricer
-        self._copies: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
+        self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._operands = items.compilation.windowed
         self._deaths = late_reductions.deaths(items.lives, profile)
@@ -68,7 +78,8 @@ class Buffers:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
         for copy in copies:
-            yield copy.places, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
+            kind = Ahead(copy.places) if hops_ahead(copy.hops) == len(copy.hops) else copy.places
+            yield kind, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""
@@ -81,7 +92,9 @@ class Buffers:
         if isinstance(kind, tuple):
             found = self._copies.get((value, kind))
             if found is None:
-                found = self._copies[value, kind] = self._copied(item, kind, value)
+                ahead = isinstance(kind, Ahead)
+                places = kind.places if isinstance(kind, Ahead) else kind
+                found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
         if kind == OPERAND:
             return [self._until_product(value)]
@@ -138,22 +151,33 @@ class Buffers:
                 return True
         return False
 
-    def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int) -> list[Interval]:
-        """Nothing where only loops or donated arguments take the copy over."""
+    def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int, *, ahead: bool) -> list[Interval]:
+        """Nothing where only loops or donated arguments take the copy over. ahead: it stands before loops."""
         program, patterns, lives = self._problem.program, self._problem.op_pattern, self._lives
         wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
-        reads: dict[int, list[int]] = {}  # loop -> ops
-        for op, position in program.users[value]:
-            taken_over = program.ops[op].name == CARRY or op in lives.into_arguments
-            if (patterns[op], position) in wanted and not taken_over:
-                reads.setdefault(program.ops[op].loop, []).append(op)
-        found = []
+        uses = [
+            (op, position)
+            for op, position in program.users[value]
+            if (patterns[op], position) in wanted and not (program.ops[op].name == CARRY or op in lives.into_arguments)
+        ]
+        reads: dict[int, list[Interval]] = {}  # loop -> when it is read there
         home = program.ops[program.producer[value]].loop
-        for loop, ops in reads.items():
-            first = min(lives.times[op] for op in ops)
+        for use, read in zip(uses, readings(program, value, uses), strict=True):
+            op, loop = use[0], program.ops[use[0]].loop
+            if ahead and read.ahead != read.inside:
+                outermost = loop
+                while (parent := program.loops[outermost].parent) != read.ahead.region.loop:
+                    outermost = parent
+                interval = 2 * program.loops[outermost].first, lives.read_at[use]
+                reads.setdefault(read.ahead.region.loop, []).append(interval)
+            else:
+                reads.setdefault(loop, []).append((lives.times[op], lives.deaths[op]))
+        found = []
+        for loop, intervals in reads.items():
+            first = min(born for born, _ in intervals)
             if self._gathers_first:
                 first = loop_gathers.made_at(program, loop, home, first)
-            found.append((first, max([first, *(lives.deaths[op] for op in ops)])))
+            found.append((first, max([first, *(last for _, last in intervals)])))
         return found
 
 

@@ -28,6 +28,7 @@ from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
+from toast_cli.program.regions import Region, readings
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -80,20 +81,23 @@ class ItemReader:
     """One way in which an array item is read.
 
     Attributes:
-        pattern, position: ops of this pattern read it as this operand, `runs` times for each array in one run.
-        loop: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside each
-            other.
+        pattern, position: ops of this pattern read it as this operand.
+        region: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside
+            each other. runs: how often it is read for each array in one run.
+        ahead_region, ahead_runs: the same of what is made ahead of loops that only read the array.
         needed: the part of the bits that these readers need, see `narrowing`.
     """
 
     pattern: int
     position: int
+    region: int
     runs: float
-    loop: int
+    ahead_region: int
+    ahead_runs: float
     needed: float
 
 
-_Way = tuple[int, int, float, int, float]  # the fields of a `ItemReader`
+_Way = tuple[int, int, int, float, int, float, float]  # the fields of a `ItemReader`
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +300,13 @@ def _ways_of_reading(
     if not program.values[value].shape:  # a scalar has one sharding
         return frozenset()
     # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
-    regions: dict[tuple[int, tuple[int, ...]], int] = {}
-    ways = []
+    regions: dict[Region, int] = {}
+    ways: list[_Way] = []
     uses = [use for use in program.users[value] if use not in but]
-    for (op, k), region in zip(uses, problem.reading_regions(uses), strict=True):
-        loop = regions.setdefault(region, len(regions))
-        ways.append((problem.op_pattern[op], k, problem.edge_trips(op, k), loop, needs.of_use(value, op)))
+    for (op, k), read in zip(uses, readings(program, value, uses), strict=True):
+        inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in read]
+        runs, ahead_runs = [stop.runs for stop in read]
+        ways.append((problem.op_pattern[op], k, inside, runs, ahead, ahead_runs, needs.of_use(value, op)))
     return frozenset(ways)
 
 

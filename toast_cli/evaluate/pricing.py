@@ -245,17 +245,16 @@ class Pricer:
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
-        made_runs = self._problem.program.ops[self._problem.program.producer[item.values[0]]].trips
-        for step, _, _, places, ordered in moves_of(made, copies):
+        for step, _, _, places, ahead in moves_of(made, copies):
             served = [item.readers[place] for place in places]
-            runs = sum(runs_by_region([(reader.loop, reader.runs) for reader in served]).values())
-            each = min(runs, made_runs) if ordered else runs
+            stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
+            runs = sum(runs_by_region(stops).values())
             op = self._reader_op(item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
             kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
             seconds = self._seconds_of(kind, size, step.axes)
-            waited_for, count = item.waited_for, each * len(item.values)
+            waited_for, count = item.waited_for, runs * len(item.values)
             yield _use(
                 kind, step.axes, size, count, seconds, op, value, "reshard", waited_for=waited_for, written=written
             )

@@ -18,6 +18,7 @@ from toast_cli.plan.accumulation import LEAF, Accumulation, Left, PathUse, left_
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.partials import Cuts, Partial, cut_by_readers, in_steps, in_turn, partial_of, reductions_of
 from toast_cli.plan.problem import Problem
+from toast_cli.program.regions import loop_at, trips_at
 from toast_cli.program.sums import Steps, Sum, SumStep, readers
 
 
@@ -140,10 +141,10 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing, profile: Com
         steps, within = loops.seen(found)
         terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
-        result, in_loop = program.ops[first].results[0], problem.edge_loop(first, 0) >= 0
+        result, in_loop = program.ops[first].results[0], loop_at(program, first, 0) >= 0
         each = reductions_each(program, found.end, profile) if in_loop else 1.0
         key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found), each)
-        runs[key] += problem.edge_trips(first, 0)
+        runs[key] += trips_at(program, first, 0)
         example.setdefault(key, (numbers, found.end))
     made = (SumItem(*key, count, *example[key], _decisive(key[1])) for key, count in runs.items())
     return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)

@@ -33,6 +33,7 @@ from toast_cli.plan.reshard import ShardingMove, copies_of, moves_of, reshard_st
 from toast_cli.plan.settle import settled
 from toast_cli.plan.sharding import Sharding, axes_of, replicated, split_further, without
 from toast_cli.program.ops import ARGUMENT, CARRY
+from toast_cli.program.regions import loop_at, readings, trips_at
 from toast_cli.program.sums import Sum, readers
 
 
@@ -253,7 +254,7 @@ class _Lowering:
         runs = op.trips
         edge: Edge = "inside"
         if op.name == CARRY:
-            runs, edge = self._problem.edge_trips(number, 0), "behind"
+            runs, edge = trips_at(self._program, number, 0), "behind"
         return Collective(
             hop.kind, hop.axes, value, number, hop.before, hop.after, local, runs, op.loop, edge, "partial"
         )
@@ -289,22 +290,19 @@ class _Lowering:
 
     def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
         """Between where an array is made and where it is read."""
-        program, problem = self._program, self._problem
+        program = self._program
         if value in self._open:
             return
-        made, whole, maker = self._made[value], program.values[value], program.ops[program.producer[value]]
+        made, whole = self._made[value], program.values[value]
         needed = [self._iterations[op].operands[k] for op, k in uses]
-        regions = problem.reading_regions(uses)
-        for move in moves_of(made, copies_of(made, needed, self._sizes, whole.shape)):
-            served = [(uses[place], regions[place]) for place in move.places]
-            runs = runs_by_region([(region, problem.edge_trips(*use)) for use, region in served])
-            if move.ordered and sum(runs.values()) > maker.trips:
-                edge: Edge = "before" if {loop for loop, _ in runs} != {maker.loop} else "inside"
-                yield self._moved(value, move, maker.trips, maker.loop, edge, tuple([use for use, _ in served]))
-                continue
-            for region, count in runs.items():
-                there = tuple([use for use, its in served if its == region])
-                yield self._moved(value, move, count, region[0], "inside", there)
+        copies = copies_of(made, needed, self._sizes, whole.shape)
+        read = readings(program, value, uses) if copies else []
+        for move in moves_of(made, copies):
+            served = [(uses[place], read[place].ahead if move.ahead else read[place].inside) for place in move.places]
+            for region, count in runs_by_region([stop for _, stop in served]).items():
+                there = tuple([use for use, stop in served if stop.region == region])
+                before = any(loop_at(program, *use) != region.loop for use in there)
+                yield self._moved(value, move, count, region.loop, "before" if before else "inside", there)
 
     def _moved(
         self, value: int, move: ShardingMove, runs: float, loop: int, edge: Edge, uses: tuple[tuple[int, int], ...]

@@ -7,7 +7,7 @@ Enters: program, dimensions, mesh. Leaves: `Problem`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -28,7 +28,6 @@ from toast_cli.plan.iteration import (
 )
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, JOIN
 from toast_cli.program.roles import WEIGHTS
 from toast_cli.program.sums import Sum, SumStep, adds_up, find_sums
 
@@ -195,36 +194,6 @@ class Problem:
         pattern = self.patterns[self.op_pattern[number]]
         one_result = len(self.program.ops[number].results) == 1
         return one_result and SlotKind.REDUCTION in pattern.form.kinds and not pattern.result_pins
-
-    def edge_trips(self, op: int, position: int) -> float:
-        """How often operand `position` of an op is read in one run: a loop reads what it starts with once."""
-        it = self.program.ops[op]
-        return it.trips / max(1, self.program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
-
-    def edge_loop(self, op: int, position: int) -> int:
-        """The loop in which operand `position` of an op is read, -1 outside loops."""
-        it = self.program.ops[op]
-        return self.program.loops[it.loop].parent if it.name == CARRY and position == 0 else it.loop
-
-    def edge_branches(self, op: int, position: int) -> tuple[int, ...]:
-        """The branches around where operand `position` of an op is read, within its loop, outermost first."""
-        it = self.program.ops[op]
-        if it.name == JOIN:
-            return (*it.branches[:-1], it.branches[-1] + position)
-        return () if it.name == CARRY and position == 1 else it.branches
-
-    def reading_regions(self, uses: Iterable[tuple[int, int]]) -> list[tuple[int, tuple[int, ...]]]:
-        """[uses] the region, as loop and branches, in which each of a value's uses, in program order, finds a copy of
-        it: where the first of those in one block, or in branches within it, reads it.
-
-        Branches beside each other share nothing: each copies what it reads.
-        """
-        found: list[tuple[int, tuple[int, ...]]] = []
-        for use in uses:
-            loop, branches = self.edge_loop(*use), self.edge_branches(*use)
-            known = (r for r in found if r[0] == loop and branches[: len(r[1])] == r[1])
-            found.append(next(known, (loop, branches)))
-        return found
 
     @cached_property
     def weight_bytes(self) -> dict[int, int]:

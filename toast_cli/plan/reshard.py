@@ -4,8 +4,9 @@ way found.
 XLA does one such step well. For several at once it often gathers the whole array on every device and slices; so whoever
 writes the program says the shardings on the way (`waypoints`), and then the steps are the ones listed here.
 
-Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: XLA moves no
-collective out of one.
+Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: what a loop
+gathers it gathers in each trip. Steps before the first gather make nothing larger: what a loop only reads takes them
+once, ahead of the loop.
 
 Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
 the shardings in between that have to be spelled out, and how often each collective runs.
@@ -55,14 +56,15 @@ class ShardingMove(NamedTuple):
 
     Attributes:
         before, after: shardings on either side; the first step of a way starts where the array is made.
-        places: of the uses that it serves. ordered: see `put_in_order_first`.
+        places: of the uses that it serves. ahead: it stands before the loops that only read the array, see
+            `hops_ahead`.
     """
 
     step: ReshardStep
     before: Sharding
     after: Sharding
     places: tuple[int, ...]
-    ordered: bool
+    ahead: bool
 
 
 _Queued = tuple[float, int, Sharding, tuple[ReshardHop, ...]]  # bytes moved so far, hops, where they led, the hops
@@ -110,13 +112,11 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
         for hop in way:
             served[hop] = (*served.get(hop, ()), *copy.places)
     for copy, way in zip(copies, ways, strict=True):
-        at, ordered = made, put_in_order_first(copy)
-        for (step, to), hop in zip(copy.hops, way, strict=True):
+        at, ahead = made, hops_ahead(copy.hops)
+        for k, ((step, to), hop) in enumerate(zip(copy.hops, way, strict=True)):
             places = served.pop(hop, None)
-            if step.kind != SLICE:
-                if places is not None:
-                    yield ShardingMove(step, at, to, places, ordered)
-                ordered = False
+            if step.kind != SLICE and places is not None:
+                yield ShardingMove(step, at, to, places, k < ahead)
             at = to
 
 
@@ -130,20 +130,23 @@ Region = TypeVar("Region", bound=Hashable)
 
 
 def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
-    """Region (see `Problem.reading_regions`) -> how often a copy is made in it, for uses given by their region and how
-    often they are read."""
+    """Region (see `program.regions`) -> how often a copy is made in it, for uses given by their region and how often
+    they are read."""
     runs: dict[Region, float] = {}
     for region, count in uses:
         runs[region] = max(runs.get(region, 0.0), count)
     return runs
 
 
-def put_in_order_first(copy: Copy) -> bool:
-    """Whether a copy is put in another order before it is gathered. What a loop reads then goes into the loop in that
-    order, since propagation takes the sharding on the way to be the array's: the first step runs no more often than the
-    array is made."""
-    kinds = [step.kind for step, _ in copy.hops if step.kind != SLICE]
-    return len(kinds) > 1 and kinds[0] == PERMUTE
+def hops_ahead(hops: tuple[ReshardHop, ...]) -> int:
+    """How many hops of a way are taken before a loop where the loop only reads the array: the all-to-alls and permutes,
+    and slices on the way to them, before the first gather. None of them makes it larger than it is, so that there is
+    nothing to be saved by taking them in each trip."""
+    kinds = [step.kind for step, _ in hops]
+    if GATHER not in kinds:
+        return len(kinds) if communicates(hops) else 0
+    first = kinds[: kinds.index(GATHER)]
+    return max([k + 1 for k, kind in enumerate(first) if kind != SLICE], default=0)
 
 
 @lru_cache(maxsize=200_000)
@@ -153,6 +156,28 @@ def waypoints(
     """Shardings between the two without which XLA would not find its way; none where it takes one step."""
     hops = route(source, target, sizes, shape)
     return tuple([hops[end - 1][1] for end in stations(hops)])
+
+
+class Stretch(NamedTuple):
+    """A stretch of a way, with the shardings that have to be spelled out on it (see `waypoints`)."""
+
+    start: Sharding
+    end: Sharding
+    through: tuple[Sharding, ...] = ()
+
+
+def stretches(
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[Stretch | None, Stretch | None]:
+    """Of a way what is taken ahead of loops that only read the array (see `hops_ahead`), and the rest."""
+    hops = route(source, target, sizes, shape)
+    count, along = hops_ahead(hops), {stop: hops[stop - 1][1] for stop in stations(hops)}
+    if not count:
+        return None, Stretch(source, target, tuple(along.values()))
+    middle = hops[count - 1][1]
+    ahead = Stretch(source, middle, tuple([at for stop, at in along.items() if stop < count]))
+    rest = Stretch(middle, target, tuple([at for stop, at in along.items() if stop > count]))
+    return ahead, rest if count < len(hops) else None
 
 
 def stations(hops: tuple[ReshardHop, ...]) -> list[int]:

@@ -316,7 +316,7 @@ class _Program:
                 self._reshards(item)
 
     def _reshards(self, item: ArrayItem) -> None:
-        loops = {reader.loop for reader in item.readers}
+        regions = {reader.region for reader in item.readers}
         copies: dict[tuple[Sharding, _Goal], list[tuple[int, float]]] = defaultdict(list)
         for made, taken, paid in self._readings(item):
             flows = {(s, t): self._variable(0.0) for s in made for t in taken}
@@ -329,7 +329,7 @@ class _Program:
                     copies[s, goal].append((flows[s, t], price))
         for shared in copies.values():
             most = max(price for _, price in shared)
-            if len(shared) == 1 and len(loops) == 1:
+            if len(shared) == 1 and len(regions) == 1:
                 self.cost[shared[0][0]] += most
                 continue
             copy = self._variable(most)

@@ -23,7 +23,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.model import Op
-from toast_cli.program.ops import ADD, ARGUMENT, REDUCE
+from toast_cli.program.ops import ADD, ARGUMENT, CARRY, REDUCE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
@@ -44,11 +44,11 @@ class Writer:
         self._mover = Mover(self._build, self._devices)
         self._deciding = deciding or Deciding(source)
         self._remade = remade_values(self._program)
-        self._in_order: dict[int, list[Collective]] = {}  # value -> what puts it in another order before loops read it
+        self._before: dict[int, list[Collective]] = {}  # value -> what moves it before loops read it
         for one in lowered.collectives:
             if one.reason == "reshard" and one.edge == "before":
-                self._in_order.setdefault(one.value, []).append(one)
-        self._ordered: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand in that order
+                self._before.setdefault(one.value, []).append(one)
+        self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, moved so
         self._pieces: dict[int, Piece] = {}
         self._scopes = Scopes()  # pieces in other shardings than their values', and stretches of them
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
@@ -68,7 +68,7 @@ class Writer:
             sharding = self._lowered.shardings[value]
             handle.set_type(self._type(value, sharding))
             self._pieces[value] = Piece(handle, sharding)
-            self._put_in_order(value)
+            self._move_ahead(value)
         self._block(original, operations)
         self._clear()
         return self._ways_out
@@ -83,6 +83,8 @@ class Writer:
     def write_loop(self, original: Any, operation: Any, read: list[Any]) -> list[Piece]:
         """One loop, of which `operation` is a copy; what each device has of those of its results that are read."""
         self._at(operation)
+        for entered in list(self._pieces):
+            self._move_ahead(entered)
         self._operation(original, operation)
         self._build.ip = ir.InsertionPoint.after(operation)
         pieces = []
@@ -217,6 +219,10 @@ class Writer:
                     self._pieces[value] = Piece(block.arguments[k], piece.sharding)
             for k in range(len(block.arguments)):
                 self._loose[before.arguments[k]] = block.arguments[k]
+            if region == operation.regions[1]:
+                self._at(block.operations[0].operation)
+                for number in carries.values():
+                    self._move_ahead(self._carried(number), within=True)
             with self._scopes.within(alone=True):
                 self._block(before, list(block.operations))
                 self._end_of_loop(before, block, carries if region == operation.regions[1] else None, loose)
@@ -326,7 +332,7 @@ class Writer:
         wanted = self._lowered.required.get((number, position), self._lowered.shardings[value])
         if self._is_remade(value) and value not in self._pieces:
             return self._remake(value, wanted)
-        piece = self._ordered.get((number, position), self._pieces[value])
+        piece = self._moved.get((number, position), self._pieces[value])
         if piece.partial:
             if self._goes_on(number, value):
                 return piece
@@ -341,22 +347,25 @@ class Writer:
         """Where the value goes on, behind the operation that made it."""
         self._pieces[value] = piece
         target, shape = self._lowered.shardings[value], self._program.values[value].shape
-        if not piece.partial and piece.sharding == target and value not in self._in_order:
+        if not piece.partial and piece.sharding == target and value not in self._before:
             return
         with self._behind(piece.handle, operation):
             piece = self._mover.reduce(piece, self._completions.get(value, ()))
             if not (piece.partial and self._is_added(value)):
                 piece = self._mover.to(self._mover.whole(piece), target, shape)
             self._pieces[value] = piece
-            self._put_in_order(value)
+            self._move_ahead(value)
 
-    def _put_in_order(self, value: int) -> None:
-        """Reshards that a plan has before the loops that read a value."""
-        for one in self._in_order.get(value, ()):
-            piece, to = self._pieces[value], one.after
-            if to is not None and piece.sharding == one.before:
-                piece = self._mover.to(piece, to, self._program.values[value].shape)
-                self._ordered.update(dict.fromkeys(one.uses, piece))
+    def _move_ahead(self, value: int, *, within: bool = False) -> None:
+        """Reshards that a plan has before the loops that read a value. within: the loop that carries it."""
+        carrier = self._program.ops[self._program.producer[value]]
+        for one in self._before.get(value, ()):
+            if carrier.name == CARRY and (one.loop == carrier.loop) != within:
+                continue
+            piece = self._moved.get(one.uses[0], self._pieces[value])
+            if one.after is not None and not piece.partial:
+                piece = self._mover.to(piece, one.after, self._program.values[value].shape, self._scopes)
+                self._moved.update(dict.fromkeys(one.uses, piece))
 
     def _behind(self, handle: Any, operation: Any) -> Any:
         """New operations go behind the one that made `handle`."""

@@ -1,0 +1,143 @@
+"""What loops only read is moved ahead of them, once, as far as that makes it no larger; in every written form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of
+from spmd_cases import wrong_in
+
+from benchmarks.law import differing, statements
+from toast_cli.emit import emit
+from toast_cli.emit.minimal import choose_marks
+from toast_cli.emit.recheck import strays
+from toast_cli.plan.decisions import Plan
+from toast_cli.report.build import collective_facts
+from toast_cli.report.promises import promised_collectives
+from toast_cli.verify.child import Failure
+from toast_cli.verify.compile import Dialect
+from toast_cli.verify.partitioned import collectives_after_partitioning
+from toast_cli.verify.traffic import compare_traffic
+
+BATCH, TIME, HEADS, WIDTH, BLOCK = 4, 32, 4, 8, 8
+BLOCKS = TIME // BLOCK
+AXES = {"data": 4, "model": 2}
+X = arg(BATCH, TIME, HEADS, WIDTH)
+
+
+def in_blocks(x: jax.Array) -> jax.Array:
+    """[blocks, batch, time in the block, heads, width]"""
+    return jnp.moveaxis(x.reshape(BATCH, BLOCKS, BLOCK, HEADS, WIDTH), 1, 0)
+
+
+def attended(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """One block of queries over all blocks of keys and values."""
+
+    def one(carry: Any, block: Any) -> Any:
+        most, total, out = carry
+        k, v = block
+        scores = jnp.einsum("bshk,bthk->bhst", q, k)
+        now = jnp.maximum(most, scores.max(-1))
+        weights, scale = jnp.exp(scores - now[..., None]), jnp.exp(most - now)
+        total = total * scale + weights.sum(-1)
+        return (now, total, out * scale[..., None] + jnp.einsum("bhst,bthk->bhsk", weights, v)), None
+
+    shape = (BATCH, HEADS, BLOCK)
+    start = (jnp.full(shape, -1e30), jnp.zeros(shape), jnp.zeros((*shape, WIDTH)))
+    (_, total, out), _ = lax.scan(one, start, (keys, values))
+    return out / total[..., None]
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Two loops, one in the other, neither of which makes keys or values."""
+    keys, values = in_blocks(jnp.tanh(k)), in_blocks(jnp.tanh(v))
+    return lax.map(lambda q: attended(q, keys, values), in_blocks(q))
+
+
+def chosen(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The inner loop stands in a branch."""
+    keys, values = in_blocks(jnp.tanh(k)), in_blocks(jnp.tanh(v))
+
+    def either(q: jax.Array) -> jax.Array:
+        return lax.cond(jnp.sum(q) > 0, lambda: attended(q, keys, values), lambda: jnp.swapaxes(q, 1, 2))
+
+    return lax.map(either, in_blocks(q))
+
+
+def refined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """What the inner loop reads the outer one carries."""
+
+    def again(keys: jax.Array, q: jax.Array) -> Any:
+        keys = jnp.tanh(keys)
+        return keys, attended(q, keys, keys)
+
+    keys, out = lax.scan(again, in_blocks(k), in_blocks(q))
+    return out + lax.map(lambda q: attended(q, keys, keys), in_blocks(v))
+
+
+def trained(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    return jax.grad(lambda *arrays: jnp.sum(attention(*arrays) ** 2), argnums=(0, 1, 2))(q, k, v)
+
+
+# function, (kind, bytes, runs, where) of what moves arrays from time to heads
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[str, float, float, str]]]] = {
+    "a loop in a loop": (attention, [("all-to-all", 4096, 1, "before")] * 3),
+    "a branch": (chosen, [("all-to-all", 4096, 1, "before"), *[("all-to-all", 4096, 8, "inside")] * 2]),
+    "carried": (refined, [*[("all-to-all", 4096, 1, "before")] * 3, ("all-to-all", 4096, 4, "before")]),
+    "forward and backward": (trained, [("all-to-all", 4096, 1, "before")] * 3),
+}
+
+
+def planned(name: str) -> tuple[Case, Plan]:
+    """Time is split outside the loops, which go along it, and heads in them."""
+    case = case_of(PROGRAMS[name][0], X, X, X)
+    return case, (case.shard("q.1", "data"), case.shard("q.2", "data"))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_loops_only_read_is_moved_once(name: str) -> None:
+    """The plan says so, and the evaluator prices the same."""
+    case, plan = planned(name)
+    moves = [one for one in case.lowered(plan).collectives if one.kind == "all-to-all"]
+    assert sorted((one.kind, one.local_bytes, one.runs, one.edge) for one in moves) == sorted(PROGRAMS[name][1])
+    said = statements(case.source, case.evaluator, plan)
+    assert [who for who in said if differing(said[who], said["lowered"])] == []
+
+
+@pytest.mark.parametrize("form", ["spmd", "stablehlo", "hlo"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_written_is_promised(name: str, form: str) -> None:
+    """Numbers stay, and the partitioner makes of it what the report says."""
+    case, plan = planned(name)
+    dialect: Dialect = "hlo" if form == "hlo" else "stablehlo"
+    content = emit(case.source, case.lowered(plan), form)
+    assert wrong_in(case.source, content, 8, dialect) == []
+    compiled = collectives_after_partitioning(content, dialect, AXES)
+    assert not isinstance(compiled, Failure), compiled
+    promised = promised_collectives(collective_facts(case.source, case.evaluator, plan))
+    assert compare_traffic(promised, compiled, AXES).share == 1.0
+
+
+def test_what_is_moved_is_held_while_the_loops_run() -> None:
+    """Keys and values as the loops read them: two arrays of a quarter of 16 KiB, from the outer loop's start on."""
+    case, plan = planned("a loop in a loop")
+    times = case.evaluator.timeline.candidates
+    held = case.evaluator.memory_by(plan, lambda _, role: role)["gathered"]
+    (outer,) = [loop for loop in case.program.loops if loop.parent < 0]
+    inside = (times >= 2 * outer.first) & (times < 2 * outer.last)
+    assert held[inside].min() >= 2 * 4096
+    assert held[~inside].max() == 0
+
+
+def test_files_are_checked_with_what_stands_before_loops() -> None:
+    """What propagation makes of the file that is written is what was chosen for it."""
+    case, plan = planned("forward and backward")
+    lowered = case.lowered(plan)
+    marks = choose_marks(case.source, lowered).marks
+    assert any(one.ahead for one in marks.reshards)
+    assert strays(case.source, lowered, marks, emit(case.source, lowered, "stablehlo")) == []
