@@ -19,7 +19,7 @@ from random_programs import cases
 from random_programs import plans as plans_of
 from spmd_cases import differing, wrong_in, wrong_results
 
-from benchmarks.spmd import differences, random_plans
+from benchmarks.spmd import differences, random_plans, random_rows
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.errors import UsageError
@@ -201,3 +201,13 @@ def test_regions_of_the_program_are_refused() -> None:
     for write in (emit_spmd, emit_spmd_hlo):
         with pytest.raises(UsageError, match=r"host callback\) cannot be written"):
             write(case.source, case.lowered(()))
+
+
+def test_rows_of_random_programs_are_measured_once() -> None:
+    """Each program has a name of its own, under which it is drawn again; rows that are known are left out."""
+    rows = list(random_rows(2, numbers=True))
+    assert [(row["program"], row["numbers"], row["differing"]) for row in rows] == [
+        ("random 0", "equal", 0),
+        ("random 1", "equal", 0),
+    ]
+    assert list(random_rows(2, numbers=True, known=frozenset((row["program"], "", "random") for row in rows))) == []
