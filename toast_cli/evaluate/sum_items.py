@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.profile import CompilerProfile
@@ -111,9 +112,10 @@ class SumItem:
         """Whether a loop adds it up further, or has added up a term of it."""
         return bool(self.within or self.into)
 
-    def term(self, place: int) -> int:
-        """The place in `terms` of the term that step `place` brings in."""
-        return sum([step.does == "term" for step in self.steps[:place]])
+    @cached_property
+    def term(self) -> tuple[int, ...]:
+        """[steps] the place in `terms` of the term that a step brings in."""
+        return tuple(accumulate((step.does == "term" for step in self.steps[:-1]), initial=0))
 
 
 _Alike = tuple[
@@ -214,7 +216,7 @@ def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
             cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
         first = iteration_of(item.steps[part.first].op)
-        yield Reduced(item.term(part.first), partial_of(first), part.terms, in_turn(cut), first)
+        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first)
 
 
 @dataclass(frozen=True, slots=True)
