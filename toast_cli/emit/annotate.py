@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 from toast_cli.emit.marks import Marks, Pin, Reshard, hands_on
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.ops import BARRIER
 from toast_cli.xla import ir
 
 Undo = list[Callable[[], None]]
 
 PARTITIONS = "mhlo.num_partitions"
 REPLICAS = "mhlo.num_replicas"
+ADDED_BARRIER = "kept as it is scattered"  # by its location a barrier is told from those of the program
 
 
 class Notation(Protocol):
@@ -60,6 +62,8 @@ def annotated(module: Any, marks: Marks, notation: Notation, devices: int) -> It
             mark_boundary(function.operation, "res_attrs", marks.results, notation, undo)
             for operation, shardings in marks.operations:
                 put(operation, notation.attribute, notation.of_operation(shardings), undo)
+            for value in marks.barriers:
+                put_barrier(value, undo)
             for pin in marks.pins:
                 put_pin(pin, notation, undo)
             for reshard in marks.reshards:
@@ -101,6 +105,21 @@ def mark_boundary(function: Any, name: str, shardings: tuple[Sharding, ...], not
         for old, sharding in zip(present, shardings, strict=True)
     ]
     put(function, name, ir.ArrayAttr.get(marked), undo)
+
+
+def put_barrier(value: Any, undo: Undo) -> None:
+    """Puts a barrier right after the definition of an op's result and lets all uses read from it."""
+    owner = value.owner
+    location = ir.Location.name(ADDED_BARRIER, childLoc=owner.location)
+    where = ir.InsertionPoint.after(owner)
+    added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=location, ip=where)
+    value.replace_all_uses_except(added.results[0], added)
+    undo.append(lambda: remove([added], added.results[0], value))
+
+
+def is_added_barrier(operation: Any) -> bool:
+    """Whether writing has added an operation of the file, which is a barrier."""
+    return operation.name == BARRIER and ADDED_BARRIER in str(operation.location)
 
 
 def put_pin(pin: Pin, notation: Notation, undo: Undo) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.emit.barriers import read_in_parts
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import Stretch, stretches, waypoints
@@ -74,6 +75,7 @@ class Marks:
         arguments, results: shardings of the entry function's arguments and results, in order.
         operations: (operation, sharding of each result) where the sharding stands on the operation itself.
         pins, reshards: where it stands on a constraint after a definition or before a use.
+        barriers: values behind whose constraints there is an optimization barrier (see `barriers`).
     """
 
     arguments: tuple[Sharding, ...]
@@ -81,6 +83,7 @@ class Marks:
     operations: tuple[tuple[Any, tuple[Sharding, ...]], ...] = ()
     pins: tuple[Pin, ...] = ()
     reshards: tuple[Reshard, ...] = ()
+    barriers: tuple[Any, ...] = ()  # ir.Value
 
 
 def argument_marks(source: Source, lowered: PartitionedProgram) -> Marks:
@@ -98,7 +101,13 @@ def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         boundary.results,
         pins=tuple(all_pins(source, lowered, reshards)),
         reshards=reshards,
+        barriers=barriers(source, lowered),
     )
+
+
+def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
+    """Values that a barrier keeps as they are scattered."""
+    return tuple([source.definitions[value] for value in read_in_parts(source.program, lowered)])
 
 
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
@@ -116,6 +125,7 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         operations=tuple(operation_shardings(source, lowered)),
         pins=tuple(pin if needs_pin(pin.handle) else Pin(pin.handle, pin.shardings[1:]) for pin in pins),
         reshards=reshards,
+        barriers=barriers(source, lowered),
     )
 
 

@@ -22,6 +22,7 @@ from toast_cli.emit.marks import (
     all_reshards,
     argument_marks,
     argument_pins,
+    barriers,
     is_read,
     pinnable_values,
     unneeded_values,
@@ -76,6 +77,7 @@ class Chooser:
         self._program = source.program
         self._propagation = Propagation(source, lowered)
         self._boundary = argument_marks(source, lowered)
+        self._barriers = barriers(source, lowered)
         self._unneeded = unneeded_values(source)
         readable = pinnable_values(source, lowered)
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
@@ -125,7 +127,7 @@ class Chooser:
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
         pins = tuple(pin for value in sorted(pinned) for pin in self._pins(value))
-        return replace(self._boundary, pins=pins, reshards=tuple(self.reshards))
+        return replace(self._boundary, pins=pins, reshards=tuple(self.reshards), barriers=self._barriers)
 
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""

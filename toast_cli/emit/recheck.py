@@ -12,6 +12,7 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import Any
 
+from toast_cli.emit.annotate import is_added_barrier
 from toast_cli.emit.marks import Marks, is_read, pinnable_values, unneeded_values
 from toast_cli.emit.propagate import RESHARD, VALUES, Propagation, value_numbers, without_units
 from toast_cli.emit.shardy import written
@@ -123,7 +124,7 @@ def operations_in(module: Any) -> list[Any]:
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
-        if operation.name not in ADDED:
+        if operation.name not in ADDED and not is_added_barrier(operation):
             found.append(operation)
         return ADVANCE
 

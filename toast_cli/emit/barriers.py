@@ -1,0 +1,57 @@
+"""Totals that stay as they are scattered, whatever parts of them are read.
+
+XLA joins the slice by which each device takes its piece of an all-reduce with a slice that reads the piece, and forms a
+reduce-scatter only of what is cut along one dimension, by the axes that are added up over. So it all-reduces whole
+where a reader takes other parts (`logits[:, 1:]`), or cuts the piece further; and XLA:TPU (libtpu 0.0.42.1) takes a
+piece whose rows past some are dropped (`logits[:, :-1]`) for a whole one, and ends in a failed check. A barrier behind
+the piece keeps the two slices apart: compiled, it is the reduce-scatter that was promised, and costs nothing, since the
+piece is an array of its own in any case.
+
+Enters: a program and a `PartitionedProgram`. Leaves: the values that need a barrier.
+"""
+
+from __future__ import annotations
+
+from toast_cli.plan.partials import REDUCE_SCATTER
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.sharding import axes_of, refines
+from toast_cli.program.model import Program, Window
+from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, PAD, SLICE
+
+
+def read_in_parts(program: Program, lowered: PartitionedProgram) -> list[int]:
+    """Values that are reduce-scattered where they are made, and of which some reader takes a part, in program order."""
+    scattered = {
+        one.value
+        for one in lowered.collectives
+        if one.kind == REDUCE_SCATTER and one.reason == "partial" and one.after == lowered.shardings[one.value]
+    }
+    return [value for value in sorted(scattered) if _is_read_in_parts(program, lowered, value)]
+
+
+def _is_read_in_parts(program: Program, lowered: PartitionedProgram, value: int) -> bool:
+    if program.ops[program.producer[value]].name == CARRY:
+        return False
+    lies = lowered.shardings[value]
+    for use in program.users[value]:
+        wanted = lowered.required.get(use, lies)
+        if axes_of(wanted) > axes_of(lies) and refines(wanted, lies):
+            return True
+    return any(_takes_parts(program, op) for op, _ in program.users[value])
+
+
+def _takes_parts(program: Program, number: int) -> bool:
+    """Whether an op is a slice, or a padding with fewer than no elements, or a change of one array element by element
+    that such an op reads: XLA slices before it."""
+    op = program.ops[number]
+    if op.name in (SLICE, DYNAMIC_SLICE) or (op.name == PAD and any(map(_cuts_off, op.windows))):
+        return True
+    arrays = [value for value in op.operands if program.values[value].shape]
+    if not op.kind.elementwise or len(arrays) != 1 or len(op.results) != 1:
+        return False
+    return any(_takes_parts(program, reader) for reader, _ in program.users[op.results[0]])
+
+
+def _cuts_off(window: Window) -> bool:
+    """Whether a padding leaves out elements of its operand, in front or behind."""
+    return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1
