@@ -30,7 +30,7 @@ from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import SLICE, Copy, Way, hops_ahead, route, ways_of
+from toast_cli.plan.reshard import SLICE, Way, copy_of, hops_ahead, route, ways_of
 from toast_cli.plan.sharding import Sharding
 from toast_cli.plan.workarounds import without_split_space
 from toast_cli.program.sums import SumStep
@@ -295,7 +295,8 @@ class _Selection:
             for t, ways in taken.items():
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
-                ahead = hops_ahead(route(s, t, self.problem.mesh.sizes, item.shape))
+                hops = route(s, t, self.problem.mesh.sizes, item.shape)
+                ahead = hops_ahead(hops, takes_pieces=bool(reader.pieces))
                 for way, price in moves.items():
                     region = reader.ahead_region if way[0] < ahead else reader.region
                     copies[s, way, region].append((flows[s, t], price))
@@ -313,7 +314,11 @@ class _Selection:
         """The way to each collective -> its seconds."""
         hops = route(made, taken, self.problem.mesh.sizes, item.shape)
         ways = [way for way, (step, _) in zip(ways_of(hops), hops, strict=True) if step.kind != SLICE]
-        uses = self.pricer.array_collectives(item, made, [Copy(taken, (place,), hops)]) if ways else ()
+        uses = (
+            self.pricer.array_collectives(item, made, [copy_of(taken, [place], hops, item.readers[place].pieces)])
+            if ways
+            else ()
+        )
         return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
 
     def _neighbours(self, item: NeighbourItem) -> None:

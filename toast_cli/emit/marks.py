@@ -279,9 +279,9 @@ def loops(source: Source) -> list[Any]:
 def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshard]:
     """One reshard for all uses that read one value, require one sharding and see one another's operations.
 
-    What a loop only reads is moved in front of it, as far as that makes it no larger (see `reshard.hops_ahead`). These
-    reshards come first: others begin where they end. A result of the entry function needs none where one step leads
-    there: the sharding of the result says it.
+    What a loop only reads is moved in front of it, as far as that makes it no larger, and all the way where the loop
+    takes pieces of it (see `reshard.hops_ahead`). These reshards come first: others begin where they end. A result of
+    the entry function needs none where one step leads there: the sharding of the result says it.
     """
     ahead: Wanted = {}
     inside: Wanted = {}
@@ -293,8 +293,9 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
         if remade[value]:
             want(inside, value, Stretch(start, sharding), edge, use.operation, use)
             continue
-        first, rest = stretches(start, sharding, lowered.axis_sizes, shape)
         (reading,) = readings(source.program, value, [edge])
+        pieces = bool(reading.takes_pieces)
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, takes_pieces=pieces)
         if first is not None and reading.ahead != reading.inside:
             want(ahead, value, first, edge, *before_loops(use, loops_between(source.program, edge, reading)))
             if rest is not None:

@@ -2,8 +2,9 @@
 
 * the arrays themselves, where they are written to memory;
 * copies in other shardings, from the first to the last reader of each. What a loop gathers it gathers anew in each
-  iteration, on some chips what comes from outside first of all (see `loop_gathers`). What is no larger than the array
-  stands before the loops that read it (see `reshard.hops_ahead`) and stays until they end;
+  iteration, on some chips what comes from outside first of all (see `loop_gathers`). What is no larger than the array,
+  or taken apart piece by piece, stands before the loops that read it (see `reshard.hops_ahead`) and stays until they
+  end;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried;
@@ -26,7 +27,7 @@ from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Copy, hops_ahead
+from toast_cli.plan.reshard import Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
@@ -78,7 +79,7 @@ class Buffers:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
         for copy in copies:
-            kind = Ahead(copy.places) if hops_ahead(copy.hops) == len(copy.hops) else copy.places
+            kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
             yield kind, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:

@@ -295,8 +295,10 @@ class _Lowering:
             return
         made, whole = self._made[value], program.values[value]
         needed = [self._iterations[op].operands[k] for op, k in uses]
-        copies = copies_of(made, needed, self._sizes, whole.shape)
-        read = readings(program, value, uses) if copies else []
+        if all(sharding == made for sharding in needed):
+            return
+        read = readings(program, value, uses)
+        copies = copies_of(made, needed, self._sizes, whole.shape, [reading.takes_pieces for reading in read])
         for move in moves_of(made, copies):
             served = [(uses[place], read[place].ahead if move.ahead else read[place].inside) for place in move.places]
             for region, count in runs_by_region([stop for _, stop in served]).items():

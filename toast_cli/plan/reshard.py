@@ -6,7 +6,8 @@ writes the program says the shardings on the way (`waypoints`), and then the ste
 
 Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: what a loop
 gathers it gathers in each trip. Steps before the first gather make nothing larger: what a loop only reads takes them
-once, ahead of the loop.
+once, ahead of the loop. So do gathers of what a loop takes another piece of in each trip: it would gather all of it for
+every piece.
 
 Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
 the shardings in between that have to be spelled out, and how often each collective runs.
@@ -44,11 +45,13 @@ Way = tuple[int, tuple[ReshardHop, ...]]
 
 
 class Copy(NamedTuple):
-    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, of which some communicate."""
+    """A resharded copy of an array: in `sharding`, for the uses at `places`, by `hops`, of which some communicate, and
+    the first `ahead` are taken ahead of loops that only read the array."""
 
     sharding: Sharding
     places: tuple[int, ...]
     hops: tuple[ReshardHop, ...]
+    ahead: int
 
 
 class ShardingMove(NamedTuple):
@@ -82,16 +85,28 @@ def reshard_steps(
 
 
 def copies_of(
-    made: Sharding, needed: Sequence[Sharding], sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+    made: Sharding,
+    needed: Sequence[Sharding],
+    sizes: tuple[int, ...],
+    shape: tuple[int, ...] | None = None,
+    takes_pieces: Sequence[bool | None] | None = None,
 ) -> list[Copy]:
     """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each
-    needs."""
-    wanted: dict[Sharding, list[int]] = {}
-    for place, sharding in enumerate(needed):
+    needs. takes_pieces: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops."""
+    wanted: dict[tuple[Sharding, bool], list[int]] = {}
+    pieces = takes_pieces or [None] * len(needed)
+    whole_ahead = {sharding for sharding, takes in zip(needed, pieces, strict=True) if takes}
+    for place, (sharding, takes) in enumerate(zip(needed, pieces, strict=True)):
         if sharding is not made and sharding != made:
-            wanted.setdefault(sharding, []).append(place)
-    found = [Copy(at, tuple(places), route(made, at, sizes, shape)) for at, places in wanted.items()]
+            ahead = sharding in whole_ahead if takes is None else takes
+            wanted.setdefault((sharding, ahead), []).append(place)
+    found = [copy_of(at, places, route(made, at, sizes, shape), ahead) for (at, ahead), places in wanted.items()]
     return [copy for copy in found if communicates(copy.hops)]
+
+
+def copy_of(sharding: Sharding, places: Sequence[int], hops: tuple[ReshardHop, ...], takes_pieces: bool | None) -> Copy:
+    """A copy for uses of which each takes pieces in loops, or none does."""
+    return Copy(sharding, tuple(places), hops, hops_ahead(hops, takes_pieces=bool(takes_pieces)))
 
 
 def communicates(hops: tuple[ReshardHop, ...]) -> bool:
@@ -106,17 +121,17 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     is gathered for one and then cut is gathered for the other as well. XLA's partitioner keeps an array in every
     sharding that it was asked for.
     """
-    served: dict[Way, tuple[int, ...]] = {}  # a hop, and the way it belongs to -> uses
+    served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it stands ahead -> uses
     ways = [ways_of(copy.hops) for copy in copies]
     for copy, way in zip(copies, ways, strict=True):
-        for hop in way:
-            served[hop] = (*served.get(hop, ()), *copy.places)
+        for k, hop in enumerate(way):
+            served[hop, k < copy.ahead] = (*served.get((hop, k < copy.ahead), ()), *copy.places)
     for copy, way in zip(copies, ways, strict=True):
-        at, ahead = made, hops_ahead(copy.hops)
+        at = made
         for k, ((step, to), hop) in enumerate(zip(copy.hops, way, strict=True)):
-            places = served.pop(hop, None)
+            places = served.pop((hop, k < copy.ahead), None)
             if step.kind != SLICE and places is not None:
-                yield ShardingMove(step, at, to, places, k < ahead)
+                yield ShardingMove(step, at, to, places, k < copy.ahead)
             at = to
 
 
@@ -138,12 +153,13 @@ def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
     return runs
 
 
-def hops_ahead(hops: tuple[ReshardHop, ...]) -> int:
+def hops_ahead(hops: tuple[ReshardHop, ...], *, takes_pieces: bool = False) -> int:
     """How many hops of a way are taken before a loop where the loop only reads the array: the all-to-alls and permutes,
     and slices on the way to them, before the first gather. None of them makes it larger than it is, so that there is
-    nothing to be saved by taking them in each trip."""
+    nothing to be saved by taking them in each trip. All of them where the loop takes another piece of it in each
+    trip."""
     kinds = [step.kind for step, _ in hops]
-    if GATHER not in kinds:
+    if takes_pieces or GATHER not in kinds:
         return len(kinds) if communicates(hops) else 0
     first = kinds[: kinds.index(GATHER)]
     return max([k + 1 for k, kind in enumerate(first) if kind != SLICE], default=0)
@@ -167,11 +183,16 @@ class Stretch(NamedTuple):
 
 
 def stretches(
-    source: Sharding, target: Sharding, sizes: tuple[int, ...], shape: tuple[int, ...] | None = None
+    source: Sharding,
+    target: Sharding,
+    sizes: tuple[int, ...],
+    shape: tuple[int, ...] | None = None,
+    *,
+    takes_pieces: bool = False,
 ) -> tuple[Stretch | None, Stretch | None]:
     """Of a way what is taken ahead of loops that only read the array (see `hops_ahead`), and the rest."""
     hops = route(source, target, sizes, shape)
-    count, along = hops_ahead(hops), {stop: hops[stop - 1][1] for stop in stations(hops)}
+    count, along = hops_ahead(hops, takes_pieces=takes_pieces), {stop: hops[stop - 1][1] for stop in stations(hops)}
     if not count:
         return None, Stretch(source, target, tuple(along.values()))
     middle = hops[count - 1][1]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, JOIN
+from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, JOIN
 
 Use = tuple[int, int]  # an op, and which of its operands
 
@@ -31,10 +31,12 @@ class Stop(NamedTuple):
 
 class Reading(NamedTuple):
     """One use. inside: where it finds what is made anew wherever it is read. ahead: where it finds what is made no
-    further in than need be, which is the same unless only loops stand between the use and where the array is made."""
+    further in than need be, which is the same unless only loops stand between the use and where the array is made.
+    takes_pieces: it takes a piece in each trip of such loops; None where there are none."""
 
     inside: Stop
     ahead: Stop
+    takes_pieces: bool | None
 
 
 def trips_at(program: Program, op: int, position: int) -> float:
@@ -69,7 +71,9 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
         known = (r.inside.region for r in found if r.inside.region.loop == loop)
         region = next((r for r in known if branches[: len(r.branches)] == r.branches), Region(loop, branches))
         inside = Stop(region, trips_at(program, *use))
-        found.append(Reading(inside, _ahead(program, value, Region(loop, branches)) or inside))
+        ahead = _ahead(program, value, Region(loop, branches))
+        takes_pieces = None if ahead is None else program.ops[use[0]].name == DYNAMIC_SLICE
+        found.append(Reading(inside, ahead or inside, takes_pieces))
     return found
 
 

@@ -33,7 +33,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import SLICE, Copy, Way, communicates, route, ways_of
+from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
 from toast_cli.search.every_split import every_iteration
@@ -373,7 +373,7 @@ class _Program:
         found = self._moved.get(key)
         if found is None:
             way = route(made, taken, self._problem.mesh.sizes, item.shape)
-            copies = [Copy(taken, (place,), way)] if communicates(way) else []
+            copies = [copy_of(taken, [place], way, item.readers[place].pieces)] if communicates(way) else []
             found = self._moved[key] = [use.seconds for use in self._pricer.array_collectives(item, made, copies)]
         return found
 
