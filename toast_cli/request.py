@@ -113,11 +113,12 @@ class Request:
         least=1,
     )
     seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search's random choices.", "N")
-    jobs: int = _option(
-        1,
+    jobs: int | None = _option(
+        None,
         "--jobs",
         OptionKind.WHOLE,
-        "Number of processes to search with; the plan is the same.",
+        "Number of processes to search with; the plan is the same (default: 2 for programs of 10,000 ops and "
+        "more where there are 2 processors, else 1).",
         "N",
         least=1,
         in_projects=False,

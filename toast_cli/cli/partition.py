@@ -99,7 +99,7 @@ def partition(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
-    jobs: options.Jobs = 1,
+    jobs: options.Jobs = None,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -7,27 +7,25 @@ they run in, so the plan does not depend on `jobs`.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from toast_cli.child import may_fork
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.process import end_with_parent
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.mcts import polish
 from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
+from toast_cli.search.roots import in_processes, one_by_one
 
 ROOTS = 2
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
@@ -35,13 +33,15 @@ ROOTS = 2
 # time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3000, 1500, 30, 6000
 SMALL_OPS = 2000
+# Roots of larger programs have a process each: what they both find out they find out twice, up to a third more work in
+# little more than half the time.
+LARGE_OPS = 10_000
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
 # Of the budget of all roots: it is for trying every edit of the best plans. Not where that is a handful of evaluations.
 POLISH_SHARE, LEAST_POLISHED = 0.2, 100
 EXACT_SECONDS = 60.0  # of the search that proves its result
-_POLL_SECONDS = 0.1
 
 
 def run_search(
@@ -50,7 +50,7 @@ def run_search(
     seed: int = 0,
     iterations: int | None = None,
     seconds: float | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
     progress: SearchProgress | None = None,
     starts: Sequence[Plan] = (),
     keep: int = 0,
@@ -61,7 +61,7 @@ def run_search(
 
     Args:
         iterations, seconds: budgets of all roots together (None: a default number of evaluations, no time limit).
-        jobs: processes to use at most.
+        jobs: processes to use at most; None: see `default_jobs`.
         starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
         keep: how many of the plans that each root has looked at the result holds.
     """
@@ -70,9 +70,10 @@ def run_search(
         iterations, seconds = (
             (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(evaluator.problem), None)
         )
+    jobs = default_jobs(evaluator.problem) if jobs is None else jobs
     total = iterations
     roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
-    waves = -(-roots // max(1, jobs))
+    waves = -(-roots // jobs)
     many = total is None or total >= LEAST_POLISHED
     last = POLISH_SHARE if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
     for_roots = None if total is None else total - int(last * total)
@@ -88,15 +89,15 @@ def run_search(
 
     with interruptible() as stop:
 
-        def one(root: int, stop: Stop = stop) -> SearchResult:
+        def one(root: int, stop: Stop, tell: SearchProgress | None) -> SearchResult:
             rng = np.random.default_rng(seeds[root])
-            report = (lambda b, n, s, f: progress(b, n, s, (root + f) / roots)) if progress else None
             budget = replace(budgets[root], asked=lambda: stop.asked)
             return SEARCHES[name](
-                evaluator.problem, Confirmed(evaluator), budget, rng, report, starts if root == 0 else ()
+                evaluator.problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ()
             )
 
-        results = _in_processes(one, roots, stop) if jobs > 1 and roots > 1 else _one_by_one(one, roots)
+        run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
+        results = run_all(one, roots, stop, progress)
         best = _best(evaluator, results)
         ends = dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan))
         for plan in ends if last else ():
@@ -121,6 +122,13 @@ def default_evaluations(problem: Problem) -> int:
     if len(problem.program.ops) < SMALL_OPS:
         wanted = 3 * EVALUATIONS
     return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
+
+
+def default_jobs(problem: Problem) -> int:
+    """How many processes a search takes where the user does not say: one for each root where the program is large, so
+    many processors are there, and no thread of ours or of JAX's makes a fork unsafe."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ROOTS if len(problem.program.ops) >= LARGE_OPS and processors >= ROOTS and may_fork() else 1
 
 
 class Confirmed:
@@ -151,57 +159,6 @@ class Confirmed:
         else:
             self._evaluator.exact_cost(plan)
         return cost
-
-
-def _one_by_one(one: Callable[[int], SearchResult], roots: int) -> list[SearchResult]:
-    results: list[SearchResult] = []
-    for root in range(roots):
-        results.append(one(root))
-        if results[-1].stopped == "interrupted":
-            break
-    return results
-
-
-def _in_processes(one: Callable[..., SearchResult], roots: int, stop: Stop) -> list[SearchResult]:
-    """Each root in a forked process. A request to stop reaches them all, and each then returns its best so far."""
-    context = multiprocessing.get_context("fork")  # `one` is a closure: it can be inherited, not pickled
-    started = []
-    for root in range(roots):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(one, root, sender))
-        process.start()
-        sender.close()
-        started.append((process, receiver))
-    try:
-        return [_receive(process, receiver, [p for p, _ in started], stop) for process, receiver in started]
-    finally:
-        for process, _ in started:
-            process.terminate()
-            process.join()
-
-
-def _receive(process: Any, receiver: Any, all_processes: list[Any], stop: Stop) -> SearchResult:
-    """The result of one process; a request to stop is passed on while it is waited for."""
-    while not receiver.poll(_POLL_SECONDS):
-        if stop.asked:
-            for other in all_processes:
-                if other.is_alive() and other.pid is not None:
-                    os.kill(other.pid, signal.SIGINT)
-    try:
-        found: SearchResult = receiver.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(f"a search process ended with exit code {process.exitcode}") from None
-    return found
-
-
-def _serve(one: Callable[..., SearchResult], root: int, sender: Any) -> None:
-    """The life of a forked process: one root, which may be asked to stop any number of times."""
-    parent = multiprocessing.parent_process()
-    end_with_parent(None if parent is None else parent.pid)
-    stop = Stop(patient=True)
-    signal.signal(signal.SIGINT, stop)
-    sender.send(one(root, stop))
 
 
 def _after(evaluator: Evaluator, searched: SearchResult, polished: SearchResult) -> SearchResult:
