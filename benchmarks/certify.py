@@ -80,7 +80,9 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     starts = starting_plans(problem)
     found = [run_search(evaluator, "mcts", seed, starts=starts) for seed in range(seeds)]
     reached = sum(priced(result) <= priced(exact) * REACHED for result in found)
-    worst = max(result.cost.step_seconds if result.fits else float("inf") for result in found) / best - 1.0
+    worst = (
+        max((result.cost.step_seconds if result.fits else float("inf") for result in found), default=best) / best - 1.0
+    )
     good = reached >= 0.95 * seeds and worst <= 0.02
     return {**row, "reached": f"{reached}/{seeds}", "worst": 100.0 * worst, "verdict": "" if good else "missed"}
 

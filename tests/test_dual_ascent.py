@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from toast_cli.search.dual_ascent import Edge, ways_left
+from toast_cli.search.dual_ascent import Edge, Payer, SharedPrice, ways_left
 
 
 def random_problem(seed: int) -> tuple[list[np.ndarray], list[Edge]]:
@@ -59,3 +59,37 @@ def test_what_costs_too_much_together_is_out() -> None:
 def test_nothing_is_left_where_nothing_is_better() -> None:
     own, edges = random_problem(0)
     assert not any(of.any() for of in ways_left(own, edges, 1e-3)[0])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_paid_once_is_charged_to_who_cannot_do_without(seed: int) -> None:
+    """One node makes what three read; a copy is paid for once, however many read it. Bounds stay below the cheapest
+    assignment, and are tight where the first reader needs the copy in any case."""
+    rng = np.random.default_rng(seed)
+    own = [np.zeros(1), np.zeros(1), *(np.array([rng.random() * rng.integers(0, 2), rng.random()]) for _ in range(2))]
+    edges, payers = [], []
+    for reader in (1, 2, 3):
+        ways = len(own[reader])
+        charged = np.array([[0.0, 1.0 / 3.0][-ways:]])  # the last way needs the copy
+        edges.append(Edge((0, reader), (np.array([0]), np.arange(ways)), charged))
+        payers.append(Payer(reader - 1, 0, np.array([ways - 1]), 1.0 / 3.0))
+    least = 1.0 + own[2].min() + own[3].min()
+    _, bound = ways_left(own, edges, 10.0, shared=[SharedPrice(1.0, tuple(payers))])
+    assert bound <= least + 1e-9
+    apart, _ = ways_left(own, edges, least + 1e-3, shared=[])
+    left, found = ways_left(own, edges, least + 1e-3, shared=[SharedPrice(1.0, tuple(payers))])
+    assert found <= least + 1e-3
+    assert all(kept[int(of.argmin())] for kept, of in zip(left, own, strict=True))
+    assert sum(map(np.sum, left)) <= sum(map(np.sum, apart))
+
+
+def test_a_shared_price_is_charged_whole() -> None:
+    """The first reader needs the copy, the second does not."""
+    own = [np.zeros(1), np.zeros(1), np.array([0.0, 0.1])]
+    edges = [
+        Edge((0, 1), (np.array([0]), np.array([0])), np.array([[0.5]])),
+        Edge((0, 2), (np.array([0]), np.array([0, 1])), np.array([[0.0, 0.5]])),
+    ]
+    payers = (Payer(0, 0, np.array([0]), 0.5), Payer(1, 0, np.array([1]), 0.5))
+    assert ways_left(own, edges, 2.0)[1] == pytest.approx(0.5)
+    assert ways_left(own, edges, 2.0, shared=[SharedPrice(1.0, payers)])[1] == pytest.approx(1.0)

@@ -3,16 +3,17 @@
 Nodes take one way each, at a price; edges charge pairs of ways. Messages move charges from edges to nodes and back
 without changing what any assignment costs in all, so that the sum of all least charges bounds every assignment from
 below, whatever the messages are. Passes over the nodes in order and back make that bound larger (TRW-S, Kolmogorov
-2006). A way with which the bound exceeds what is known to be possible is in no better assignment (as reduced costs fix
-variables of integer programs).
+2006). What several edges pay once, whoever of them has it, is charged to them in parts, and parts move from edges that
+can do without it to those that cannot, which makes the bound larger as well. A way with which the bound exceeds what is
+known to be possible is in no better assignment (as reduced costs fix variables of integer programs).
 
-Enters: nodes and edges. Leaves: which ways are left.
+Enters: nodes, edges and what edges pay together. Leaves: which ways are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 PASSES = 300  # over all nodes, at most
 EACH = 10  # passes after which ways are looked at
 STALLED = 1e-5  # relative gain of the bound in that many passes, less than which ends them
+LEAST_MOVED = 1e-12  # times what is possible: a charge below that is none
 FORBIDDEN = 1e3  # times what is possible: the charge for what may not be
 
 Floats = NDArray[np.float64]
@@ -49,8 +51,34 @@ class Edge:
         return self.seconds - self.messages[0][:, None] - self.messages[1][None, :]
 
 
+@dataclass(slots=True)
+class Payer:
+    """Who has a part in a price: pairs of ways in `row` and any of `columns` of edge number `edge`.
+
+    share: of the price, 0 to 1.
+    """
+
+    edge: int
+    row: int
+    columns: Integers
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrice:
+    """What is paid once, by whoever has it. The payers' edges charge their shares of `seconds` already; the shares are
+    no more than 1 in all."""
+
+    seconds: float
+    payers: tuple[Payer, ...]
+
+
 def ways_left(
-    seconds: Sequence[Floats], edges: Sequence[Edge], possible: float, ended: Callable[[], bool] = lambda: False
+    seconds: Sequence[Floats],
+    edges: Sequence[Edge],
+    possible: float,
+    ended: Callable[[], bool] = lambda: False,
+    shared: Sequence[SharedPrice] = (),
 ) -> tuple[list[NDArray[np.bool_]], float]:
     """[nodes][ways] whether an assignment with that way may take less than `possible`, none where no assignment may;
     and what no assignment takes less than.
@@ -59,6 +87,7 @@ def ways_left(
         seconds: [nodes][ways] own price of each. ended: whether time is up: then fewer ways are found out.
     """
     nodes = _Nodes(seconds, edges, possible)
+    paid_once = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in shared]
     bound = best = -inf
     for number in range(1, PASSES + 1):
         nodes.pass_on(forward=number % 2 == 1)
@@ -68,6 +97,7 @@ def ways_left(
             if ended() or now >= possible or now - bound < STALLED * possible:
                 break
             bound = now
+            nodes.share_anew(paid_once, LEAST_MOVED * possible)
     return nodes.left, best
 
 
@@ -115,6 +145,29 @@ class _Nodes:
             self.left[node] &= bound + more < possible
             self._own[node][~self.left[node]] = self._wide
         return bound
+
+    def share_anew(self, shared: Iterable[SharedPrice], least: float) -> None:
+        """Moves parts of shared prices from payers that would not be dear without them to those that would be.
+
+        The least charge of an edge that gives stays what it is, that of one that takes does not sink.
+        """
+        kept = [edge.kept() for edge in self._edges]
+        lowest = [float(of.min()) for of in kept]
+        for price in shared:
+            slack = [float(kept[p.edge][p.row, p.columns].min()) - lowest[p.edge] for p in price.payers]
+            takers = [p for p, of in zip(price.payers, slack, strict=True) if of <= least]
+            given = [
+                min(p.share, of / price.seconds) if of > least else 0.0
+                for p, of in zip(price.payers, slack, strict=True)
+            ]
+            if not takers or not any(given):
+                continue
+            for payer, gives, of in zip(price.payers, given, slack, strict=True):
+                moved = -gives if of > least else sum(given) / len(takers)
+                if moved:
+                    payer.share += moved
+                    self._edges[payer.edge].seconds[payer.row, payer.columns] += moved * price.seconds
+                    kept[payer.edge][payer.row, payer.columns] += moved * price.seconds
 
     def _charged(self, node: int) -> Floats:
         """[ways] of a node: its own price and what edges charge it."""

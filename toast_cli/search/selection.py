@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from math import inf, perm
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.search.dual_ascent import Edge, Floats, Integers, ways_left
+from toast_cli.search.dual_ascent import Edge, Floats, Integers, Payer, SharedPrice, ways_left
 from toast_cli.search.every_split import every_iteration
 from toast_cli.search.least_sums import LeastSums
 from toast_cli.search.objective import PRICE
@@ -125,6 +126,23 @@ _Reading = tuple[
 ]
 
 
+_Once = tuple[int, Sharding, _Goal]  # number of an array item, where it is made, and what a copy of it is for
+
+
+class _Pair(NamedTuple):
+    """Classes of ways of one pattern and of another one, and what each pair of classes is charged.
+
+    Attributes:
+        makers, readers: [classes] variables. seconds: [classes, classes]. once: what other pairs pay too, and no more
+            than one of them has to: the row, the columns, this pair's share and the least price.
+    """
+
+    makers: list[list[int]]
+    readers: list[list[int]]
+    seconds: Floats
+    once: Mapping[_Once, tuple[int, Integers, float, float]]
+
+
 class _Free(Problem):
     """A problem in which no two patterns have to choose alike, so that all that lies between them is priced."""
 
@@ -165,28 +183,34 @@ class _Program:
         """
         own = [np.array([way.seconds for way in ways]) for ways in self._ways]
         edges: list[Edge] = []
-        for makers, readers, seconds in self._pairs():
+        payers: dict[_Once, list[Payer]] = defaultdict(list)
+        prices: dict[_Once, float] = {}
+        for makers, readers, seconds, once in self._pairs():
             one, other = (self._classes(classes) for classes in (makers, readers))
-            if one[0] != other[0]:
-                edges.append(Edge((one[0], other[0]), (one[1], other[1]), seconds))
-            else:
+            if one[0] == other[0]:
                 own[one[0]] += seconds[one[1], other[1]]
+                continue
+            for copy, (row, columns, share, price) in once.items():
+                payers[copy].append(Payer(len(edges), row, columns, share))
+                prices[copy] = min(price, prices.get(copy, inf))
+            edges.append(Edge((one[0], other[0]), (one[1], other[1]), seconds))
+        shared = [SharedPrice(prices[copy], tuple(of)) for copy, of in payers.items() if len(of) > 1]
         for item in self._items.neighbours:
             sent = self._sent(item)
-            for prices in sent:
-                for variable, price in prices.items():
+            for found in sent:
+                for variable, price in found.items():
                     number = bisect_right(self._first, variable) - 1
                     own[number][variable - self._first[number]] += price / len(sent)
-        left, least = ways_left(own, edges, possible, ended)
+        left, least = ways_left(own, edges, possible, ended, shared)
         self._ways = [
             [way for way, kept in zip(ways, of, strict=True) if kept] for ways, of in zip(self._ways, left, strict=True)
         ]
         self._number()
         return min(possible, least) if all(self._ways) else possible
 
-    def _pairs(self) -> Iterable[tuple[list[list[int]], list[list[int]], Floats]]:
-        """Classes of ways of one pattern and of another one, and no more than what each pair of classes costs."""
-        for item in self._items.arrays:
+    def _pairs(self) -> Iterable[_Pair]:
+        """What no more is charged for than it costs, between ways of one pattern and of another one."""
+        for number, item in enumerate(self._items.arrays):
             readings = [] if item.free else list(self._readings(item))
             users = Counter(
                 copy
@@ -194,16 +218,26 @@ class _Program:
                 for copy in {(s, goal) for (s, _), prices in paid.items() for goal in prices}
             )
             for made, taken, paid in readings:
-                seconds = [[sum(price / users[s, g] for g, price in paid[s, t].items()) for t in taken] for s in made]
-                yield list(made.values()), list(taken.values()), np.array(seconds)
+                seconds = np.zeros((len(made), len(taken)))
+                shared: dict[_Once, list[tuple[int, int, float]]] = defaultdict(list)
+                for (row, s), (column, t) in product(enumerate(made), enumerate(taken)):
+                    for goal, price in paid[s, t].items():
+                        seconds[row, column] += price / users[s, goal]
+                        if users[s, goal] > 1:
+                            shared[number, s, goal].append((row, column, price))
+                once = {
+                    copy: (of[0][0], np.array([c for _, c, _ in of]), 1.0 / users[copy[1:]], min(p for _, _, p in of))
+                    for copy, of in shared.items()
+                }
+                yield _Pair(list(made.values()), list(taken.values()), seconds, once)
         yield from self._cut_pairs()
         for argument, result in self._aliased():
             made = self._by_sharding(argument, lambda it: it.shardings[0])
             taken = self._by_sharding(result, _operand(0))
             unlike = [[0.0 if s == t else inf for t in taken] for s in made]
-            yield list(made.values()), list(taken.values()), np.array(unlike)
+            yield _Pair(list(made.values()), list(taken.values()), np.array(unlike), {})
 
-    def _cut_pairs(self) -> Iterable[tuple[list[list[int]], list[list[int]], Floats]]:
+    def _cut_pairs(self) -> Iterable[_Pair]:
         """Totals are cut only where their readers, or the one use, do."""
         for number, ways in enumerate(self._ways):
             cuts = [way.cut for way in ways]
@@ -215,7 +249,7 @@ class _Program:
                     taken = self._by_sharding(reader, _operand(position))
                     if reader != number:
                         unlike = [[0.0 if cut in (None, t) else inf for t in taken] for cut in cuts]
-                        yield variables, list(taken.values()), np.array(unlike)
+                        yield _Pair(variables, list(taken.values()), np.array(unlike), {})
                 continue
             uses = self._sums.uses(number)
             if len(uses) == 1:
@@ -223,7 +257,7 @@ class _Program:
                 apart = [
                     [inf if cut is not None and axes_of(t).isdisjoint(cut[0]) else 0.0 for t in taken] for cut in cuts
                 ]
-                yield variables, list(taken.values()), np.array(apart)
+                yield _Pair(variables, list(taken.values()), np.array(apart), {})
 
     def _classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
         """The pattern whose ways these variables are, and [ways] the class of each."""
