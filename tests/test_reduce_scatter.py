@@ -12,16 +12,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from programs import PLAIN, arg, case_of, round_mesh
+from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample
 
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.scatter_fates import sides_of
 from toast_cli.compiler.windowed_products import passed_around
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh, find_preset, load_spec
+from toast_cli.plan.lower import lower
+from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.program.transposed import transposed
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
+from toast_cli.tactics.strategies import strategy
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 TPU = find_profile(find_preset("v4").chip)
@@ -406,6 +410,19 @@ def test_pieces_along_several_dimensions_and_pieces_of_pieces_are_reduced_whole(
     lowered, names = case.lowered(plan), case.problem.mesh.names
     assert sorted((one.kind, " ".join(names[axis] for axis in one.axes)) for one in lowered.collectives) == sorted(
         (kind, axes) for kind, axes, _ in found
+    )
+
+
+def test_terms_that_stay_apart_are_scattered_as_products_are_alone() -> None:
+    """The gradients of queries, keys and values are added up in pieces over both axes: XLA scatters each product."""
+    problem = problem_of(sample("moe_tiny")[0], "h100-8")
+    plan = strategy(problem, "megatron+sequence")
+    ops, found = problem.program.ops, lower(problem, plan).collectives
+    products = [one for one in found if one.reason == "partial" and ops[one.op].name == DOT_GENERAL]
+    assert not [one for one in products if one.kind == "all-reduce" and one.local_bytes > 2e5]
+    priced = Evaluator(problem).collectives(plan)
+    assert sum(use.count for use in priced if use.reason == "partial" and use.written[0] == "reduce-scatter") == sum(
+        one.runs for one in found if one.reason == "partial" and one.kind == "reduce-scatter"
     )
 
 

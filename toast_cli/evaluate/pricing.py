@@ -36,7 +36,8 @@ Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the pla
 class _Reduced(NamedTuple):
     """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
     program. needed: [results] part of the bits that readers need. terms: partial results that are added up before.
-    each: all-reduces in one run, see `reduction_motion`."""
+    each: all-reduces in one run, see `reduction_motion`. apart: see
+    `partials.Reduction.apart`."""
 
     op: int
     runs: float
@@ -45,6 +46,7 @@ class _Reduced(NamedTuple):
     in_loop: bool
     terms: int = 1
     each: float = 1.0
+    apart: bool = False
 
 
 class Pricer:
@@ -111,7 +113,7 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count, item.each)
+            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count, item.each, part.apart)
             if part.partial is not None:
                 yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -154,7 +156,7 @@ class Pricer:
         self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: Cuts = ()
     ) -> tuple[Hop, ...]:
         op = self._problem.program.ops[how.op]
-        key = partial, completion_of(op, iteration, k, self._sizes, how.terms), cut
+        key = partial, completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart), cut
         hops = self._hops.get(key)
         if hops is None:
             hops = self._hops[key] = tuple(completed(partial, self._sizes, key[1], cut))

@@ -216,19 +216,21 @@ def reduced(item: SumItem, lowered: Mapping[int, Iteration]) -> Iterator[Reduced
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
             cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
         first = iteration_of(item.steps[part.first].op)
-        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first)
+        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.apart)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """Terms that are reduced in one go. place: of the first in `SumItem.terms`. partial: how it lies and what it
-    becomes, None where it is complete. count: of terms. cut: axes that uses cut it along. iteration: of the first."""
+    becomes, None where it is complete. count: of terms. cut: axes that uses cut it along. iteration: of the first.
+    apart: see `Reduction.apart`."""
 
     place: int
     partial: Partial | None
     count: int
     cut: Cuts
     iteration: Iteration
+    apart: bool = False
 
 
 def _term(problem: Problem, number: int, step: int) -> Term:

@@ -46,7 +46,7 @@ def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
 class _Reduced:
     """A part of a sum that is reduced in one go. value: what is reduced. op: the first term's. inside: values that stay
     partial on the way to it. cut: axes by which uses on the way cut it. readers: all uses of the sum; none where only a
-    part of it is reduced."""
+    part of it is reduced. apart: see `Reduction.apart`."""
 
     value: int
     op: int
@@ -55,6 +55,7 @@ class _Reduced:
     cut: Cuts
     inside: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
+    apart: bool = False
 
 
 def _uncut(part: Reduction) -> Partial:
@@ -206,12 +207,12 @@ class _Lowering:
         for part in reductions_of(of.steps, self._iterations.__getitem__):
             first = of.steps[part.first].op
             value = ops[of.steps[part.added].op].results[0]
-            # What is scattered into something stays apart for the partitioner; the compiler adds up its reductions
-            # afterwards.
-            apart = part.into or part.cut_before
-            inside = () if apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
+            inside = (
+                () if part.apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
+            )
             uses = tuple(readers(self._program, of.end)) if part.whole else ()
-            yield _Reduced(value, first, part.terms, _uncut(part), (*part.cut_before, *part.cut), inside, uses)
+            cut = (*part.cut_before, *part.cut)
+            yield _Reduced(value, first, part.terms, _uncut(part), cut, inside, uses, part.apart)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class _Lowering:
         op = self._program.ops[part.op]
         wanted = [self._iterations[reader].operands[k] for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
-        how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms)
+        how = completion_of(op, self._iterations[part.op], 0, self._sizes, part.terms, apart=part.apart)
         for hop in completed(part.partial, self._sizes, how, cut):
             yield self._completion(hop, part.op, part.value)
 

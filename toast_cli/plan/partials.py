@@ -76,6 +76,11 @@ class Reduction(NamedTuple):
     cut_before: Cuts
     into: bool
 
+    @property
+    def apart(self) -> bool:
+        """Whether its terms stay apart for the partitioner; the compiler adds up their reductions afterwards."""
+        return self.into or bool(self.cut_before)
+
 
 class Hop(NamedTuple):
     """One collective that completes a partial value. fraction: of the whole array that is its result on each device.
@@ -206,9 +211,12 @@ class Completion(NamedTuple):
     gathers: bool
 
 
-def completion_of(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...], terms: int = 1) -> Completion:
-    """How partial result k of an op is completed, together with as many other terms of a sum."""
-    beside = scattered_beside(op, terms, iteration, k, sizes)
+def completion_of(
+    op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...], terms: int = 1, *, apart: bool = False
+) -> Completion:
+    """How partial result k of an op is completed, together with as many other terms of a sum. apart: see
+    `Reduction.apart`."""
+    beside = scattered_beside(op, 1 if apart else terms, iteration, k, sizes)
     return Completion(scattered_apart(op, terms, iteration, k, sizes), beside, gathers_terms(op))
 
 
