@@ -209,7 +209,7 @@ MINOR: list[tuple[str, list[tuple[str, str]], Collectives]] = [
     ("all heads", [("x.2", "model")], [("all-reduce", ("model",), OUT, 1.0)]),
     ("half the heads", [("x.2", "data")], [("all-reduce", ("data",), OUT, 1.0)]),
     ("head size alone is gathered", [("x.3", "model")], [("all-gather", ("model",), X, 1.0)]),
-    ("head size within all heads", [("x.2", "model"), ("x.3", "data")], [("all-reduce", ("model", "data"), OUT, 1.0)]),
+    ("head size within all heads", [("x.2", "model"), ("x.3", "data")], [("all-reduce", ("data", "model"), OUT, 1.0)]),
     (
         "head size within half the heads is gathered",
         [("x.2", "data"), ("x.3", "model")],

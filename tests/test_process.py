@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ try:
 except KeyboardInterrupt:
     print(all(name in sys.modules for name in ("jaxlib._jax", "jaxlib.mlir._mlir_libs._stablehlo")))
 """
+
+
+@pytest.fixture(autouse=True)
+def interrupts_raise() -> Iterator[None]:
+    """What Ctrl-C does is Python's own; other tests may have left something else."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_waits_for_the_end_of_the_block() -> None:

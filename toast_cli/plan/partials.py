@@ -257,9 +257,9 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
 
 
 def in_steps(op: Op) -> bool:
-    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's or a
-    loop's."""
-    return op.kind.matrix_unit or op.name == CARRY
+    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's, or a
+    loop's. All else, convolutions too, XLA reduces over all axes at once, however it is written."""
+    return op.name in (DOT_GENERAL, CARRY)
 
 
 def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
