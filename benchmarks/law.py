@@ -48,8 +48,12 @@ LAST = ("megatron", "megatron+sequence", "context", "expert")
 # leaves when it is.
 KNOWN_FAILURES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "unet_tiny": (
-        "bytes agree, but of eight permutes of one reshard XLA sends one along two axes only",
-        {"v4-32 data=4,context=2,model=2": ("zero2 x megatron",)},
+        "on three axes bytes agree, but of eight permutes of one reshard XLA sends one along two only; on two axes XLA "
+        "slices four gradients along two dimensions and permutes, so that they stay all-reduces (1 % of the bytes)",
+        {
+            "v4-32 data=4,context=2,model=2": ("zero2 x megatron",),
+            "v4-32": ("fsdp x megatron", "zero2 x megatron"),
+        },
     ),
 }
 KNOWN = frozenset(

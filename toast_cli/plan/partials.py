@@ -257,16 +257,21 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
 
 
 def in_steps(op: Op) -> bool:
-    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's, or a
-    loop's. All else, convolutions too, XLA reduces over all axes at once, however it is written."""
-    return op.name in (DOT_GENERAL, CARRY)
+    """Whether a partial result of an op may be scattered in steps where it is added to no others: a product's or a
+    loop's."""
+    return op.kind.matrix_unit or op.name == CARRY
 
 
 def scattered_apart(op: Op, terms: int, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
-    product need not be where one will do, and cannot be where it is reduced over further axes."""
+    product need not be where one will do, and cannot be where it is reduced over further axes; a convolution cannot be
+    along one dimension, where XLA takes a piece of a piece for one piece of an all-reduce."""
     if op.name != CARRY and (iteration.reduced or in_one_step(iteration, k, sizes)):
         return False
+    if op.name not in (DOT_GENERAL, CARRY):
+        split = [axes for axes in _over(iteration.computed[k], iteration.reduced_to[k]) if axes]
+        if len(split) < 2:
+            return False
     return terms == 1 and in_steps(op)
 
 
