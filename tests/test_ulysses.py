@@ -8,10 +8,12 @@ from benchmarks.ulysses import lowered, rows_of
 
 
 def test_the_search_finds_heads_in_attention_and_the_sequence_elsewhere(tmp_path: Path) -> None:
-    """One sequence of 16,384 tokens on 8 GPUs: 15 % faster than to split the sequence everywhere."""
+    """One sequence of 16,384 tokens: 13 to 20 % faster than to split the sequence everywhere. On TPUs no single change
+    of the plan that splits it leads there: attention left alone is computed whole."""
     path = tmp_path / "forward.mlir"
     path.write_text(lowered("forward", 16384, 2048, 16, 2))
-    searched, expert, apart = rows_of(str(path), "h100-8", compiles=False)
-    assert (searched["apart"], expert["plan"], apart["apart"]) == ("yes", "context", "yes")
-    assert searched["ms"] <= apart["ms"] * 1.001
-    assert searched["ms"] < 0.9 * expert["ms"]
+    for mesh in ("h100-8", "v4-32", "v5e-16"):
+        searched, expert, apart = rows_of(str(path), mesh, compiles=False)
+        assert (searched["apart"], expert["plan"], apart["apart"]) == ("yes", "context", "yes")
+        assert searched["ms"] <= apart["ms"] * 1.001
+        assert searched["ms"] < 0.9 * expert["ms"]

@@ -16,7 +16,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
 from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, claim_of, replicates_first, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
-from toast_cli.plan.decisions import Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
     Choice,
@@ -108,6 +108,25 @@ class Problem:
             if key not in known:
                 known[key] = self.axis_assigners.of(rules_of(pattern.form, pattern.space, sizes), sizes)
         return tuple(known[pattern.form, pattern.space] for pattern in self.patterns)
+
+    def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
+        """Other groups of the ops doing arithmetic that one decision splits and another about the same group leaves
+        alone: one of them may have the axis there."""
+        key = decision._replace(axis=0), to._replace(axis=0)
+        if key not in self._left_to:
+            self._left_to[key] = frozenset(
+                group
+                for number in self.decisions.working
+                if claim_of(self.patterns[number], decision, self.resolution_place)
+                and not claim_of(self.patterns[number], to, self.resolution_place)
+                for group in self.patterns[number].groups
+                if group != decision[0]
+            )
+        return self._left_to[key]
+
+    @cached_property
+    def _left_to(self) -> dict[tuple[Decision, Decision], frozenset[int]]:
+        return {}
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:

@@ -29,12 +29,16 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
         promise: what each edit gained when last tried; brought up to date.
         patience: how many edits in a row may fail before a sweep ends.
     """
+    kinds = [moves.small_edits, moves.exchanges]
+    if patience == inf:
+        kinds.append(moves.handed_over)  # many, of which few help
     now = reward(plan)
     improved = True
     while improved:
-        plan, now, improved = _sweep(moves.problem, reward, plan, now, moves.small_edits(plan), promise, patience)
-        if not improved:
-            plan, now, improved = _sweep(moves.problem, reward, plan, now, moves.exchanges(plan), promise, patience)
+        for edits in kinds:
+            plan, now, improved = _sweep(moves.problem, reward, plan, now, edits(plan), promise, patience)
+            if improved:
+                break
     return plan
 
 

@@ -118,6 +118,29 @@ class Moves:
                 found.append(Edit(out, (*into, *kept)))
         return found
 
+    def handed_over(self, plan: Plan) -> list[Edit]:
+        """Everything that leaves a part of the ops that a decision splits to another group, on the same axes: the
+        sequence is split but in attention, and there the heads are (Ulysses). Either alone gains nothing."""
+        taken = {d[:2] for d in plan if isinstance(d, Shard)}
+        found = []
+        for unit in self.held(plan):
+            first = unit[0]
+            if not isinstance(first, Shard):
+                continue
+            axes = {d.axis for d in unit}
+            others = [
+                other
+                for other in self.units
+                if isinstance(other[0], Shard)
+                and {d.axis for d in other} == axes
+                and taken.isdisjoint(d[:2] for d in other)
+            ]
+            for to in self.problem.decisions.variants(first):
+                left = self.problem.left_to(first, to)
+                kept = tuple(to._replace(axis=d.axis) for d in unit)
+                found += [Edit(unit, (*kept, *other)) for other in others if other[0][0] in left]
+        return found
+
     def _about_axes(self, decisions: Plan) -> list[Edit]:
         """Edits of all decisions about an axis together, and of all about two, or of those of what is split over
         both.

@@ -31,7 +31,7 @@ ROOTS = 2
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
 # to choose from, but no more than the most; of a small program three times as many as the least, as they take no more
 # time.
-EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3000, 1500, 30, 6000
+EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 33, 6600
 SMALL_OPS = 2000
 # Roots of larger programs have a process each: what they both find out they find out twice, up to a third more work in
 # little more than half the time.
