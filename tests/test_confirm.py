@@ -112,6 +112,16 @@ def test_what_is_clearly_worse_once_partitioned_is_not_compiled(evaluator: Evalu
     assert "6.00 times as slow" in found.rows[1].why
 
 
+def test_what_was_set_aside_is_compiled_where_the_best_is_slower_than_it_is_thought_to_be(evaluator: Evaluator) -> None:
+    screen = Table({A: took(1.0), B: took(1.0, 5.0), C: took(1.0, 9.0)}, "screen", ("screen",))
+    table = Table({A: took(8.0), B: took(7.0), C: took(1.0)})
+    found = confirmed(evaluator, table, screen=screen)
+    assert table.asked == [A, B]  # a step of 8 s, where B was thought to take 6 and C 10
+    assert found.chosen == 1
+    assert [row.why for row in found.rows[:2]] == ["", ""]
+    assert "10.00 times as slow" in found.rows[2].why
+
+
 def test_another_search_follows_with_the_model_corrected(evaluator: Evaluator) -> None:
     seen: list[Corrections] = []
 

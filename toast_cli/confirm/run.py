@@ -1,8 +1,9 @@
 """Has the best plans and the expert strategies compiled, and takes what the compiler says is best.
 
 A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each
-written program has; what is then clearly worse than the best is not compiled. The others are compiled for the real
-chips, several at once where memory allows. The ratios between compiled and predicted figures correct the model,
+written program has; what is then clearly worse than the best is set aside. The others are compiled for the real chips,
+several at once where memory allows. Where the best of them turns out slower than what was set aside is predicted to be,
+that is compiled as well. The ratios between compiled and predicted figures correct the model,
 another search runs with them, and its plans make up the next round, until it brings nothing new or the time is up.
 """
 
@@ -26,7 +27,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.objective import Objective
 
-# A candidate whose collectives, as partitioned, already make it so much slower than the best one is not compiled.
+# A candidate whose collectives, as partitioned, already make it so much slower than the best one is set aside.
 SCREENED_OUT = 1.25
 MOST_ROUNDS = 3
 _LARGEST_FACTOR = 4.0  # more than this is a misunderstanding, not a correction
@@ -133,29 +134,35 @@ class _Run:
             else:
                 self._rows[key] = ConfirmedRow(candidate)
                 contents[key] = content
-        keys = self._screened(contents)
-        if self.tell is None:
-            self._ask(self.compiler, keys, contents, lambda key, answer: self._settle(key, answer))
-            return len(contents)
+        keys, aside = self._screened(contents)
+        while keys:
+            self._compile(keys, contents)
+            best = self._best()
+            step = inf if best is None else compiled_cost(self._rows[best]).step_seconds
+            keys = sorted((key for key, seconds in aside.items() if seconds < step), key=aside.__getitem__)
+            for key in keys:
+                del aside[key]
+                self._rows[key] = replace(self._rows[key], why="")
+        return len(contents)
+
+    def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
+        """Asks the compiler about each of `keys` and tells of each answer."""
         done = 0
 
         def settle(key: str, answer: Compiled) -> None:
             nonlocal done
             done += 1
-            self._settle(key, answer)
-            assert self.tell is not None
-            self.tell(done, len(keys), self._rows[key])
+            self._rows[key] = replace(self._rows[key], compiled=answer)
+            if self.tell is not None:
+                self.tell(done, len(keys), self._rows[key])
 
         self._ask(self.compiler, keys, contents, settle)
-        return len(contents)
 
-    def _settle(self, key: str, answer: Compiled) -> None:
-        self._rows[key] = replace(self._rows[key], compiled=answer)
-
-    def _screened(self, contents: dict[str, bytes]) -> list[str]:
-        """Keys of what is worth a compilation, the most promising first. The first candidate always is."""
+    def _screened(self, contents: dict[str, bytes]) -> tuple[list[str], dict[str, float]]:
+        """Keys of what is worth a compilation, the most promising first, the first candidate before all; and of what is
+        set aside, with the seconds a step is thought to take."""
         if self.screen is None or len(contents) < 2:
-            return list(contents)
+            return list(contents), {}
         seconds: dict[str, float] = {}
 
         def note(key: str, answer: Compiled) -> None:
@@ -167,14 +174,15 @@ class _Run:
         limit = self.evaluator.problem.mesh.limit_bytes
         fitting = [s for key, s in seconds.items() if self._rows[key].candidate.cost.peak_bytes <= limit]
         best = min(fitting, default=inf)
-        kept = []
+        kept, aside = list[str](), dict[str, float]()
         for place, key in enumerate(contents):
             if place and seconds.get(key, 0.0) > SCREENED_OUT * best:
+                aside[key] = seconds[key]
                 why = f"{seconds[key] / best:.2f} times as slow as the best, once partitioned"
                 self._rows[key] = replace(self._rows[key], why=why)
             else:
                 kept.append(key)
-        return [kept[0], *sorted(kept[1:], key=lambda key: seconds.get(key, inf))]
+        return [kept[0], *sorted(kept[1:], key=lambda key: seconds.get(key, inf))], aside
 
     def _ask(
         self,
