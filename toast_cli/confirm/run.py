@@ -2,8 +2,8 @@
 
 A round looks at the candidates in two steps. XLA's partitioner, which takes seconds, says which collectives each
 written program has; what is then clearly worse than the best is set aside. The others are compiled for the real chips,
-several at once where memory allows. Where the best of them turns out slower than what was set aside is predicted to be,
-that is compiled as well. The ratios between compiled and predicted figures correct the model,
+several at once where memory allows. Where what was set aside could be faster, were the model as wrong about it as it
+was about the best of them, it is compiled as well. The ratios between compiled and predicted figures correct the model,
 another search runs with them, and its plans make up the next round, until it brings nothing new or the time is up.
 """
 
@@ -137,13 +137,22 @@ class _Run:
         keys, aside = self._screened(contents)
         while keys:
             self._compile(keys, contents)
-            best = self._best()
-            step = inf if best is None else compiled_cost(self._rows[best]).step_seconds
-            keys = sorted((key for key, seconds in aside.items() if seconds < step), key=aside.__getitem__)
+            bound = self._bound()
+            keys = sorted((key for key, seconds in aside.items() if seconds < bound), key=aside.__getitem__)
             for key in keys:
                 del aside[key]
                 self._rows[key] = replace(self._rows[key], why="")
         return len(contents)
+
+    def _bound(self) -> float:
+        """Seconds a step of what was set aside may be thought to take for it to be as fast as the best compiled, were
+        the model as wrong about it, the other way, as it was about that."""
+        best = self._best()
+        if best is None:
+            return inf
+        row = self._rows[best]
+        step, thought = compiled_cost(row).step_seconds, row.candidate.cost.step_seconds
+        return step * max(step, thought) / min(step, thought) if min(step, thought) > 0.0 else inf
 
     def _compile(self, keys: Sequence[str], contents: dict[str, bytes]) -> None:
         """Asks the compiler about each of `keys` and tells of each answer."""
