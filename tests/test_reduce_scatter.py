@@ -10,8 +10,10 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample
 
 from toast_cli.compiler.profiles import find_profile
@@ -432,3 +434,28 @@ _SUMMED: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "look-up": ((arg(8192, dtype=jnp.int32), arg(8192, 512)), lambda x, g: jnp.zeros((1024, 512)).at[x].add(g)),
 }
 _BATCH = {"product": ("x.0",), "products": ("x.0",), "look-up": ("x.0", "g.0")}
+
+
+@pytest.mark.parametrize(("tied", "kind"), [(True, "reduce-scatter"), (False, "all-reduce")])
+def test_what_is_added_to_a_product_lies_as_the_product(tied: bool, kind: str) -> None:
+    """XLA:TPU for v4-32, the gradient of a look-up in each trip of a loop: 8 devices keep 64 columns each as rows of a
+    product, and not as columns of what is only looked up."""
+
+    def loss(table: Any, head: Any, rows: Any) -> Any:
+        return jnp.sum(jnp.tanh(jnp.tanh(table[rows]) @ (table if tied else head).T))
+
+    def step(table: Any, head: Any, rows: Any) -> Any:
+        def one(carry: Any, part: Any) -> Any:
+            return jax.tree.map(jnp.add, carry, jax.grad(loss, (0, 1))(table, head, part)), None
+
+        return lax.scan(one, (jnp.zeros_like(table), jnp.zeros_like(head)), rows)[0]
+
+    table = arg(4096, 512)
+    case = case_of(step, table, table, arg(4, 8, 128, dtype=jnp.int32), mesh=round_mesh(data=8), profile=TILED)
+    plan = (case.shard("rows.1", "data"), case.shard("table.1", "data"))
+    (use,) = [
+        use
+        for use in case.evaluator.collectives(plan)
+        if use.reason == "partial" and case.program.ops[use.op].name == "stablehlo.scatter"
+    ]
+    assert (use.kind, use.written[0]) == (kind, "reduce-scatter")

@@ -21,7 +21,9 @@ first reduction it is the one with the fewest after the last one, then the one i
 pieces of rows would lie across tiles, and what is left are whole tiles, the product (unless it is batched) is copied to
 have the scattered dimension outermost. Of 771 products with an update behind them, of dimensions drawn at random, this
 tells 91 % right. Elsewhere (in loops, between layers) the surroundings have a say: the last dimension is taken for the
-columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they update.
+columns, and longer rows are preferred. Arrays that are no products are in row-major order, or as what they update, or
+as the product they are added to (gradients of a table that a loop looks up and multiplies by: on v4, 8192 x 512 and
+4096 x 1024 over 8 devices; where the two tables are different ones, the look-up's stays an all-reduce).
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one. Without this pass all of them do.
 """

@@ -17,7 +17,7 @@ from toast_cli.plan.partials import found_by_partitioner, in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
-from toast_cli.program.ops import CARRY
+from toast_cli.program.ops import ADD, CARRY, TRANSPOSE
 from toast_cli.program.transposed import transposed
 
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device
@@ -94,6 +94,8 @@ class ScatterFates:
         if len(dims) != 1:
             return not dims
         long, sides = self._as_read(number, result)
+        if not (updates or any(sides)):
+            sides = self._sides_of_added(number, result)
 
         def local(sharding: Sharding) -> tuple[int, ...]:
             return tuple([value.shape[d] // shards((sharding[d],), sizes) for d in long])
@@ -118,6 +120,21 @@ class ScatterFates:
             first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
             found = self._seen[result] = long, (first, second)
         return found
+
+    def _sides_of_added(self, number: int, result: int) -> Sides:
+        """Of a result that is no product, but is added to one: the sides of that, since both lie alike."""
+        program = self._program
+        if len(program.users[result]) != 1 or program.ops[program.users[result][0][0]].name != ADD:
+            return (), ()
+        ((op, position),) = program.users[result]
+        other = program.ops[program.producer[program.ops[op].operands[1 - position]]]
+        dims = list(range(len(program.values[result].shape)))  # of what is added: which dimension of `other` each is
+        while other.name == TRANSPOSE:
+            (read,), (made,) = other.rule.operands, other.rule.results
+            dims = [read.index(made[d]) for d in dims]
+            other = program.ops[program.producer[other.operands[0]]]
+        first, second = sides_of(other)
+        return tuple(dims.index(d) for d in first), tuple(dims.index(d) for d in second)
 
 
 def sides_of(op: Op) -> Sides:
