@@ -31,7 +31,7 @@ from toast_cli.hardware import Mesh, load_spec
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search import SEARCHES, Budget, SearchResult, run
+from toast_cli.search import SEARCHES, Budget, SearchResult
 from toast_cli.search.mcts import polish
 from toast_cli.search.moves import Moves
 from toast_cli.search.run import Confirmed, run_search
@@ -279,20 +279,6 @@ def test_progress_of_all_roots_is_told(jobs: int) -> None:
     fractions = [fraction for _, _, _, fraction in told]
     assert max(fractions) > 0.5 and fractions == sorted(fractions)
     assert min(best for best, _, _, _ in told) >= result.cost.step_seconds
-
-
-def test_large_programs_are_searched_by_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = tight(case("perceptron"), 2**40).problem
-    monkeypatch.setattr(run, "may_fork", lambda: True)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert run.default_jobs(problem) == 1
-    monkeypatch.setattr(run, "LARGE_OPS", 10)
-    assert run.default_jobs(problem) == 2
-    monkeypatch.setattr(run, "may_fork", lambda: False)
-    assert run.default_jobs(problem) == 1
-    monkeypatch.setattr(run, "may_fork", lambda: True)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert run.default_jobs(problem) == 1
 
 
 def test_an_interrupted_root_ends_the_run() -> None:

@@ -306,7 +306,7 @@ def partition(
     budget_seconds: float | None = None,
     iterations: int | None = None,
     seed: int = 0,
-    jobs: int | None = None,
+    jobs: int = 1,
     memory_limit: int | str | None = None,
     keep_shardings: bool = False,
     pins: Sequence[str] = (),

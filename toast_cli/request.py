@@ -113,12 +113,11 @@ class Request:
         least=1,
     )
     seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search's random choices.", "N")
-    jobs: int | None = _option(
-        None,
+    jobs: int = _option(
+        1,
         "--jobs",
         OptionKind.WHOLE,
-        "Number of processes to search with; the plan is the same (default: 2 for programs of 10,000 ops and "
-        "more where there are 2 processors, else 1).",
+        "Number of processes to search with; the plan is the same.",
         "N",
         least=1,
         in_projects=False,

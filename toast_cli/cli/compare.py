@@ -47,7 +47,7 @@ def compare(
     confirm: options.Confirm = 0,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,
-    jobs: options.Jobs = None,
+    jobs: options.Jobs = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:

@@ -64,7 +64,7 @@ def explain(
     plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
-    jobs: options.Jobs = None,
+    jobs: options.Jobs = 1,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -99,7 +99,7 @@ def partition(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
-    jobs: options.Jobs = None,
+    jobs: options.Jobs = 1,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -7,14 +7,12 @@ they run in, so the plan does not depend on `jobs`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from toast_cli.child import may_fork
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
@@ -33,9 +31,6 @@ ROOTS = 2
 # time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 33, 6600
 SMALL_OPS = 2000
-# Roots of larger programs have a process each: what they both find out they find out twice, up to a third more work in
-# little more than half the time.
-LARGE_OPS = 10_000
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
@@ -50,7 +45,7 @@ def run_search(
     seed: int = 0,
     iterations: int | None = None,
     seconds: float | None = None,
-    jobs: int | None = 1,
+    jobs: int = 1,
     progress: SearchProgress | None = None,
     starts: Sequence[Plan] = (),
     keep: int = 0,
@@ -61,7 +56,7 @@ def run_search(
 
     Args:
         iterations, seconds: budgets of all roots together (None: a default number of evaluations, no time limit).
-        jobs: processes to use at most; None: see `default_jobs`.
+        jobs: processes to use at most.
         starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
         keep: how many of the plans that each root has looked at the result holds.
     """
@@ -70,10 +65,9 @@ def run_search(
         iterations, seconds = (
             (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(evaluator.problem), None)
         )
-    jobs = default_jobs(evaluator.problem) if jobs is None else jobs
     total = iterations
     roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
-    waves = -(-roots // jobs)
+    waves = -(-roots // max(1, jobs))
     many = total is None or total >= LEAST_POLISHED
     last = POLISH_SHARE if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
     for_roots = None if total is None else total - int(last * total)
@@ -122,13 +116,6 @@ def default_evaluations(problem: Problem) -> int:
     if len(problem.program.ops) < SMALL_OPS:
         wanted = 3 * EVALUATIONS
     return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
-
-
-def default_jobs(problem: Problem) -> int:
-    """How many processes a search takes where the user does not say: one for each root where the program is large, so
-    many processors are there, and no thread of ours or of JAX's makes a fork unsafe."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ROOTS if len(problem.program.ops) >= LARGE_OPS and processors >= ROOTS and may_fork() else 1
 
 
 class Confirmed:

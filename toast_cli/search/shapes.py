@@ -33,7 +33,7 @@ def search_shapes(
     seed: int,
     iterations: int | None,
     seconds: float | None,
-    jobs: int | None,
+    jobs: int,
     progress: SearchProgress | None = None,
     starts_of: Callable[[Problem], Iterable[Plan]] = lambda _: (),
     keep: int = 0,
