@@ -15,6 +15,7 @@ from programs import SAMPLES
 
 import toast_cli
 from toast_cli import pipeline
+from toast_cli.confirm.candidates import experts
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request
@@ -76,10 +77,22 @@ def test_spellings_of_one_plan_are_not_different() -> None:
     assert evaluator.parts(swapped) != evaluator.parts(plan)
     for same in (plan, swapped, idle):
         assert compared(evaluator, plan, same).differs == 0.0
-        assert different_plans(evaluator, plan, [same], 1) == []
+        assert different_plans(evaluator, [plan], [same], 1) == []
     assert simplest(evaluator, idle) == plan
     other = strategies(problem)["fsdp"]
-    assert different_plans(evaluator, plan, [swapped, idle, other], 3) == [other]
+    assert different_plans(evaluator, [plan], [swapped, idle, other], 3) == [other]
+
+
+def test_a_compiler_is_asked_about_further_strategies_that_differ() -> None:
+    evaluator = outcome().evaluator
+    usual = strategies(evaluator.problem)
+    named = experts(evaluator, [usual["fsdp"], usual["data-parallel"]])
+    assert list(named)[: len(usual)] == list(usual)
+    further = {name: plan for name, plan in named.items() if name not in usual}
+    assert len(further) == 2  # as many as plans found
+    for name, plan in further.items():
+        assert simplest(evaluator, strategy(evaluator.problem, name)) == plan
+        assert different_plans(evaluator, list(usual.values()), [plan], 1) == [plan]
 
 
 def test_axes_change_places_only_where_they_are_alike() -> None:

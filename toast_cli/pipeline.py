@@ -185,7 +185,7 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, meshes, wishes, request, tell, saved)
         source, evaluator, result = best.source, best.evaluator, best.result
-        plans = [result.plan, *different_plans(evaluator, result.plan, result.seen, request.wanted - 1)]
+        plans = [result.plan, *different_plans(evaluator, [result.plan], result.seen, request.wanted - 1)]
     if request.certify:
         with _timed("certify", timings, tell):
             result = certify(evaluator, result)

@@ -231,7 +231,7 @@ class Request:
         0,
         "--confirm",
         OptionKind.WHOLE,
-        "Compile the N best plans that differ and the strategies that apply; take the best by the compiler's figures.",
+        "Compile the N best plans that differ and experts' strategies; take the best by the compiler's figures.",
         "N",
         in_python=False,
     )

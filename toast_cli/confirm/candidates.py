@@ -1,4 +1,4 @@
-"""Which plans are worth a compilation: the best that a search found, and the expert strategies that apply."""
+"""Which plans are worth a compilation: the best that a search found, and experts' strategies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.request import SearchName
-from toast_cli.search.diverse import name_of
+from toast_cli.search.diverse import different_plans, name_of, simplest
 from toast_cli.search.run import run_search
-from toast_cli.tactics import strategies
+from toast_cli.tactics import applicable, strategies
+from toast_cli.tactics.strategies import products
 
 # A strategy that the model predicts to exceed the device by more than its error is not worth a compilation.
 _SURELY_TOO_LARGE = 1.5
@@ -28,6 +29,17 @@ def candidates(evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, 
         if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
             listed.append(Candidate(name, plan, cost))
     return listed
+
+
+def experts(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
+    """Strategies by name: those that a report compares with, and of the others and of products of two the best that
+    differ in meaning from these and from the plans found, as many as were found."""
+    problem = evaluator.problem
+    usual = strategies(problem)
+    others = {**products(problem), **applicable(problem)[0]}
+    names = {simplest(evaluator, plan): name for name, plan in others.items()}
+    further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
+    return {**usual, **{names[plan]: plan for plan in further}}
 
 
 def search_corrected(

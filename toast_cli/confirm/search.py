@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from toast_cli.confirm.candidates import candidates, search_corrected
+from toast_cli.confirm.candidates import candidates, experts, search_corrected
 from toast_cli.confirm.compilers import AheadOfTime, Compiler, Partitioner
 from toast_cli.confirm.model import Confirmation
 from toast_cli.confirm.run import NO_LIMITS, Limits, Tell, confirm
@@ -17,7 +17,6 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.tactics import strategies
 from toast_cli.verify.ahead import target_of
 
 COMPILERS = ("tpu", "gpu", "cpu")
@@ -36,16 +35,16 @@ def confirm_found(
     limits: Limits = NO_LIMITS,
     tell: Tell | None = None,
 ) -> Confirmation:
-    """Has the plans found, and the strategies that apply, compiled; searches again with a corrected model unless
+    """Has the plans found, and experts' strategies, compiled; searches again with a corrected model unless
     told not to.
 
     Args:
-        named: the strategies; None for those that a report compares with.
+        named: strategies; None for those that a report compares with, and as many others as there are plans found.
     """
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
     problem = evaluator.problem
-    listed = candidates(evaluator, found, strategies(problem) if named is None else named)
+    listed = candidates(evaluator, found, experts(evaluator, found) if named is None else named)
 
     def emit(plan: Plan) -> bytes:
         return write(source, lower(problem, plan), "bytecode", "minimal").content

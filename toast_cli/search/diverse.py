@@ -13,7 +13,7 @@ Enters: an evaluator, the plan taken and the plans looked at. Leaves: plans, the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, permutations, product
 from typing import TypeVar
@@ -46,12 +46,12 @@ class Alternative:
     met: bool
 
 
-def different_plans(evaluator: Evaluator, taken: Plan, seen: Iterable[Plan], count: int) -> list[Plan]:
-    """The best `count` plans of `seen`, fewer where there are not so many, that differ from `taken` and each other.
+def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
+    """The best `count` plans of `seen`, fewer where there are not so many, that differ from those taken and each other.
 
     Args:
-        seen: the best plans of a search on this mesh, in any order; those of the problem with mirrored layers, where
-            `taken` decides them apart.
+        seen: plans for this mesh, in any order; those of the problem with mirrored layers, where those taken decide
+            them apart.
     """
     if count < 1:
         return []
@@ -61,7 +61,7 @@ def different_plans(evaluator: Evaluator, taken: Plan, seen: Iterable[Plan], cou
     costs = {plan: evaluator.cost(plan) for plan in plans}
     ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))
     swaps = axis_swaps(problem.mesh)
-    known, found = [_Known(evaluator, taken)], list[Plan]()
+    known, found = [_Known(evaluator, plan) for plan in taken], list[Plan]()
     for plan in ranked:
         if len(found) == count:
             break
