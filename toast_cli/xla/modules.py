@@ -1,0 +1,142 @@
+"""MLIR modules: contexts, parsing, writing, passes, and what is found in them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from toast_cli.xla.attributes import shape_and_element_type
+from toast_cli.xla.native import (
+    ADVANCE,
+    PassManager,
+    chlo,
+    ir,
+    jax_mlir_ext,
+    jax_native,
+    mhlo,
+    refusing,
+    sdy,
+    stablehlo,
+)
+
+
+def make_context() -> Any:
+    """A fresh `ir.Context` with every dialect a JAX program may hold: func, stablehlo, chlo, sdy, mhlo and upstream
+    ones.
+    """
+    context = ir.Context()
+    registry = ir.DialectRegistry()
+    jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    sdy.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo.register_dialect(context)
+    return context
+
+
+@refusing
+def parse_module(context: Any, program: bytes | str) -> Any:
+    """An `ir.Module` from MLIR text or bytecode.
+
+    Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse, RuntimeError where its sizes are absurd.
+    """
+    return ir.Module.parse(program, context)
+
+
+@refusing
+def parse_portable_artifact(context: Any, artifact: bytes) -> Any:
+    """An `ir.Module` from a StableHLO portable artifact. Raises `ir.MLIRError`; hostile bytes may abort the process."""
+    return stablehlo.deserialize_portable_artifact(context, artifact)
+
+
+def write_portable_artifact(bytecode: bytes) -> bytes:
+    """A StableHLO portable artifact, of this jaxlib's version, of MLIR text or bytecode; Shardy's shardings stay in
+    it.
+    """
+    module = parse_module(make_context(), bytecode)
+    return bytes(jax_native.mlir.serialize_portable_artifact(module, stablehlo_version(), True))
+
+
+def stablehlo_version() -> str:
+    """The version of StableHLO that this jaxlib writes, `1.17.0`."""
+    return str(stablehlo.get_current_version())
+
+
+def write_bytecode(module: Any) -> bytes:
+    """A module, or its operation, as MLIR bytecode, locations included."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+@refusing
+def run_passes(module: Any, pipeline: str) -> None:
+    """Runs a pass pipeline, e.g. `func.func(sdy-populate-op-sharding-rules)`, on the module, in place.
+
+    The module is verified once, before, and not again after each pass, which takes a third of the time.
+    Raises `ir.MLIRError` when the module is malformed or a pass fails. A failed internal check aborts the process: see
+    `docs` of the pass before use.
+    """
+    manager = PassManager.parse(f"builtin.module({pipeline})", module.context)
+    manager.enable_verifier(False)
+    module.operation.verify()
+    manager.run(module.operation)
+
+
+def walk_ops(root: Any, *names: str) -> list[Any]:
+    """All operations with one of these names under `root`, nested ones included, in program order."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in names:
+            found.append(operation)
+        return ADVANCE
+
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: Any) -> list[Any]:
+    """Clones the body of `function` (one block) in front of `call`; returns the values it returned.
+
+    Locations of the clones keep the call's name in front (`call/op`). The call itself stays as it is.
+    """
+    with ir.InsertionPoint(call), call.location:
+        return list(jax_mlir_ext.inlined_func_call(function.operation, list(arguments)))
+
+
+def remove_sharding_rules(module: Any) -> None:
+    """Takes every populated `sdy.sharding_rule` off again; one that the program itself brought (a custom call's)
+    stays.
+    """
+    run_passes(module, "func.func(sdy-drop-sharding-rules)")
+
+
+def main_function(module: Any) -> Any:
+    """The entry function."""
+    return next(op for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
+
+
+def module_name(module: Any) -> str:
+    """The module's symbol name without jit's prefix; "main" where it has none."""
+    attributes = module.operation.attributes
+    name = str(attributes["sym_name"].value) if "sym_name" in attributes else ""
+    return name.removeprefix("jit_").removeprefix("jit__") or "main"
+
+
+def element_types(module: Any) -> set[str]:
+    """Element types, as MLIR prints them, of everything that operations in the module result in."""
+    seen: set[str] = set()
+
+    def visit(operation: Any) -> Any:
+        for result in operation.results:
+            seen.add(str(result.type))
+        return ADVANCE
+
+    module.operation.walk(visit)
+    with module.context:
+        kinds = [shape_and_element_type(ir.Type.parse(kind)) for kind in seen]
+    return {kind[1] for kind in kinds if kind}

@@ -1,0 +1,144 @@
+"""Compiling and running: devices, real or described, executables and their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from toast_cli.xla.modules import make_context, parse_module
+from toast_cli.xla.native import jax_native
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """So many virtual CPU devices of a fresh client. A compiler that finds a fault in itself aborts the process."""
+    register_lapack()
+    return list(jax_native.get_tfrt_cpu_client(num_devices=count).devices())
+
+
+@cache
+def register_lapack() -> None:
+    """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular
+    values.
+    """
+    from jaxlib import lapack, xla_client
+
+    lapack._lapack.initialize()
+    xla_client.register_custom_call_handler("cpu", jax_native.register_custom_call_target)
+    for name, function, version in lapack.registrations()["cpu"]:
+        xla_client.register_custom_call_target(name, function, platform="cpu", api_version=version)
+    for name in lapack.batch_partitionable_targets():  # as JAX says too: a batch of matrices may be split
+        xla_client.register_custom_call_as_batch_partitionable(name)
+
+
+def compile_program(
+    program: bytes, devices: list[Any], *, shardy: bool, settings: Mapping[str, str | bool] | None = None
+) -> Any:
+    """A loaded executable of StableHLO (text or bytecode) over `devices`, one partition each. Raises RuntimeError.
+
+    `settings` are XLA's debug options by name, e.g. `xla_dump_to`.
+    """
+    options = jax_native.CompileOptions()
+    options.env_option_overrides = list((settings or {}).items())
+    assignment = jax_native.DeviceAssignment.create(np.array([[device.id for device in devices]]))
+    build = options.executable_build_options
+    for target in (options, build):
+        target.num_replicas = 1
+        target.num_partitions = len(devices)
+        target.device_assignment = assignment
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = shardy
+    return devices[0].client.compile_and_load(program, jax_native.DeviceList(tuple(devices)), options)
+
+
+def tpu_devices(topology: str, megacore: bool) -> list[Any]:
+    """Devices of a TPU slice that need not be there, e.g.
+
+    `v4:2x2x4`, for compiling ahead of time. Imports jax; needs libtpu.
+    """
+    from jax.experimental import topologies
+
+    options = {"chip_config_name": "megacore"} if megacore else {}
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
+
+
+def gpu_devices(topology: str, config: str) -> list[Any]:
+    """GPUs that need not be there, e.g. `1x2x8` (slices x hosts x GPUs), of the kind `config` (a `GpuTargetConfigProto`
+    as text) describes.
+
+    Imports jax; needs a CUDA plugin.
+    """
+    from jax.experimental import topologies
+
+    found = topologies.get_topology_desc(platform="cuda", topology_name="", topology=topology, target_config=config)
+    return list(found.devices)
+
+
+def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool, options: dict[str, str] | None = None) -> Any:
+    """An executable of StableHLO for devices that are not there, with XLA's own `options` by name.
+
+    Raises RuntimeError, also when it cannot fit in their memory.
+    """
+    from jax._src import compiler
+
+    count = len(devices)
+    compile_options = compiler.get_compile_options(
+        1,
+        count,
+        device_assignment=np.arange(count).reshape(1, count),
+        backend=devices[0].client,
+        env_options_overrides=options,
+    )
+    compile_options.executable_build_options.use_shardy_partitioner = shardy
+    module = parse_module(make_context(), program)
+    return devices[0].client.compile(module, jax_native.DeviceList(tuple(devices)), compile_options)
+
+
+def compiled_text(executable: Any) -> str:
+    """The HLO text of the compiled modules: one device's program."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def run_program(
+    program: bytes, inputs: list[Any], shapes: list[tuple[int, ...]], devices: int, *, shardy: bool
+) -> list[Any]:
+    """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are split as the program says.
+
+    `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises
+    RuntimeError.
+    """
+    chosen = cpu_devices(devices)
+    return execute(compile_program(program, chosen, shardy=shardy), chosen, inputs, shapes)
+
+
+def execute(executable: Any, devices: list[Any], inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """One run of what `compile_program` made for `devices`; see `run_program`."""
+    import jax
+
+    with jax.enable_x64(True):
+        return [np.asarray(array) for array in run_sharded(executable, devices, inputs, shapes)]
+
+
+def run_sharded(
+    executable: Any,
+    devices: list[Any],
+    inputs: list[Any],
+    shapes: list[tuple[int, ...]],
+) -> list[Any]:
+    """The same with jax arrays as results."""
+    import jax
+    from jax._src.sharding_impls import GSPMDSharding
+
+    def shardings(found: Any, count: int) -> list[Any]:
+        return [GSPMDSharding(devices, s) for s in found] if found else [GSPMDSharding.get_replicated(devices)] * count
+
+    ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
+    placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
+    pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+    ways_out = shardings(executable.get_output_shardings(), len(shapes))
+    return [
+        jax.make_array_from_single_device_arrays(shape, sharding, parts)
+        for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
+    ]
