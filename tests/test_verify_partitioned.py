@@ -248,6 +248,13 @@ def test_the_partitioner_keeps_types(result: bytes, kind: str, size: int) -> Non
     assert [(c.kind, c.axes, c.bytes, c.count) for c in found] == [(kind, ("data",), size, 1.0)]
 
 
+def test_waiting_without_a_bound() -> None:
+    found = collectives_after_partitioning(
+        PRODUCT.replace(b"RESULT", b""), "stablehlo", {"data": 4, "model": 2}, timeout_seconds=float("inf")
+    )
+    assert not isinstance(found, Failure), found
+
+
 def test_a_program_that_does_not_compile() -> None:
     failure = text_after_partitioning(
         PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8

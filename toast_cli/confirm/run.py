@@ -219,7 +219,7 @@ class _Run:
                     if left <= _LEAST_SECONDS:
                         self._rows[key] = replace(self._rows[key], why="there was no time left")
                         continue
-                    running[pool.submit(compiler.judge, contents[key], min(left, 1e6))] = key
+                    running[pool.submit(compiler.judge, contents[key], left)] = key
                 if not running:
                     continue
                 done, _ = wait(running, return_when=FIRST_COMPLETED)

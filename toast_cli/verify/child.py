@@ -18,6 +18,7 @@ from typing import Any
 
 FAILED = 3
 REQUEST, ANSWER, ERROR = "request.json", "answer.json", "error.txt"
+LONGEST = 1e6  # seconds that are waited for an answer; the system counts milliseconds in 31 bits
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|^F\d{4} (?!.*Check failed).*\] (.*)", re.MULTILINE)
 
 
@@ -49,7 +50,7 @@ def ask(
         command = command_of(task, name)
         try:
             child = subprocess.run(
-                command, env=environment(), capture_output=True, timeout=timeout_seconds, check=False
+                command, env=environment(), capture_output=True, timeout=min(timeout_seconds, LONGEST), check=False
             )
         except subprocess.TimeoutExpired:
             return Failure(f"no answer within {timeout_seconds:g} seconds", aborted=True)
