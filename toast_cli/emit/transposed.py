@@ -3,19 +3,26 @@
 Enters: a `Source` and a `PartitionedProgram`. Leaves: a `PartitionedProgram` in which the transposed value is the one
 that is reduced step by step. XLA folds a transpose into the product before it unless a constraint stands between them.
 XLA:TPU then lays out a gradient in the order of what it updates; else it copied weight and moments of an FSDP step into
-another order and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7).
+another order and back (a block of 2 layers on v4: 11.8 ms of compute instead of 9.7). Where the piece that a device
+keeps takes fewer tiles of memory in the order in which the product is made, what it updates lies in that order as well,
+and it is reduced before the transpose: behind it XLA:TPU left all-reduces in the place of reduce-scatters (SGD on four
+layers of 1024 x 4096, FSDP over 16 v5e: 12 % more bytes).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil, prod
 
+from toast_cli.emit.spmd.piece import local_shape
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import waypoints
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import Transposed, transposed
+
+_TILE = (8, 128)  # rows and columns of the tiles of 32 bits that a TPU's memory is divided into (public TPU docs)
 
 
 def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> PartitionedProgram:
@@ -28,6 +35,9 @@ def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> Pa
         if of is None or remade[of.value] or of.value in lowered.computed or not lies_alike(lowered, value, of):
             continue
         path = lowered.path(value)
+        piece = local_shape(source.program.values[value].shape, path[-1], lowered.axis_sizes)
+        if tiles(piece) < tiles(tuple(piece[dim] for dim in of.order)):
+            continue
         del computed[value]
         if value in lowered.found:
             path = path[-1:]
@@ -39,6 +49,12 @@ def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> Pa
             paths[of.value] = tuple(turned(sharding, of) for sharding in path)
             computed[of.value] = paths[of.value][0]
     return replace(lowered, shardings=shardings, computed=computed, required=required, paths=paths)
+
+
+def tiles(shape: tuple[int, ...]) -> int:
+    """How many tiles an array in row-major order takes."""
+    *outer, rows, columns = (1, 1, *shape)
+    return prod(outer) * ceil(rows / _TILE[0]) * ceil(columns / _TILE[1])
 
 
 def lies_alike(lowered: PartitionedProgram, value: int, of: Transposed) -> bool:
