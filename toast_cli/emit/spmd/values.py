@@ -1,0 +1,204 @@
+"""What each device has of every value, and how it comes to have it as a reader wants it.
+
+Enters: a program, its `PartitionedProgram`, and for each op that is written the pieces that it results in. Leaves:
+pieces of operands; the collectives in between are written where the plan has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from toast_cli.emit.spmd.alignment import align
+from toast_cli.emit.spmd.build import Builder
+from toast_cli.emit.spmd.completions import completions
+from toast_cli.emit.spmd.moves import Devices, Mover
+from toast_cli.emit.spmd.piece import Piece, local_shape
+from toast_cli.emit.spmd.rules.reducing import is_constant
+from toast_cli.emit.spmd.rules.table import rule_of
+from toast_cli.emit.spmd.scopes import Scopes
+from toast_cli.emit.spmd.site import Site
+from toast_cli.frontend.source import Source
+from toast_cli.plan.partitioned import Collective, PartitionedProgram
+from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.program.model import Op
+from toast_cli.program.ops import ADD, CARRY, REDUCE
+from toast_cli.program.rematerialised import remade_values
+from toast_cli.xla import ir
+
+
+class Values:
+    """The values of one program while it is written.
+
+    Attributes:
+        lowered: the program, with what completes partial sums as it is written (see `completions`).
+        pieces: value -> what each device has of it where it goes on. scopes: pieces in other shardings than their
+            values', and stretches of them.
+        unused: operations to go, in program order.
+    """
+
+    def __init__(self, source: Source, lowered: PartitionedProgram, build: Builder, devices: Devices) -> None:
+        self._source, self._program = source, source.program
+        self.lowered, self._completions = completions(source.program, lowered)
+        self._build, self._devices = build, devices
+        self._mover = Mover(build, devices)
+        self.pieces: dict[int, Piece] = {}
+        self.scopes = Scopes()
+        self.unused: dict[Any, None] = {}
+        self._remade = remade_values(self._program)
+        self._before: dict[int, list[Collective]] = {}  # value -> what moves it before loops read it
+        for one in lowered.collectives:
+            if one.reason == "reshard" and one.edge == "before":
+                self._before.setdefault(one.value, []).append(one)
+        self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, moved so
+        self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
+        self._made: dict[tuple[int, Sharding], Piece] = {}  # values made from constants, in each sharding asked for
+
+    def type_of(self, value: int, sharding: Sharding) -> Any:
+        """The type of one device's piece of a value."""
+        array = self._program.values[value]
+        return self._build.type(array.dtype, local_shape(array.shape, sharding, self.lowered.axis_sizes))
+
+    def is_remade(self, value: int) -> bool:
+        """Whether each use gets a copy of its own."""
+        return self._remade[value] and bool(self._program.values[value].shape)
+
+    def anywhere(self, value: int) -> Piece:
+        """A value as it lies."""
+        if self.is_remade(value) and value not in self.pieces:
+            return self._remake(value, self.lowered.shardings[value])
+        return self._complete_late(value) if self.pieces[value].partial else self.pieces[value]
+
+    def operand(self, number: int, position: int) -> Piece:
+        """What each device has of an operand, as the plan wants it there."""
+        op = self._program.ops[number]
+        value = op.operands[position]
+        wanted = self.lowered.required.get((number, position), self.lowered.shardings[value])
+        if self.is_remade(value) and value not in self.pieces:
+            return self._remake(value, wanted)
+        piece = self._moved.get((number, position), self.pieces[value])
+        if piece.partial:
+            if self._goes_on(number, value):
+                return piece
+            piece = self._complete_late(value)
+        return piece if piece.sharding == wanted else self._copy(value, piece, wanted)
+
+    def settle(self, value: int, piece: Piece, operation: Any) -> None:
+        """Where the value goes on, behind the operation that made it."""
+        self.pieces[value] = piece
+        target, shape = self.lowered.shardings[value], self._program.values[value].shape
+        if not piece.partial and piece.sharding == target and value not in self._before:
+            return
+        with self._behind(piece.handle, operation):
+            piece = self._mover.reduce(piece, self._completions.get(value, ()))
+            if not (piece.partial and self._is_added(value)):
+                piece = self._mover.to(self._mover.whole(piece), target, shape)
+            self.pieces[value] = piece
+            self.move_ahead(value)
+
+    def move_ahead(self, value: int, *, within: bool = False) -> None:
+        """Reshards that a plan has before the loops that read a value. within: the loop that carries it."""
+        carrier = self._program.ops[self._program.producer[value]]
+        for one in self._before.get(value, ()):
+            if carrier.name == CARRY and (one.loop == carrier.loop) != within:
+                continue
+            piece = self._moved.get(one.uses[0], self.pieces[value])
+            if one.after is not None and not piece.partial:
+                piece = self._mover.to(piece, one.after, self._program.values[value].shape, self.scopes)
+                self._moved.update(dict.fromkeys(one.uses, piece))
+
+    def remake_later(self, number: int, operation: Any) -> None:
+        """Leaves an op whose result is made from constants alone to those that read it."""
+        op = self._program.ops[number]
+        read = [None if self.is_remade(value) else self.operand(number, k) for k, value in enumerate(op.operands)]
+        self._sources[op.results[0]] = operation, read
+        self.unused[operation] = None
+
+    def computed(self, op: Op, operation: Any, operands: list[Piece], wanted: tuple[Sharding, ...]) -> list[Piece]:
+        """The op's results once it is on local shapes."""
+        site = Site(
+            self._program, op, operation, operands, wanted, self._build, self._devices, self._mover, self.scopes
+        )
+        pieces = rule_of(op.kind)(site)
+        if site.superseded:
+            self.unused[operation] = None
+        if operands and operands[0].partial:  # see `_goes_on`
+            first = operands[0]
+            return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]
+        return pieces
+
+    def lying(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
+        """The piece of a value in another sharding."""
+        return self._mover.to(piece, wanted, self._program.values[value].shape)
+
+    def _copy(self, value: int, piece: Piece, wanted: Sharding) -> Piece:
+        """The piece in another sharding; one copy serves all who want it."""
+        return self._mover.to(piece, wanted, self._program.values[value].shape, self.scopes)
+
+    def _behind(self, handle: Any, operation: Any) -> Any:
+        """New operations go behind the one that made `handle`."""
+        return self._build.at(ir.InsertionPoint.after(handle.owner), operation.location)
+
+    def _is_added(self, value: int) -> bool:
+        """Whether the plan has what reads a partial value go on with it as it is."""
+        return value in self.lowered.added or value in self.lowered.summed
+
+    def _goes_on(self, number: int, value: int) -> bool:
+        """Whether an op goes on with a partial operand as it is: the plan has it add up what is partial alike, or view
+        it."""
+        op = self._program.ops[number]
+        if op.results and op.results[0] in self.lowered.summed:
+            return True
+        if not self._is_added(value):
+            return False
+        pieces = [self.pieces[value] for value in op.operands if value in self.pieces]
+        if op.name == ADD:
+            return len(pieces) == 2 and len({(frozenset(p.partial), p.sharding, p.reducer) for p in pieces}) == 1
+        return op.name != REDUCE or is_constant(pieces[-1].handle, 0)
+
+    def _complete_late(self, value: int) -> Piece:
+        """A value that waited in vain for another to be added to it."""
+        piece = self.pieces[value]
+        with self._behind(piece.handle, piece.handle.owner):
+            piece = self._mover.whole(piece)
+        self.pieces[value] = piece
+        return piece
+
+    def _remake(self, value: int, wanted: Sharding) -> Piece:
+        """A value made from constants alone, made in this sharding where it was made before.
+
+        The first time, the operation that stands there is used; from then on a copy of the original.
+        """
+        found = self._made.get((value, wanted))
+        if found is not None:
+            return found
+        operation, read = self._sources[value]
+        number = self._program.producer[value]
+        op = self._program.ops[number]
+        with self._build.at(ir.InsertionPoint(operation), operation.location):
+            if operation in self.unused:
+                del self.unused[operation]
+            else:
+                operation = self._source.operations[number].clone(ip=self._build.ip).operation
+            operands = []
+            at = remade_operands(op, wanted, self.lowered.axis_sizes)
+            for k, one in enumerate(op.operands):
+                piece = read[k]
+                operands.append(self._remade_operand(one, at[k]) if piece is None else piece)
+            (piece,) = self.computed(op, operation, operands, (wanted,))
+        if piece.sharding != wanted:
+            with self._behind(piece.handle, operation):
+                piece = self.lying(value, piece, wanted)
+        self._made[value, wanted] = piece
+        return piece
+
+    def _remade_operand(self, value: int, wanted: Sharding) -> Piece:
+        if value not in self.pieces:
+            return self._remake(value, wanted)
+        return self.lying(value, self.pieces[value], wanted)
+
+
+def remade_operands(op: Op, wanted: Sharding, sizes: tuple[int, ...]) -> tuple[Sharding, ...]:
+    """How the operands of an op best lie for a result that is to lie so."""
+    ranks = tuple(replicated(len(dims)) for dims in op.rule.operands)
+    return align(op.rule, ranks, (wanted,), sizes).operands
