@@ -69,6 +69,7 @@ SLOW = {
     "test_pipeline::test_a_memory_limit_is_respected",
     "test_pipeline::test_the_mesh_shape_can_be_left_to_the_search",
     "test_search::test_no_edit_makes_the_plan_of_a_search_better",
+    "test_search::test_seeds_agree",
     "test_search::test_mcts_reaches_the_proven_optimum_for_every_seed",
     "test_search_runs::test_the_best_mesh_shape_wins",
     "test_spmd::test_numbers_of_training_steps",

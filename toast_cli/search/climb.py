@@ -2,22 +2,27 @@
 
 Edits are tried in the order of what they promise, which is what they gained when they were last tried, on whatever plan
 that was: the gain of an edit changes little while other parts of the plan change, so most of what helps is found in the
-first sweep. The same idea makes greedy algorithms lazy (Minoux 1978).
+first sweep. The same idea makes greedy algorithms lazy (Minoux 1978). Where no edit helps, climbs from the neighbours
+find what takes two edits or more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
 from math import inf
 
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.moves import Edit, Moves, results
+from toast_cli.search.objective import PRICE
 
 Reward = Callable[[Plan], float]
 Promise = dict[Edit, float]
 
 LEAST_GAIN = 1e-9
+NEIGHBOURS = 60  # climbed from around a plan that no edit makes better
+NEIGHBOURS_PATIENCE = 10  # edits in a row that may fail there
 
 
 def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: float = inf) -> Plan:
@@ -40,6 +45,57 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
             if improved:
                 break
     return plan
+
+
+def climb_around(moves: Moves, reward: Reward, plan: Plan) -> Plan:
+    """The best plan reached from `plan` with every edit, and from its neighbours where no edit helps."""
+    while True:
+        promise: Promise = {}
+        plan = climb(moves, reward, plan, promise)
+        beyond = _climb_beside(moves, reward, plan, promise)
+        if beyond == plan:
+            return plan
+        plan = beyond
+
+
+def _climb_beside(moves: Moves, reward: Reward, plan: Plan, promise: Promise) -> Plan:
+    """Climbs from neighbours of a plan that no edit makes better, until that leads to a better plan: first from those
+    in which all that is decided about an axis has changed, then from the best.
+
+    Args:
+        promise: what each edit gains on `plan`.
+    """
+    now, problem, length = reward(plan), moves.problem, len(plan)
+    wide = {to for edit in moves.about_axes(plan) for to in results(problem, plan, edit)}
+    back: dict[Plan, Edit] = {}
+    for edit, to in _neighbours(moves, reward, plan):
+        back.setdefault(to, Edit(edit.into, edit.out))
+    worth = {to: reward(to) for to in back}
+
+    def differs(to: Plan) -> bool:
+        """Whether it is more than another way to say the same."""
+        return to != plan and abs(worth[to] - now + PRICE * (len(to) - length)) > LEAST_GAIN
+
+    order = nsmallest(NEIGHBOURS, filter(differs, worth), key=lambda to: (to not in wide, -worth[to], repr(to)))
+    for neighbour in order:
+        reached = climb(moves, reward, neighbour, {**promise, back[neighbour]: -inf}, NEIGHBOURS_PATIENCE)
+        if reward(reached) > now + LEAST_GAIN:
+            return reached
+    return plan
+
+
+def _neighbours(moves: Moves, reward: Reward, plan: Plan) -> Iterator[tuple[Edit, Plan]]:
+    """Plans one edit away, and those with a decision more that does not hold everywhere or takes another side."""
+    problem = moves.problem
+    for edit in [*moves.small_edits(plan), *moves.exchanges(plan), *moves.handed_over(plan)]:
+        for to in results(problem, plan, edit):
+            yield edit, to
+    for unit in moves.after(plan):
+        longer = max(results(problem, plan, Edit((), unit)), key=reward, default=plan)
+        for edit in moves.variations(longer):
+            if edit.out == unit:
+                for to in results(problem, longer, edit):
+                    yield Edit((), edit.into), to
 
 
 def _sweep(

@@ -18,8 +18,10 @@ from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.problem import Problem
+from toast_cli.search.climb import climb_around
 from toast_cli.search.mcts import grow
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
+from toast_cli.search.moves import Moves
 from toast_cli.search.objective import PRICE
 from toast_cli.search.selection import Bound, bound
 
@@ -41,6 +43,7 @@ def exact(
     try:
         try:
             grow(incumbent, rng, EVALUATIONS)
+            climb_around(Moves(problem), incumbent.worth, incumbent.best)
         except OutOfBudget as why:
             stopped = str(why)
             if stopped != "iterations":

@@ -23,7 +23,7 @@ import numpy as np
 
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.climb import Promise, climb
+from toast_cli.search.climb import Promise, climb, climb_around
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import Edit, Move, Moves, grains
 
@@ -200,13 +200,19 @@ def mcts(
 
 
 def polish(
-    problem: Problem, evaluate: Evaluate, budget: Budget, plan: Plan, progress: SearchProgress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    plans: Sequence[Plan],
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
-    """Tries every edit of one plan, until none makes it better."""
+    """Tries every edit of each plan in turn until none makes it better, and looks around it then."""
     incumbent = Incumbent(problem, evaluate, budget, progress)
+    moves = Moves(problem)
     stopped = "plateau"
     try:
-        climb(Moves(problem), lambda it: incumbent.reward(it, incumbent.look(it)), plan, {})
+        for plan in plans:
+            climb_around(moves, incumbent.worth, plan)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:

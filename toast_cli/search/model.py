@@ -164,6 +164,10 @@ class Incumbent:
         """Larger is better."""
         return self.objective.reward(plan, cost)
 
+    def worth(self, plan: Plan) -> float:
+        """The reward of a plan in canonical order; raises OutOfBudget as `look` does."""
+        return self.reward(plan, self.look(plan))
+
     def report(self) -> None:
         if self._progress:
             best = self.best_cost.step_seconds if self.fits(self.best_cost) else inf

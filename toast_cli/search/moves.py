@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
@@ -70,7 +70,7 @@ class Moves:
         present = set(plan)
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
         return [
-            *self._about_axes(plan[len(self.problem.fixed) :]),
+            *self.about_axes(plan),
             *self.variations(plan),
             *self.rests(plan),
             *self.at_work_only(plan),
@@ -141,13 +141,15 @@ class Moves:
                 found += [Edit(unit, (*kept, *other)) for other in others if other[0][0] in left]
         return found
 
-    def _about_axes(self, decisions: Plan) -> list[Edit]:
-        """Edits of all decisions about an axis together, and of all about two, or of those of what is split over
-        both.
+    def about_axes(self, plan: Plan) -> list[Edit]:
+        """Edits of all decisions about an axis together, which may become those about another axis, and of all about
+        two, of those of what is split over both, or of each group that is.
         """
+        decisions = plan[len(self.problem.fixed) :]
         axes = sorted({d.axis for d in decisions})
         if len(axes) < 2:
             return []
+        offers = self.problem.decisions.offers
         found = [Edit(move, move) for move in (tuple(d for d in decisions if d.axis == axis) for axis in axes)]
         for one, other in combinations(axes, 2):
             place = {one: other, other: one}
@@ -156,8 +158,16 @@ class Moves:
             both = tuple(d for d in either if of_groups[d[0]] > 1)
             for moved in dict.fromkeys((either, both)):
                 into = tuple(d._replace(axis=place[d.axis]) for d in moved)
-                if into and all(map(self.problem.decisions.offers, into)):
+                if into and all(map(offers, into)):
                     found.append(Edit(moved, into))
+            shards = [d for d in both if isinstance(d, Shard)]
+            pairs = (pair for pair in combinations(shards, 2) if pair[0].group == pair[1].group)
+            found += [edit for pair in pairs for edit in _crosswise(*pair) if all(map(offers, edit.into))]
+        for one, other in permutations(axes, 2):
+            out = tuple(d for d in decisions if d.axis == other)
+            into = tuple(filter(offers, (d._replace(axis=other) for d in decisions if d.axis == one)))
+            if into and into != out:
+                found.append(Edit(out, into))
         return found
 
     def held(self, plan: Plan) -> list[Move]:
@@ -190,6 +200,15 @@ class Moves:
             found.append(tuple(decision for unit in units for decision in unit))
         known = set(self.units)
         return [move for move in dict.fromkeys(found) if len(move) > 1 and move not in known]
+
+
+def _crosswise(one: Shard, other: Shard) -> list[Edit]:
+    """Edits of two decisions about one group that exchange where they hold, their sides, or their axes."""
+    scopes = one._replace(unless=other.unless), other._replace(unless=one.unless)
+    sides = one._replace(sides=other.sides), other._replace(sides=one.sides)
+    axes = one._replace(axis=other.axis), other._replace(axis=one.axis)
+    pair = one, other
+    return [Edit(pair, into) for into in dict.fromkeys((scopes, sides, axes)) if into != pair]
 
 
 def _alike(one: Decision, other: Decision) -> bool:

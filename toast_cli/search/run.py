@@ -1,8 +1,9 @@
 """Runs one named search on one problem: default budgets, seeds, and independent roots side by side.
 
 MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
-tried then, so that what a seed finds is the best of its neighbourhood. The trees are the same however many processes
-they run in, so the plan does not depend on `jobs`.
+tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: half of
+the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
+`jobs`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ SMALL_OPS = 2000
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
-# Of the budget of all roots: it is for trying every edit of the best plans. Not where that is a handful of evaluations.
-POLISH_SHARE, LEAST_POLISHED = 0.2, 100
+# Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
+# that is a handful of evaluations.
+POLISH_SHARE, LEAST_POLISHED = 0.5, 100
 EXACT_SECONDS = 60.0  # of the search that proves its result
 
 
@@ -93,17 +95,15 @@ def run_search(
         run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
         results = run_all(one, roots, stop, progress)
         best = _best(evaluator, results)
-        ends = dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan))
-        for plan in ends if last else ():
-            if best.stopped == "interrupted" or (total is not None and best.evaluations >= total):
-                break
+        ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
+        if last and best.stopped != "interrupted":
             left = Budget(
-                None if total is None else total - best.evaluations,
+                None if total is None else max(0, total - best.evaluations),
                 None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
                 lambda: stop.asked,
                 keep,
             )
-            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, plan))
+            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends))
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(evaluator.problem, cost).met(cost)
     return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
