@@ -38,6 +38,7 @@ MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
 # Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
 # that is a handful of evaluations.
 POLISH_SHARE, LEAST_POLISHED = 0.5, 100
+MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 EXACT_SECONDS = 60.0  # of the search that proves its result
 
 
@@ -71,7 +72,9 @@ def run_search(
     roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
     many = total is None or total >= LEAST_POLISHED
-    last = POLISH_SHARE if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
+    axes = sum(size > 1 for size in evaluator.problem.mesh.sizes)
+    share = MANY_AXES_SHARE if axes >= MANY_AXES else POLISH_SHARE
+    last = share if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
     for_roots = None if total is None else total - int(last * total)
     budgets = [
         Budget(
