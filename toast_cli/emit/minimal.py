@@ -87,7 +87,8 @@ class Chooser:
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
         moved = [one.value for one in self.reshards if one.ahead]
-        beside = (*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved)
+        beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
+        beside |= {*looked_up_pieces(source.program, lowered)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -237,6 +238,15 @@ def exchanged_results(program: Program, lowered: PartitionedProgram) -> Iterator
         if one.reason == "neighbours":
             for op in dict.fromkeys([op for op, _ in one.uses] or [one.op]):
                 yield from program.ops[op].results
+
+
+def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
+    """What gathers and scatters leave of which each device has a piece. XLA:TPU simplifies the program before it
+    propagates (libtpu 0.0.42.1), and in that form other shardings can reach a look-up first: in a graph convolution
+    whose layers are split alike by (data, model) and (model, data), rows and updates were gathered whole."""
+    for op in program.ops:
+        if op.kind.lookup:
+            yield from (v for v in op.results if any(lowered.shardings[v]) and v not in lowered.partial)
 
 
 def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
