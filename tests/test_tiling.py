@@ -13,6 +13,7 @@ from jax import lax
 from programs import PLAIN, arg, evaluator_of, program_of, round_mesh, source_of
 
 from toast_cli.compiler.fusion import materialised
+from toast_cli.compiler.lookup_rows import lanes_of_rows
 from toast_cli.compiler.schedule import half_steps
 from toast_cli.compiler.tile_dimensions import tilings
 from toast_cli.compiler.tiling import Tiling, growth
@@ -195,3 +196,47 @@ def test_a_product_that_only_waits_for_a_loop_runs_after_it() -> None:
     products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]
     first = min(products)
     assert first < loop.first and times[first] >= 2 * loop.last
+
+
+def segment_sums(x: Any, senders: Any, receivers: Any) -> Any:
+    """What is gathered and scattered, in rows of `x`'s width."""
+    return jnp.zeros_like(x).at[receivers].add(x[senders] * 2.0)
+
+
+def lanes(run: Any, *shapes: Any) -> dict[str, tuple[tuple[int, ...], int]]:
+    """What makes the arrays whose rows are in the lanes -> their shape, and which dimension."""
+    program = program_of(run, *shapes)
+    found = lanes_of_rows(program, replace(PLAIN, memory_tile=TILE, passes=PLAIN.passes | {"lookup-rows"}))
+    return {program.ops[program.producer[v]].name: (program.values[v].shape, d) for v, d in found.items()}
+
+
+def test_rows_that_are_scattered_are_in_the_lanes() -> None:
+    numbers = arg(2**18, dtype=jnp.int32)
+    assert lanes(segment_sums, arg(2**15, 16), numbers, numbers) == {
+        "stablehlo.gather": ((2**18, 16), 1), "stablehlo.multiply": ((2**18, 16), 1)
+    }  # fmt: skip
+    assert growth((2**18, 16), (0, 1), TILE) == 1.0 < growth((2**18, 16), (0, 1), TILE, lanes=(1,)) == 128 / 16
+
+
+def test_what_others_read_of_rows_and_what_small_scatters_add_is_not() -> None:
+    numbers = arg(2**18, dtype=jnp.int32)
+    assert lanes(segment_sums, arg(2**14, 16), numbers, numbers) == {}
+    assert lanes(lambda x, n, w: x[n] @ w, arg(2**15, 16), numbers, arg(16, 16)) == {}
+    picks = arg(2**18, 1, dtype=jnp.int32)
+    assert lanes(lambda x, n: jnp.take_along_axis(x, n, 1), arg(2**18, 16), picks) == {}  # single elements
+
+
+# Nodes, edges, features; what XLA:TPU (libtpu 0.0.42.1) needs for arguments, result and temporaries on v5e, MiB
+SEGMENT_SUMS = [
+    (2**15, 2**19, 16, 266.1),
+    (2**15, 2**19, 64, 278.1),
+    (2**16, 2**18, 16, 139.0),
+    (2**16, 2**20, 64, 556.1),
+]
+
+
+@pytest.mark.parametrize(("nodes", "edges", "features", "mib"), SEGMENT_SUMS)
+def test_segment_sums_take_what_xla_says(nodes: int, edges: int, features: int, mib: float) -> None:
+    numbers = arg(edges, dtype=jnp.int32)
+    cost = evaluator_of(source_of(segment_sums, arg(nodes, features), numbers, numbers), "v5e-16").exact_cost(())
+    assert cost.peak_bytes / 2**20 == pytest.approx(mib, rel=0.1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler import tile_dimensions, windowed_operands
+from toast_cli.compiler import lookup_rows, tile_dimensions, windowed_operands
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import kernels
@@ -57,7 +57,8 @@ class Compilation:
 def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
     """What the compiler of that profile makes of a program. free: [values] derived from constants alone."""
     tile = tile_of(profile)
-    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes)
+    lanes = lookup_rows.lanes_of_rows(program, profile)
+    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes, lanes=lanes)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
     done = kernels(

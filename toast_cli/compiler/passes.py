@@ -18,6 +18,7 @@ from toast_cli.compiler import (
     fusion,
     in_place_updates,
     late_reductions,
+    lookup_rows,
     loop_copies,
     loop_gathers,
     loop_residency,
@@ -80,7 +81,7 @@ PASSES = _listed(
     narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts, padded_operands,
     windowed_operands,
     # How arrays lie.
-    tiling, tile_dimensions, space_to_batch, loop_copies, scan_unification, bf16_widening,
+    tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
     # Where they are.

@@ -110,6 +110,7 @@ class CompilerProfile:
         memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
             nothing.
         product_bits: bits of an f32 element that a contraction takes by default.
+        scatter_bytes: a scatter sorts its indices where what it adds to takes so much, see `lookup_rows`.
         combined_bytes: collectives of one kind that nothing waits for become one of about this many bytes.
         temporary_growth: temporaries as this compiler lays them out over those that the rules count.
         peak_error: nine of ten predicted peaks of the test points are nearer than this to what the compiler needs, as a
@@ -128,6 +129,7 @@ class CompilerProfile:
     on_chip: OnChip = OnChip()
     scatter: ScatterTiles = ScatterTiles()
     product_bits: int = 16
+    scatter_bytes: float = 16 * 2**20
     combined_bytes: float = 30 * 2**20
     temporary_growth: float = 1.0
     peak_error: float = 0.20

@@ -11,6 +11,9 @@ Enters: a program. Leaves: a `Tiling` for each value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from toast_cli.compiler.profile import TileShape
 from toast_cli.compiler.tiling import UNPADDED, UNTILED, Dims, Tiling, growth
 from toast_cli.program.model import Op, Program
@@ -19,9 +22,11 @@ from toast_cli.program.ops import ARGUMENT, CONVOLUTION, REDUCE, RESHAPE, TRANSP
 NAME = "tile-dimensions"
 
 
-def tilings(program: Program, tile: TileShape, *, chosen: bool = True) -> list[Tiling]:
+def tilings(
+    program: Program, tile: TileShape, *, chosen: bool = True, lanes: Mapping[int, int] = MappingProxyType({})
+) -> list[Tiling]:
     """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two
-    waste least."""
+    waste least. lanes: value -> the dimension that is in the lanes, see `lookup_rows`."""
     if tile == UNPADDED:
         return [UNTILED] * len(program.values)
     if not chosen:
@@ -46,6 +51,9 @@ def tilings(program: Program, tile: TileShape, *, chosen: bool = True) -> list[T
     for number, value in enumerate(program.values):
         if ops[producer[number]].name == ARGUMENT:
             found.append(Tiling(allowed[number] or (), copies=True))
+            continue
+        if number in lanes:
+            found.append(Tiling(tuple(range(len(value.shape))), lanes=(lanes[number],)))
             continue
         dims, reshape = allowed[number], reshaped[number]
         if dims is None and reshape:

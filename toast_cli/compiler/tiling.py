@@ -28,11 +28,12 @@ Dims = tuple[int, ...]
 class Tiling:
     """dims: those that may be one of the two innermost; () where the array keeps the tiles of another, with its growth
     `fixed`. copies: only copies are so laid out; the array itself is an argument, which is in the tiles that waste
-    least, whatever the program does with it."""
+    least, whatever the program does with it. lanes: those of `dims` that may be the innermost; (): any."""
 
     dims: Dims
     fixed: float = 1.0
     copies: bool = False
+    lanes: Dims = ()
 
 
 UNTILED = Tiling(())
@@ -46,8 +47,8 @@ def tile_of(profile: CompilerProfile) -> TileShape:
 def paddings(program: Program, tiled: list[Tiling], tile: TileShape) -> list[float]:
     """[values] elements in memory over elements of the whole arrays."""
     return [
-        growth(value.shape, tiling.dims, tile) if tiling.dims and not tiling.copies else tiling.fixed
-        for value, tiling in zip(program.values, tiled, strict=True)
+        growth(value.shape, it.dims, tile, lanes=it.lanes) if it.dims and not it.copies else it.fixed
+        for value, it in zip(program.values, tiled, strict=True)
     ]
 
 
@@ -57,16 +58,17 @@ def growth(
     tile: TileShape,
     never_innermost: Dims = (),
     like: tuple[float, ...] | None = None,
+    lanes: Dims = (),
 ) -> float:
     """Elements in memory over elements of an array, with the two of `dims` innermost that waste least, of the shape
-    `like` if there is one."""
-    lanes = [d for d in (dims if set(dims) - set(never_innermost) else range(len(shape))) if d not in never_innermost]
-    if not lanes:
+    `like` if there is one. lanes: see `Tiling`."""
+    free = set(lanes or dims) - set(never_innermost) or set(range(len(shape))) - set(never_innermost)
+    if not free:
         return 1.0
     if len(shape) == 1:
         return _padded(shape[0], tile[1]) / max(1.0, shape[0])
     rows = dims if len(dims) > 1 else range(len(shape))
-    innermost = [(lane, row) for lane in lanes for row in rows if row != lane]
+    innermost = [(lane, row) for lane in sorted(free) for row in rows if row != lane]
     if like is None or like == shape:
         return min(_growth_in(shape, lane, row, tile) for lane, row in innermost)
     return min((_growth_in(like, lane, row, tile), _growth_in(shape, lane, row, tile)) for lane, row in innermost)[1]

@@ -62,7 +62,7 @@ class Pricer:
         self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
         self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
-        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
+        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
 
@@ -302,11 +302,11 @@ class Pricer:
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
         if not dims:
             return self.local(size, sharding) * tiling.fixed
-        key = (item.shape, dims, sharding, made)
+        key = (item.shape, dims, tiling.lanes, sharding, made)
         found = self._growths.get(key)
         if found is None:
             cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source)
+            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source, lanes=tiling.lanes)
         return self.local(size, sharding) * found
 
     # -- helpers -------------------------------------------------------------------------------------------------

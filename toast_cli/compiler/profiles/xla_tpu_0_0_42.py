@@ -50,9 +50,9 @@ ON_CHIP = {
 }
 
 PASSES = plain.PASSES | {
-    "tiling", "tile-dimensions", "space-to-batch", "memory-space-assignment", "on-chip-reuse", "loop-residency",
-    "narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands", "one-hot-scatters",
-    "weight-parts", "padded-operands", "windowed-operands", "reduction-motion",
+    "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
+    "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands",
+    "one-hot-scatters", "weight-parts", "padded-operands", "windowed-operands", "reduction-motion",
 }  # fmt: skip
 
 SOURCES = {
@@ -63,6 +63,7 @@ SOURCES = {
     "space_to_batch": f"{VERSION}'s compiled programs, `python benchmarks/calibrate_memory.py --programs unet_small`",
     "scatter": f"some three thousand sums and products compiled by {VERSION} for slices of v4, v5e, v5p and v6e",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
+    "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
     "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
     "temporary_growth": "1: the rules are those of XLA:TPU",
     "peak_error": "`python benchmarks/calibration.py`: 90th percentile of the test points",
