@@ -81,6 +81,16 @@ def triangle(w: Any, pair: Any) -> Any:
     return pair + jnp.einsum("bikc,bjkc->bijc", left, right) @ w["out"]
 
 
+def adversaries(w: Any, noise: Any, real: Any) -> Any:
+    """What one network tells of pictures, and of those that another makes of as much noise."""
+
+    def told(x: Any) -> Any:
+        return (jax.nn.relu(x @ w["in"]) @ w["out"]).mean()
+
+    made = jax.nn.relu(jax.nn.relu(noise @ w["wide"]) @ w["wider"]) @ w["picture"]
+    return told(made) - told(real)
+
+
 DIFFUSION = {
     "patch": arg(12, D), "time": arg(20, D), "modulate": arg(D, D), "layers": [BLOCK, BLOCK], "out": arg(D, 12)
 }  # fmt: skip
@@ -92,6 +102,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         diffusion, (DIFFUSION, arg(B, S, 12), arg(B, 20)),
         {(0, 0): "ff", (0, 1): "embed", (3, 0): "embed", (1, 1): "heads", (16, 0): "batch", (16, 1): "seq",
          (17, 0): "batch"},
+    ),
+    "adversaries": (
+        adversaries,
+        ({"in": arg(D, F), "out": arg(F, 1), "picture": arg(F, D), "wide": arg(20, F), "wider": arg(F, F)},
+         arg(B, 20), arg(B, D)),
+        {(5, 0): "batch", (6, 0): "batch"},
     ),
     "ensemble": (ensemble, ({"a": arg(E, D, F), "b": arg(E, F, D)}, arg(B, D)), {(0, 0): "ensemble", (2, 0): "batch"}),
     "mixture": (

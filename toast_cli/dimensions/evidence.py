@@ -21,8 +21,9 @@ from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles, views
 
 # From this many weights of one class on, that class is what flows from block to block.
 _STREAM = 4
-# A group that only so small a part of the arithmetic can be split along is no batch.
-_LEAST_WORK = 0.3
+# A group that only so small a part of the arithmetic can be split along is no batch. Nor is one a second batch where so
+# small a part is left to split.
+_LEAST_WORK, _LEAST_LEFT = 0.3, 0.01
 _SPACE = ("height", "width", "depth")
 
 
@@ -60,8 +61,8 @@ class _Product:
 class _Evidence:
     """weights_of: class -> weights whose products have it. square: groups that one product with a weight
     both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over;
-    routed: those of them that other products have apart. mixed: groups along which elements meet. work: group ->
-    arithmetic along it. tokens: groups of what is looked up in tables, or scanned.
+    routed: those of them that other products have apart. mixed: groups along which elements meet. tokens: groups of
+    what is looked up in tables, or scanned.
     """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -71,7 +72,6 @@ class _Evidence:
     stacked: set[int] = field(default_factory=set)
     routed: set[int] = field(default_factory=set)
     mixed: set[int] = field(default_factory=set)
-    work: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     tokens: set[int] = field(default_factory=set)
 
     def vote(self, groups: Iterable[int], role: str) -> None:
@@ -95,10 +95,9 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     for look in looks:
         _beside_weights(evidence, look, weights)
     _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
-    _work(evidence, program, classes, class_group)
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, found)
-    _batch(evidence, weights, data, crowded, found)
+    _batch(evidence, weights, data, crowded, found, _work(program, classes, class_group))
     return found
 
 
@@ -259,11 +258,23 @@ def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> No
                     evidence.vote(side, "head_dim")
 
 
-def _work(evidence: _Evidence, program: Program, classes: Classes, class_group: list[int]) -> None:
+def _work(program: Program, classes: Classes, class_group: list[int]) -> dict[frozenset[int], float]:
+    """Groups that meet in ops -> arithmetic of all of these."""
+    work: dict[frozenset[int], float] = defaultdict(float)
     for number, op in enumerate(program.ops):
         if op.flops:
-            for group in {class_group[c] for c in classes.slot_classes[number]}:
-                evidence.work[group] += op.flops * op.trips
+            work[frozenset([class_group[c] for c in classes.slot_classes[number]])] += op.flops * op.trips
+    return work
+
+
+def _work_left(work: dict[frozenset[int], float], without: set[int]) -> dict[int, float]:
+    """Group -> arithmetic along it, of ops that have none of the groups in `without`."""
+    left: dict[int, float] = defaultdict(float)
+    for groups, flops in work.items():
+        if groups.isdisjoint(without):
+            for group in groups:
+                left[group] += flops
+    return left
 
 
 # ---------------------------------------------------------------- who is what
@@ -304,13 +315,29 @@ def _features(
             found[group] = "ff"
 
 
-def _batch(evidence: _Evidence, weights: set[int], data: set[int], crowded: set[int], found: dict[int, str]) -> None:
+def _batch(
+    evidence: _Evidence,
+    weights: set[int],
+    data: set[int],
+    crowded: set[int],
+    found: dict[int, str],
+    work: dict[frozenset[int], float],
+) -> None:
     """The batch: what inputs have and weights do not, along which elements never meet and most of the work can be
-    split. Where tokens have more dimensions than that, the others are sequences.
+    split. Where tokens have more dimensions than that, the others are sequences. Where inputs do not go together (real
+    and generated images, two towers), each has a batch of its own, along which most of the work can be split that is
+    left.
     """
     apart = weights | crowded | evidence.mixed | set(found)
-    most = max(evidence.work.values(), default=0.0)
-    free = [g for g in sorted(data - apart) if evidence.work.get(g, 0.0) >= _LEAST_WORK * most > 0.0]
-    batch = max(free, key=lambda g: (round(evidence.work[g] / most, 2), -g), default=-1)
-    found.update((g, "seq" if g in evidence.tokens and g != batch else "batch") for g in free)
+    batches: set[int] = set()
+    left = _work_left(work, batches)
+    least = _LEAST_LEFT * max(left.values(), default=0.0)
+    while (most := max(left.values(), default=0.0)) > least:
+        free = [g for g in sorted(data - apart - batches) if left.get(g, 0.0) >= _LEAST_WORK * most]
+        if not free:
+            break
+        batch = max(free, key=lambda g: (round(left[g] / most, 2), -g))
+        found.update((g, "seq" if g in evidence.tokens and g != batch else "batch") for g in free)
+        batches.update(free)
+        left = _work_left(work, batches)
     found.update((g, "seq") for g in sorted((evidence.tokens & data) - weights) if g not in found)
