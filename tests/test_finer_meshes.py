@@ -19,6 +19,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import scattered_in
 from toast_cli.program.model import Program
+from toast_cli.search.moves import Moves, middle_grain
 from toast_cli.tactics import strategy
 
 
@@ -101,3 +102,17 @@ def test_the_plan_on_a_finer_mesh_is_no_slower(spec: str, coarse: str, fine: str
     row = measure("mlp_tiny", program(), analyse(program()), spec, coarse, fine)
     assert row["verdict"] == ""
     assert 0.0 < row["fine_ms"] <= 1.01 * row["coarse_ms"]
+
+
+def test_a_fine_mesh_is_first_searched_as_its_links_go() -> None:
+    """Each dimension of the torus has an outer and an inner axis; over both together it is the coarse mesh's ring."""
+    mesh = load_spec("v5e-256").mesh({"a": 4, "b": 4, "c": 4, "d": 4})
+    problem = make_problem(program(), analyse(program()), mesh)
+    assert middle_grain(problem) == ((0, 2), (1, 3))
+    assert middle_grain(problem_on(a=4, b=2, c=2)) is None
+    moves = Moves(problem, middle_grain(problem))
+    one, other, *_ = (unit for unit in moves.units if isinstance(unit[0], Shard) and unit[0].group == 0)
+    plan = problem.canonical((*problem.fixed, *one))
+    assert len(one) == 2
+    assert {d.axis for edit in moves.about_axes(problem.canonical((*plan, *other))) for d in edit.out} == {0, 1, 2, 3}
+    assert all(len({d.axis % 2 for d in edit.out}) == 1 for edit in moves.exchanges(plan) if len(edit.out) == 2)

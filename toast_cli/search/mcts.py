@@ -25,7 +25,7 @@ from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import Promise, climb, climb_around
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Edit, Move, Moves, grains
+from toast_cli.search.moves import Edit, Grain, Move, Moves, grains, middle_grain
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
@@ -37,6 +37,7 @@ TOPS = 6  # plans kept for variation
 STARTS = 3  # plans given to start from that are climbed from
 SHAKES = 3  # random edits in one variation, at most
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
+COARSE_SHARE = 0.3  # of the budget on meshes of four and more axes: as if they had two
 PLATEAU = 30  # rounds of simulation and variation without a better plan that end the search
 
 
@@ -50,10 +51,10 @@ class _TreeNode:
 
 
 class _Tree:
-    def __init__(self, incumbent: Incumbent, rng: np.random.Generator) -> None:
+    def __init__(self, incumbent: Incumbent, rng: np.random.Generator, grain: Grain | None = None) -> None:
         self.problem, self.incumbent, self.rng = incumbent.problem, incumbent, rng
-        self.moves = Moves(self.problem)
-        self.coarse = [Moves(self.problem, grain) for grain in grains(self.problem)]
+        self.moves = Moves(self.problem, grain)
+        self.coarse = [] if grain else [Moves(self.problem, part) for part in grains(self.problem)]
         self.nodes: dict[Plan, _TreeNode] = {}
         self.worth: dict[Decision, float] = {}  # best reward of a plan that holds the decision, smoothed
         self.promise: Promise = {}
@@ -191,6 +192,10 @@ def mcts(
     incumbent = Incumbent(problem, evaluate, budget, progress, starts)
     stopped = "plateau"
     try:
+        grain = middle_grain(problem)
+        if grain is not None:
+            grow(incumbent, rng, grain=grain, until=COARSE_SHARE)
+            climb_around(Moves(problem, grain), incumbent.worth, incumbent.best)
         grow(incumbent, rng)
     except OutOfBudget as why:
         stopped = str(why)
@@ -220,12 +225,21 @@ def polish(
     return incumbent.result(stopped)
 
 
-def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = inf) -> None:
+def grow(
+    incumbent: Incumbent,
+    rng: np.random.Generator,
+    evaluations: float = inf,
+    grain: Grain | None = None,
+    until: float = 1.0 - POLISH_SHARE,
+) -> None:
     """Improves the incumbent until a plateau, or about so many evaluations; raises OutOfBudget when its own budget
     ends before.
+
+    Args:
+        grain: what is decided about together, see `moves`. until: so much of the budget is used.
     """
     root = incumbent.problem.fixed
-    tree = _Tree(incumbent, rng)
+    tree = _Tree(incumbent, rng, grain)
     starts = tree.best_of(incumbent.starts)
     tree.look_around()
     for plan in (root, *starts):
@@ -233,7 +247,7 @@ def grow(incumbent: Incumbent, rng: np.random.Generator, evaluations: float = in
     for moves in tree.coarse:
         tree.climb_from(root, moves)
     idle = 0
-    while idle < PLATEAU and incumbent.used < 1.0 - POLISH_SHARE and tree.node(root).moves:
+    while idle < PLATEAU and incumbent.used < until and tree.node(root).moves:
         if len(incumbent.seen) >= evaluations:
             break
         before = incumbent.best

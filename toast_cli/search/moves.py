@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import combinations, permutations
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 
 Grain = tuple[tuple[int, ...], ...]  # mesh axes decided about together
 Move = tuple[Decision, ...]  # decisions taken together, in order
+Shards = tuple[Shard, ...]  # a move of nothing else
 
 
 class Edit(NamedTuple):
@@ -37,7 +39,7 @@ class Moves:
         self.problem = problem
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
-        self._part_of = part_of
+        self._parts, self._part_of = parts, part_of
         self.units: list[Move] = self._together(problem.decisions.choices)
         self.macros = self._make_macros(part_of)
 
@@ -143,32 +145,43 @@ class Moves:
 
     def about_axes(self, plan: Plan) -> list[Edit]:
         """Edits of all decisions about an axis together, which may become those about another axis, and of all about
-        two, of those of what is split over both, or of each group that is.
+        two, of those of what is split over both, or of each group that is. Of a coarse grain, parts stand for axes.
         """
-        decisions = plan[len(self.problem.fixed) :]
-        axes = sorted({d.axis for d in decisions})
-        if len(axes) < 2:
+        decisions, part_of, offers = plan[len(self.problem.fixed) :], self._part_of, self.problem.decisions.offers
+        parts = sorted({part_of[d.axis] for d in decisions})
+        if len(parts) < 2:
             return []
-        offers = self.problem.decisions.offers
-        found = [Edit(move, move) for move in (tuple(d for d in decisions if d.axis == axis) for axis in axes)]
-        for one, other in combinations(axes, 2):
-            place = {one: other, other: one}
+        found = [Edit(move, move) for move in (tuple(d for d in decisions if part_of[d.axis] == p) for p in parts)]
+        alike = [
+            (one, other) for one, other in permutations(parts, 2) if len(self._parts[one]) == len(self._parts[other])
+        ]
+        for one, other in alike:
+            if one > other:
+                continue
+            place = self._places(one, other) | self._places(other, one)
             either = tuple(d for d in decisions if d.axis in place)
-            of_groups = Counter(d[0] for d in either)
+            of_groups = Counter(about for about, *_ in {(d[0], type(d), part_of[d.axis]) for d in either})
             both = tuple(d for d in either if of_groups[d[0]] > 1)
             for moved in dict.fromkeys((either, both)):
                 into = tuple(d._replace(axis=place[d.axis]) for d in moved)
                 if into and all(map(offers, into)):
                     found.append(Edit(moved, into))
-            shards = [d for d in both if isinstance(d, Shard)]
-            pairs = (pair for pair in combinations(shards, 2) if pair[0].group == pair[1].group)
+            units = [
+                shards for unit in self._together(both) if (shards := tuple(d for d in unit if isinstance(d, Shard)))
+            ]
+            pairs = (pair for pair in combinations(units, 2) if pair[0][0].group == pair[1][0].group)
             found += [edit for pair in pairs for edit in _crosswise(*pair) if all(map(offers, edit.into))]
-        for one, other in permutations(axes, 2):
-            out = tuple(d for d in decisions if d.axis == other)
-            into = tuple(filter(offers, (d._replace(axis=other) for d in decisions if d.axis == one)))
+        for one, other in alike:
+            place = self._places(one, other)
+            out = tuple(d for d in decisions if part_of[d.axis] == other)
+            into = tuple(filter(offers, (d._replace(axis=place[d.axis]) for d in decisions if d.axis in place)))
             if into and into != out:
                 found.append(Edit(out, into))
         return found
+
+    def _places(self, one: int, other: int) -> dict[int, int]:
+        """Axis of one part -> the axis of another part that stands at its place."""
+        return dict(zip(self._parts[one], self._parts[other], strict=True))
 
     def held(self, plan: Plan) -> list[Move]:
         """What a plan has of each unit, in the order of the plan."""
@@ -202,13 +215,20 @@ class Moves:
         return [move for move in dict.fromkeys(found) if len(move) > 1 and move not in known]
 
 
-def _crosswise(one: Shard, other: Shard) -> list[Edit]:
-    """Edits of two decisions about one group that exchange where they hold, their sides, or their axes."""
-    scopes = one._replace(unless=other.unless), other._replace(unless=one.unless)
-    sides = one._replace(sides=other.sides), other._replace(sides=one.sides)
-    axes = one._replace(axis=other.axis), other._replace(axis=one.axis)
-    pair = one, other
-    return [Edit(pair, into) for into in dict.fromkeys((scopes, sides, axes)) if into != pair]
+def _crosswise(one: Shards, other: Shards) -> list[Edit]:
+    """Edits of two units about one group that exchange where they hold, their sides, or their axes."""
+    pair = (*one, *other)
+    scopes = *_with(one, unless=other[0].unless), *_with(other, unless=one[0].unless)
+    sides = *_with(one, sides=other[0].sides), *_with(other, sides=one[0].sides)
+    found = [scopes, sides]
+    if len(one) == len(other):
+        swapped = zip(pair, (*other, *one), strict=True)
+        found.append(tuple(d._replace(axis=to.axis) for d, to in swapped))
+    return [Edit(pair, into) for into in dict.fromkeys(found) if into != pair]
+
+
+def _with(unit: Shards, **fields: Any) -> Shards:
+    return tuple(d._replace(**fields) for d in unit)
 
 
 def _alike(one: Decision, other: Decision) -> bool:
@@ -216,13 +236,37 @@ def _alike(one: Decision, other: Decision) -> bool:
     return type(one) is type(other) and (one.axis == other.axis or one[0] == other[0])
 
 
+def middle_grain(problem: Problem) -> Grain | None:
+    """A mesh of four and more axes as it is searched first: those that run along the same links together, else in two
+    parts that are as equal as can be. None for other meshes."""
+    found, sizes = grains(problem), problem.mesh.sizes
+    if sum(size > 1 for size in sizes) < 4:
+        return None
+    along = _along_links(problem)
+    return along or min(
+        found, key=lambda grain: abs(prod(sizes[a] for a in grain[0]) - prod(sizes[a] for a in grain[1]))
+    )
+
+
 def grains(problem: Problem) -> list[Grain]:
-    """Coarse ways to see a mesh of three and more axes: as one of two, split at each place in the order of its axes."""
+    """Coarse ways to see a mesh of three and more axes: as one of two, split at each place in the order of its axes;
+    and with those as one that run along the same links."""
     axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
     if len(axes) < 3:
         return []
     rest = tuple((axis,) for axis, size in enumerate(problem.mesh.sizes) if size == 1)
-    return [(tuple(axes[:k]), tuple(axes[k:]), *rest) for k in range(1, len(axes))]
+    found = [(tuple(axes[:k]), tuple(axes[k:]), *rest) for k in range(1, len(axes))]
+    along = _along_links(problem)
+    return found if along is None or along in found else [*found, along]
+
+
+def _along_links(problem: Problem) -> Grain | None:
+    """Axes that share dimensions of the torus together; None where that joins none or all of them."""
+    parts: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, axis in enumerate(problem.mesh.axes):
+        parts[tuple(sorted(link.dimension or axis.name for link in axis.links))].append(number)
+    found = tuple(tuple(part) for part in parts.values())
+    return found if 1 < len(found) < len(problem.mesh.axes) else None
 
 
 def suited(problem: Problem, plan: Plan) -> Plan:
