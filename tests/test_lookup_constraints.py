@@ -1,4 +1,4 @@
-"""Look-ups whose rows are split say where their results lie."""
+"""Look-ups whose results are split over several axes at once say where these lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_what_is_looked_up_and_scattered_is_constrained() -> None:
 
     edges = arg(96, dtype=jnp.int32)
     case = case_of(layer, arg(32, 64), arg(64, 64), edges, edges)
-    lowered = case.lowered((case.shard("w.1", "model"),))
+    lowered = case.lowered((case.shard("w.1", "data"), case.shard("w.1", "model")))
     lookups = [op.results[0] for op in case.program.ops if op.kind.lookup]
     assert len(lookups) == 2 and all(any(lowered.shardings[value]) for value in lookups)
     pinned = {pin.handle for pin in choose_marks(case.source, lowered).marks.pins}

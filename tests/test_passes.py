@@ -155,6 +155,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),
     "reduction-motion": (gated, (arg(64, 16), arg(64, 16)), "x.0:data", "more communication", MOVING),
     "overlap": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "other collectives", PLAIN),
+    "lookup-rows": (lambda x, i: jnp.zeros((40_000, 16)).at[i].add(jnp.tanh(x)),
+                    (arg(200_000, 16), arg(200_000, dtype=jnp.int32)), "", "less peak", "v5e-16"),
     "fusion": (lambda x: jnp.tanh(jnp.sin(x)).sum(), (SQUARE,), "", "more peak", PLAIN),
     "output-fusion": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),
     "multi-output-fusion": (finished_twice, (SQUARE,) * 2, "", "more compute", PLAIN),

@@ -7,7 +7,7 @@ graph networks. What others read of gathered rows is laid out anew, by a copy, a
 themselves, which are not counted. A scatter into less than `scatter_bytes` keeps that on the chip and computes what it
 adds as it reads it; larger ones sort their indices, and what they add is written first. Told by whole arrays, before
 any plan is known: a plan that splits the rows scattered into may get below that. Single elements, and rows of several
-dimensions, are laid out as other arrays are, as is everything without this pass.
+dimensions, are laid out as other arrays are. Without this pass everything is.
 
 Enters: a program and a profile. Leaves: which dimension of a value is in the lanes.
 """

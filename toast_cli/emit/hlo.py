@@ -41,7 +41,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
     with in_regions(source, lowered) as (source, lowered):
-        lowered = reduced_behind_transposes(source, lowered)
+        lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
         marks = operation_marks(source, lowered)
         with annotated(source.module, marks, notation, devices):
             text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))

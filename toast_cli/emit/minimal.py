@@ -241,12 +241,14 @@ def exchanged_results(program: Program, lowered: PartitionedProgram) -> Iterator
 
 
 def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
-    """What gathers and scatters leave of which each device has a piece. XLA:TPU simplifies the program before it
-    propagates (libtpu 0.0.42.1), and in that form other shardings can reach a look-up first: in a graph convolution
-    whose layers are split alike by (data, model) and (model, data), rows and updates were gathered whole."""
+    """What gathers and scatters leave of which a dimension is split over several axes. XLA:TPU simplifies the program
+    before it propagates (libtpu 0.0.42.1), and in that form other shardings can reach a look-up first: in a graph
+    convolution whose layers are split alike by (data, model) and (model, data), rows and updates were gathered whole.
+    """
     for op in program.ops:
         if op.kind.lookup:
-            yield from (v for v in op.results if any(lowered.shardings[v]) and v not in lowered.partial)
+            split = (v for v in op.results if any(len(axes) > 1 for axes in lowered.shardings[v]))
+            yield from (v for v in split if v not in lowered.partial)
 
 
 def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:

@@ -25,8 +25,13 @@ from toast_cli.program.transposed import Transposed, transposed
 _TILE = (8, 128)  # rows and columns of the tiles of 32 bits that a TPU's memory is divided into (public TPU docs)
 
 
-def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> PartitionedProgram:
-    """The same plan, with reductions, and reshards of what they leave, moved behind transposes."""
+def reduced_behind_transposes(
+    source: Source, lowered: PartitionedProgram, *, narrow_too: bool = False
+) -> PartitionedProgram:
+    """The same plan, with reductions, and reshards of what they leave, moved behind transposes.
+
+    narrow_too: also those of narrow pieces (in HLO, where GSPMD makes an all-reduce of such a product on XLA:CPU).
+    """
     remade = remade_values(source.program)
     shardings, computed, paths = list(lowered.shardings), dict(lowered.computed), dict(lowered.paths)
     required = dict(lowered.required)
@@ -36,7 +41,7 @@ def reduced_behind_transposes(source: Source, lowered: PartitionedProgram) -> Pa
             continue
         path = lowered.path(value)
         piece = local_shape(source.program.values[value].shape, path[-1], lowered.axis_sizes)
-        if tiles(piece) < tiles(tuple(piece[dim] for dim in of.order)):
+        if not narrow_too and tiles(piece) < tiles(tuple(piece[dim] for dim in of.order)):
             continue
         del computed[value]
         if value in lowered.found:
