@@ -54,6 +54,15 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "elementwise of CHLO": (lambda x: lax.erf_inv(jnp.tanh(x)) + lax.asinh(x), (X,)),
     "select by one": (lambda p, x, y: lax.select(p[0] > 0, x, y), (arg(1), X, X)),
     "complex": (lambda x, y: jnp.abs(lax.complex(x, y) * 2), (X, X)),
+    "complex sum": (lambda x, y: jnp.abs(jnp.sum(lax.complex(x, y), 0)), (X, X)),
+    "complex product": (lambda x, y: jnp.abs(lax.complex(x, y) @ lax.complex(y, x).T), (X, X)),
+    "complex mixed": (
+        lambda x, y: jnp.abs(
+            jnp.cumsum(lax.complex(x, y).at[jnp.array([3, 1])].add(2j), 0)[1:]
+            * jnp.pad(lax.complex(y, x), ((1, 0), (2, 0)))[:-2, 2:]
+        ),
+        (X, X),
+    ),
     "bits": (lambda x: lax.bitcast_convert_type(x, jnp.uint8), (X,)),
     "fewer bits": (lambda x: lax.reduce_precision(x, 5, 10), (X,)),
     "product": (lambda x, y: x @ y, (X, arg(8, 16))),

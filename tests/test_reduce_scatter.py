@@ -113,6 +113,13 @@ def test_gradients_lie_as_what_they_update(
     assert stay == [in_f32, in_bf16]
 
 
+def test_arrays_of_no_elements_have_tiles_too() -> None:
+    """`associative_scan` sums gradients of slices that take nothing."""
+    stays_scatter(
+        TPU, mesh_of("v5e-16", {"data": 4, "model": 4}), (1,), (0, 256), 1, 64, Made(((), ()), ((0, 256), (0, 64)))
+    )
+
+
 def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
     """[1024, 3, 16, 64] over 8 devices and then 2: pieces of 128 lie as columns, and stay that in pieces of 64. [96,
     16, 24]: pieces of 12 rows lie across tiles, and are copied.

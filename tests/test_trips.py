@@ -53,6 +53,15 @@ LOOPS: list[tuple[str, Callable[[Any], Any], list[int]]] = [
     ),
 ]
 
+POSITION = arg(dtype="int32")
+# name, function of one f32[8,8] and the position at which it starts, trips
+FROM_A_POSITION: list[tuple[str, Callable[[Any, Any], Any], int]] = [
+    ("up to 8 further", lambda x, i: lax.fori_loop(i, i + 8, lambda i, c: c * i, x), 8),
+    ("from 2 further", lambda x, i: lax.fori_loop(i + 2, 8 + i, lambda i, c: c * i, x), 6),
+    ("back by 5", lambda x, i: lax.while_loop(lambda s: s[0] > i - 5, lambda s: (s[0] - 1, s[1] * 2), (i, x))[1], 5),
+    ("in a loop", lambda x, i: lax.fori_loop(0, 3, lambda j, c: lax.fori_loop(i, i + 4, lambda k, d: d @ d, c), x), 4),
+]
+
 # Loops whose counts depend on data, or on something the pattern does not know.
 UNKNOWN: list[tuple[str, Callable[[Any], Any]]] = [
     ("until small", lambda x: lax.while_loop(lambda c: jnp.sum(c) > 1.0, lambda c: c / 2, x)),
@@ -70,6 +79,19 @@ def test_the_count_is_read_from_the_counter(run: Callable[[Any], Any], trips: li
     assert [loop.trips_known for loop in loops] == [True] * len(trips)
     assert [loop.trips for loop in loops] == trips
     assert source.notices == ()
+
+
+@pytest.mark.parametrize(("run", "trips"), [case[1:] for case in FROM_A_POSITION], ids=[c[0] for c in FROM_A_POSITION])
+def test_a_count_is_read_between_two_unknown_numbers(run: Callable[[Any, Any], Any], trips: int) -> None:
+    source = source_of(run, X, POSITION)
+    assert source.program.loops[-1].trips == trips
+    assert source.notices == ()
+
+
+def test_a_counter_from_an_unknown_number_counts_at_most_from_zero() -> None:
+    source = source_of(lambda x, i: lax.fori_loop(i, 32, lambda i, c: c @ c, x), X, POSITION)
+    assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(32, False)]
+    assert source.notices == ("1 of 1 loops have an unknown trip count, taken as the most they can be",)
 
 
 @pytest.mark.parametrize("run", [case[1] for case in UNKNOWN], ids=[case[0] for case in UNKNOWN])

@@ -67,3 +67,25 @@ def test_a_condition_of_several_parts_says_the_most_there_can_be() -> None:
     )
     bodies, entry = computations(text)
     assert run_counts(bodies, entry)["body"] == 11
+
+
+@pytest.mark.parametrize(
+    ("start", "offset", "trips"), [("copy(%n)", 8, 8), ("add(%n, %two)", 8, 6), ("negate(%n)", 8, 8)]
+)
+def test_trips_between_two_sums_with_one_unknown_number(start: str, offset: int, trips: int) -> None:
+    """The bound is an element that the body passes on; the last start is another number, so that the condition's one
+    constant is taken."""
+    text = (
+        LOOP.format_map(UP | {"start": start, "operands": "%i, %end", "bound": offset})
+        .replace("(f32[4], s32[])", "(f32[4], s32[], s32[])")
+        .replace("(f32[4]{0}, s32[])", "(f32[4]{0}, s32[], s32[])")
+        .replace(
+            "  ROOT %go", "  %m = s32[] get-tuple-element(%c), index=2\n  %end = s32[] add(%m, %bound)\n  ROOT %go"
+        )
+        .replace("tuple(%x, %kept)", "tuple(%x, %kept, %m.1)")
+        .replace("  %by =", "  %m.1 = s32[] get-tuple-element(%b), index=2\n  %by =")
+        .replace("  %start =", "  %two = s32[] constant(2)\n  %start =")
+        .replace("tuple(%a, %start)", "tuple(%a, %start, %n)")
+    )
+    bodies, entry = computations(text)
+    assert run_counts(bodies, entry)["body"] == trips

@@ -158,5 +158,5 @@ def _ending_in(dims: Iterable[int], ends: Ends) -> tuple[int, ...]:
 
 def _tiles(tile: TileShape, shape: tuple[int, ...], ends: Ends) -> int:
     row, column = ends
-    outer = prod(shape) // (shape[row] * shape[column])
+    outer = prod(size for dim, size in enumerate(shape) if dim not in ends)
     return ceil(shape[row] / tile[0]) * ceil(shape[column] / tile[1]) * outer

@@ -1,8 +1,10 @@
 """How often a `while` runs, read from the counter pattern that `lax.scan` and `fori_loop` produce.
 
-The pattern: the condition compares a carried integer with a constant, the carried integer starts at a constant and each
-iteration adds a constant to it. Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another;
-and for a condition that asks for more than that (`i < 50 and error > 1e-3`) the most it can be.
+The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
+It starts at a constant and the bound is one, or both are the same value and a constant (from `position` to `position +
+8`). Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another; and the most it can be, for a
+condition that asks for more than that (`i < 50 and error > 1e-3`) and for a counter that starts at an unknown number,
+which is taken not to be negative.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
 
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
+Number = tuple[Any, int]  # a value, or None for nothing, and what is added to it
+
 
 def trip_count(operation: Any) -> int | None:
     """Iterations of `operation`, a `stablehlo.while` of normalised form."""
@@ -22,7 +26,7 @@ def trip_count(operation: Any) -> int | None:
 
 
 def trip_limit(operation: Any) -> int | None:
-    """The most iterations that a condition of several parts allows, where one of them counts."""
+    """The most iterations that a condition allows, where it or one of its parts counts up to a constant."""
     waiting = [_producer(_last(operation.regions[0].blocks[0]).operands[0])]
     limits: list[int] = []
     while waiting:
@@ -32,7 +36,7 @@ def trip_limit(operation: Any) -> int | None:
         elif test is not None and test.name == "stablehlo.and":
             waiting += [_producer(_through(operand)) for operand in test.operands]
         else:
-            count = _compared(test, operation)
+            count = _compared(test, operation, at_most=True)
             limits += [] if count is None else [count]
     return min(limits, default=None)
 
@@ -50,27 +54,23 @@ def _is_true_unless_false(test: Any) -> bool:
     return array.dtype.kind == "b" and not array.any()
 
 
-def _compared(compare: Any | None, operation: Any) -> int | None:
-    """For how many iterations a comparison of the condition holds."""
+def _compared(compare: Any | None, operation: Any, *, at_most: bool = False) -> int | None:
+    """For how many iterations a comparison of the condition holds; at most, where the start is not known."""
     if compare is None or compare.name != "stablehlo.compare":
         return None
-    condition, body = (region.blocks[0] for region in operation.regions)
+    body = operation.regions[1].blocks[0]
     direction = str(compare.attributes["comparison_direction"]).removesuffix(">").split()[-1]
     left, right = (_through(operand) for operand in compare.operands)
-    counter, bound = _argument_number(left, condition, operation), _constant(right, operation)
+    counter, bound = _counter(left, operation), right
     if counter is None:
-        counter, bound, direction = (
-            _argument_number(right, condition, operation),
-            _constant(left, operation),
-            _SWAPPED[direction],
-        )
-    if counter is None or bound is None:
+        counter, bound, direction = _counter(right, operation), left, _SWAPPED[direction]
+    step = None if counter is None else _step(_last(body).operands[counter], counter, body, operation)
+    if counter is None or not step:
         return None
-    start = _constant(_through(operation.operands[counter]), operation)
-    step = _step(_last(body).operands[counter], counter, body, operation)
-    if start is None or not step:
-        return None
-    return _count(start, bound, step, direction)
+    (base, first), (other, last) = _number(operation.operands[counter], operation), _number(bound, operation)
+    if _same(base, other):
+        return _count(first, last, step, direction)
+    return _count(0, last, step, direction) if at_most and other is None and step > 0 else None
 
 
 def _count(start: int, bound: int, step: int, direction: str) -> int | None:
@@ -104,11 +104,56 @@ def _through(value: Any) -> Any:
     return value
 
 
-def _argument_number(value: Any, block: Any, operation: Any) -> int | None:
+def _counter(value: Any, operation: Any) -> int | None:
+    """Which of the carried values a value of the condition is, if the body changes it."""
+    number = _argument_number(value, operation.regions[0].blocks[0])
+    return None if number is None or _unchanged(number, operation) else number
+
+
+def _argument_number(value: Any, block: Any) -> int | None:
     for number, argument in enumerate(block.arguments):
         if argument == value:
             return number
     return None
+
+
+def _unchanged(number: int, operation: Any) -> bool:
+    """Whether the body passes carried value `number` on as it is."""
+    body = operation.regions[1].blocks[0]
+    return bool(_last(body).operands[number] == body.arguments[number])
+
+
+def _number(value: Any, operation: Any) -> Number:
+    """An integer as the sum of a value outside the loop and a constant, as far as that can be seen."""
+    offset = 0
+    while True:
+        value = _outside(_through(value), operation)
+        constant, producer = _constant(value, operation), _producer(value)
+        if constant is not None:
+            return None, offset + constant
+        if producer is None or producer.name not in ("stablehlo.add", "stablehlo.subtract"):
+            return value, offset
+        sign = 1 if producer.name == "stablehlo.add" else -1
+        left, right = (_constant(_through(operand), operation) for operand in producer.operands)
+        if right is not None:
+            value, offset = producer.operands[0], offset + sign * right
+        elif left is not None and sign == 1:
+            value, offset = producer.operands[1], offset + left
+        else:
+            return value, offset
+
+
+def _same(value: Any | None, other: Any | None) -> bool:
+    return value is other if value is None or other is None else bool(value == other)
+
+
+def _outside(value: Any, operation: Any) -> Any:
+    """Where a loop carries a value unchanged, the value outside."""
+    for block in (region.blocks[0] for region in operation.regions):
+        number = _argument_number(value, block)
+        if number is not None and _unchanged(number, operation):
+            return _through(operation.operands[number])
+    return value
 
 
 def _constant(value: Any, operation: Any) -> int | None:
@@ -116,10 +161,9 @@ def _constant(value: Any, operation: Any) -> int | None:
     producer = _producer(value)
     if producer is None:
         for block in (region.blocks[0] for region in operation.regions):
-            number = _argument_number(value, block, operation)
+            number = _argument_number(value, block)
             if number is not None:
-                body = operation.regions[1].blocks[0]
-                unchanged = _last(body).operands[number] == body.arguments[number]
+                unchanged = _unchanged(number, operation)
                 return _constant(_through(operation.operands[number]), operation) if unchanged else None
         return _outer_constant(value, operation)
     if producer.name != "stablehlo.constant":

@@ -2,8 +2,8 @@
 
 Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the
 compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
-with), else the one constant of the condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`)
-those that count say the most it can be.
+with; both may be the same instruction and a constant: from `position` to `position + 8`), else the one constant of the
+condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`) those that count say the most it can be.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
-_CONSTANT = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
+_WHOLE = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
 _ELEMENT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _COMPARE = re.compile(r" compare\((.*?)\), direction=(\w\w)")
 _AND = re.compile(r" and\((.*?)\)")
@@ -23,6 +23,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 
 Lines = dict[str, str]  # instruction's name -> its line
+Number = tuple[str | None, int]  # an instruction, or None for nothing, and what is added to it
 
 
 def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> int:
@@ -55,23 +56,36 @@ def _counted(line: str, around: Lines, inside: Lines, test: str, body: list[str]
     compare = _COMPARE.search(test)
     if compare is None:
         return None
+    given = _NAME.findall(line.partition(" while(")[2])[0]
+    carried, changed = around.get(given, ""), _changed(body)
     left, right = _NAME.findall(compare[1])[:2]
     direction = compare[2]
-    counter, bound = _element(left, inside), _number(right, inside)
-    if counter is None:
-        counter, bound, direction = _element(right, inside), _number(left, inside), _SWAPPED.get(direction, "")
-    if counter is None or bound is None:
+    counter, bound = _element(left, inside), right
+    if counter is None or counter not in changed:
+        counter, bound, direction = _element(right, inside), left, _SWAPPED.get(direction, "")
+    step = None if counter is None else _step(counter, body)
+    if counter is None or not step:
         return None
-    given = _NAME.findall(line.partition(" while(")[2])[0]
-    start = _number(_place(around.get(given, ""), counter), around)
-    step = _step(counter, body)
-    if start is None or not step:
+    base, first = _number(_place(carried, counter), around)
+    other, last = _number(bound, inside)
+    element = None if other is None else _element(other, inside)
+    if element is not None and element not in changed:
+        other, more = _number(_place(carried, element), around)
+        last += more
+    if base != other and _read(base, around) != _read(other, around):
         return None
     if direction in ("LT", "LE") and step > 0:
-        return max(0, (bound - start - (direction == "LT")) // step + 1)
+        return max(0, (last - first - (direction == "LT")) // step + 1)
     if direction in ("GT", "GE") and step < 0:
-        return max(0, (start - bound - (direction == "GT")) // -step + 1)
+        return max(0, (first - last - (direction == "GT")) // -step + 1)
     return None
+
+
+def _changed(body: list[str]) -> set[int]:
+    """Elements of what a loop carries that are not passed on as they are."""
+    inside, root = _named(body), _root(body)
+    places = _NAME.findall(root.partition(" tuple(")[2].partition(")")[0])
+    return {number for number, name in enumerate(places) if _element(name, inside) != number}
 
 
 def _step(counter: int, body: list[str]) -> int | None:
@@ -82,9 +96,9 @@ def _step(counter: int, body: list[str]) -> int | None:
         return None
     left, right = _NAME.findall(found[2])[:2]
     if _element(left, inside) == counter:
-        by = _number(right, inside)
+        by = _constant(right, inside)
     elif found[1] == "add" and _element(right, inside) == counter:
-        by = _number(left, inside)
+        by = _constant(left, inside)
     else:
         return None
     return -by if by is not None and found[1] == "subtract" else by
@@ -121,7 +135,34 @@ def _element(name: str, inside: Lines) -> int | None:
     return int(found[1]) if found else None
 
 
-def _number(name: str, inside: Lines) -> int | None:
+def _number(name: str, inside: Lines) -> Number:
+    """An integer as the sum of another instruction and a constant, as far as that can be seen."""
+    offset = 0
+    while True:
+        name = _through(name, inside)
+        line = inside.get(name, "")
+        constant, sum_ = _constant(name, inside), _STEP.search(line)
+        if constant is not None:
+            return None, offset + constant
+        operands = _NAME.findall(sum_[2])[:2] if sum_ else []
+        if sum_ is None or len(operands) < 2:
+            return name, offset
+        left, right = (_constant(operand, inside) for operand in operands)
+        if right is not None:
+            name, offset = operands[0], offset + (right if sum_[1] == "add" else -right)
+        elif left is not None and sum_[1] == "add":
+            name, offset = operands[1], offset + left
+        else:
+            return name, offset
+
+
+def _read(name: str | None, inside: Lines) -> str | None:
+    """What an instruction takes an element of, and which: several may take the same."""
+    line = inside.get(name, "") if name else ""
+    return line.partition(" get-tuple-element(")[2] if _ELEMENT.search(line) else name
+
+
+def _constant(name: str, inside: Lines) -> int | None:
     """The whole number that an instruction holds."""
-    found = _CONSTANT.search(inside.get(_through(name, inside), ""))
+    found = _WHOLE.search(inside.get(_through(name, inside), ""))
     return int(found[1]) if found else None

@@ -99,6 +99,9 @@ class Builder:
     def constant(self, value: float | bool, dtype: str, shape: Shape = ()) -> Any:
         """An array of equal elements."""
         kind = self.type(dtype, shape)
+        if dtype.startswith("complex"):  # Python knows no attribute of complex numbers
+            part = dtype.removeprefix("complex<").removesuffix(">")
+            return self.one("complex", [self.constant(value, part, shape), self.constant(0, part, shape)], kind)
         return self.one(
             "constant", [], kind, value=ir.Attribute.parse(f"dense<{_literal(value, dtype)}> : {kind}", self.context)
         )
@@ -309,6 +312,4 @@ def _literal(value: float | bool, dtype: str) -> str:
         return hex(bits if value < 0 else bits - (1 << (width - 1)))
     if dtype == "i1":
         return "true" if value else "false"
-    if dtype.startswith("complex"):
-        return f"({float(value):e}, 0.000000e+00)"
     return str(int(value)) if dtype.lstrip("u").startswith("i") else f"{float(value):e}"
