@@ -184,6 +184,33 @@ def equinox_step(everything: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, w, gradients)
 
 
+def masked(x: Any, mask: Any, w: Any) -> Any:
+    """A mask of pairs is a product of the mask of elements with itself."""
+    pairs = jnp.einsum("bi,bj->bij", mask, mask)
+    loss = jax.grad(lambda w: jnp.sum((x @ w["a"] @ w["b"]) * pairs[..., None].sum(1)))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, loss(w))
+
+
+def framed(batch: Any, w: Any) -> Any:
+    """Frames of reference are multiplied with differences of positions: with no weight, and no argument."""
+    positions, frames = batch["positions"], batch["frames"]
+    apart = jnp.einsum("bij,bnmj->bnmi", frames, positions[:, None] - positions[:, :, None])
+    loss = jax.grad(lambda w: jnp.sum((batch["x"] @ w["a"] @ w["b"]) * apart.sum((2, 3))[..., None]))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, loss(w))
+
+
+def beams(cache: Any, tokens: Any, w: Any) -> Any:
+    """Each trip adds a row to the cache and picks those of the best; weights, tokens and cache are of one type."""
+
+    def trip(i: Any, carried: Any) -> Any:
+        cache, x = carried
+        x = jnp.tanh(x @ w["a"]) @ w["b"]
+        cache = jnp.take(cache.at[i].set(x[0]), jnp.argsort(x[:, 0]), 0)
+        return cache, x + cache.sum(0)
+
+    return jax.lax.fori_loop(0, 4, trip, (cache, tokens))
+
+
 W = {"a": arg(D, F), "b": arg(F, D)}
 ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...], list[str]]] = [
     ("a step that donates nothing", step, (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
@@ -196,6 +223,11 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
      [INPUTS, WEIGHTS, WEIGHTS]),
     ("one weight", lambda x, w: x + x @ w, (arg(D, D), arg(D, D)), (), [INPUTS, WEIGHTS]),
     ("normed inference", lambda x, w: x + (x / jnp.sum(x)) @ w, (arg(D, D), arg(D, D)), (), [INPUTS, WEIGHTS]),
+    ("a mask of pairs", masked, (arg(B, S, D), arg(B, S), W), (2,), [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
+    ("frames among a batch", framed,
+     ({"frames": arg(B, 3, 3), "positions": arg(B, S, 3), "x": arg(B, S, D)}, W), (1,),
+     [INPUTS, INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
+    ("a cache whose rows are picked", beams, (arg(B, D), arg(B, D), W), (0,), [STATE, INPUTS, WEIGHTS, WEIGHTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
 ]  # fmt: skip
 

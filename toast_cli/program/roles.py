@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
@@ -71,6 +71,8 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     updates = _updates(program, sides)
     carried = _carried(program, sides, updates)
     told = _told(program, sides, carried, updates)
+    if carried:
+        told = {n: role for n, role in told.items() if not _among_data(program, n, told, carried)}
     otherwise = [STATE if number in carried else INPUTS for number in range(len(program.arguments))]
     roles = _spread(program, told, otherwise)
     return ROLES, tuple(ROLES.index(role) for role in roles)
@@ -149,17 +151,31 @@ def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, 
 
 
 def _updated(program: Program, result: int) -> set[int]:
-    """Arrays of a result's shape that it is an update of, itself not."""
-    wanted = program.values[result].shape
-    frontier, seen = {result}, {result}
+    """Arrays of a result's shape that it is an update of, itself not.
+
+    What a loop starts with is updated where each trip updates it: a cache whose rows are picked anew in each trip is
+    another array.
+    """
+
+    def sources(op: Op) -> Sequence[int]:
+        if op.name != CARRY or op.results[0] in _walked(program, op.operands[1], _sources):
+            return _sources(op)
+        return op.operands[1:]
+
+    return _walked(program, result, sources) - {result}
+
+
+def _walked(program: Program, value: int, sources: Callable[[Op], Sequence[int]]) -> set[int]:
+    """A value, and those of its shape from which some steps lead to it."""
+    wanted = program.values[value].shape
+    frontier, seen = {value}, {value}
     for _ in range(_UPDATE_STEPS):
-        makers = (program.ops[program.producer[value]] for value in frontier)
-        found = {v for op in makers for v in _sources(op) if program.values[v].shape == wanted}
-        frontier = found - seen
+        makers = (program.ops[program.producer[v]] for v in frontier)
+        frontier = {v for op in makers for v in sources(op) if program.values[v].shape == wanted} - seen
         if not frontier:
             break
-        seen |= found
-    return seen - {result}
+        seen |= frontier
+    return seen
 
 
 def _sources(op: Op) -> Sequence[int]:
@@ -209,6 +225,22 @@ def _told(
     return told
 
 
+def _among_data(program: Program, number: int, told: dict[int, str], carried: set[int]) -> bool:
+    """Whether an argument that products read, as if it was a weight, is one of a batch's arrays: a mask, coordinates.
+
+    It is not carried where others are, and most of what stands beside it in the user's tree are inputs.
+    """
+    around = _path(program, number)[:-1]
+    if number in carried or told[number] != WEIGHTS or not around:
+        return False
+    beside = [n for n in told if n not in carried and _path(program, n)[:-1] == around]
+    inputs, all_bytes = (
+        sum(program.values[program.arguments[n].value].bytes for n in numbers)
+        for numbers in ([n for n in beside if told[n] == INPUTS], beside)
+    )
+    return 2 * inputs > all_bytes
+
+
 def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, set[int]]) -> set[int] | None:
     """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on
     what is carried."""
@@ -235,13 +267,12 @@ def _overwritten(program: Program) -> set[int]:
 
 def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     """Per contraction, convolution (its kernel) or gather (its table): the arguments it reads, directly or through a
-    plain view."""
+    plain view. The product of an argument with itself (pairs of a mask) says nothing."""
     origin = views(program)
-    return [
-        tuple(dict.fromkeys(origin[v] for v in op.operands[_READERS[op.name]] if v in origin))
-        for op in program.ops
-        if op.name in _READERS
+    read = [
+        [origin[v] for v in op.operands[_READERS[op.name]] if v in origin] for op in program.ops if op.name in _READERS
     ]
+    return [tuple(numbers) if len(set(numbers)) == len(numbers) else () for numbers in read]
 
 
 def _weights_of_products(program: Program, sides: list[tuple[int, ...]], carried: set[int]) -> set[int]:
