@@ -165,8 +165,9 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
         return [root / pattern]
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
-    except (ValueError, NotImplementedError, RecursionError, re.error):  # of Path.glob, by the version of Python,
-        found = []  # for patterns that it cannot follow: no file matches them
+    # What Path.glob raises, by the version of Python, for patterns that it cannot follow: no file matches them.
+    except (ValueError, NotImplementedError, RecursionError, re.error):
+        found = []
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=f"patterns are relative to {_shown(root)}")
     return found
