@@ -69,6 +69,14 @@ RING = [
     ((2048, 4, 256), 0, 32, True, True),
     ((1, 256, 2048), 2, 32, True, True),
     ((2, 64, 512), 2, 32, True, False),
+    ((8 * 64, 239 * 128), 0, 32, False, False),  # a prime number of tiles of columns, of which no stream takes a part
+    ((8 * 64, 30522), 0, 16, False, False),
+    ((8 * 64, 227 * 128), 0, 32, False, True),  # few enough to be one part
+    ((8 * 64, 3 * 131 * 128), 0, 32, False, True),
+    ((8 * 64, 2 * 251 * 128), 0, 32, False, False),
+    ((8 * 64, 2 * 226 * 128), 0, 32, False, True),  # a half for each stream
+    ((8 * 64, 31 * 31 * 128), 0, 32, False, False),  # parts too small
+    ((16, 8 * 239 * 128), 1, 32, False, True),  # columns that are scattered themselves
 ]
 
 

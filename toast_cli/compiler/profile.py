@@ -88,6 +88,7 @@ class ScatterTiles:
         growth: a piece is padded as long as it grows by less than this factor.
         nearly: orders of dimensions with up to this factor more tiles count as equal.
         square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
+        part: the fewest and the most tiles of the equal parts that the columns of wide arrays are taken in.
     """
 
     tile: TileShape = (8, 128)
@@ -97,6 +98,7 @@ class ScatterTiles:
     growth: float = 1.5
     nearly: float = 1.1
     square_edge: int = 4
+    part: tuple[int, int] = (32, 228)
 
 
 @dataclass(frozen=True)
