@@ -1,0 +1,193 @@
+"""What ways of two patterns to split their ops cost together: copies of arrays that the one makes and the other reads,
+cuts of totals, buffers that are taken over, and what neighbours send.
+
+Four things are priced at no more than they cost: a sum of several partial terms as one reduction, a copy for readers in
+several loops as that of the dearest, what several ops read through windows as what the dearest of them needs, and what
+completes a sum that a loop adds up as the cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves:
+seconds for pairs of them; and, with a bound on what a plan takes, fewer ways.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from toast_cli.evaluate.items import ArrayItem
+from toast_cli.evaluate.neighbour_items import NeighbourItem
+from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
+from toast_cli.plan.sharding import Sharding, axes_of
+from toast_cli.search.dual_ascent import Edge, Floats, Integers, Payer, SharedPrice, ways_left
+from toast_cli.search.ways import PatternWays
+
+Goal = Sharding | Way
+# Of an array and one that reads it: the ways that make it by sharding, those that read it, and what each pair pays for
+# which copy.
+Reading = tuple[
+    dict[Sharding, list[int]],
+    dict[Sharding, list[int]],
+    dict[tuple[Sharding, Sharding], dict[Goal, float]],
+]
+_Once = tuple[int, Sharding, Goal]  # number of an array item, where it is made, and what a copy of it is for
+
+
+class _Pair(NamedTuple):
+    """Classes of ways of one pattern and of another one, and what each pair of classes is charged.
+
+    Attributes:
+        makers, readers: [classes] variables. seconds: [classes, classes]. once: what other pairs pay too, and no more
+            than one of them has to: the row, the columns, this pair's share and the least price.
+    """
+
+    makers: list[list[int]]
+    readers: list[list[int]]
+    seconds: Floats
+    once: Mapping[_Once, tuple[int, Integers, float, float]]
+
+
+class PairPrices:
+    """Seconds for pairs of ways."""
+
+    def __init__(self, ways: PatternWays) -> None:
+        self._ways = ways
+        self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
+
+    def leave_out(self, possible: float, ended: Callable[[], bool]) -> float:
+        """Leaves out ways that no sharding has which is faster than `possible` seconds.
+
+        Returns seconds that none beats; `possible` where none may be faster.
+        """
+        own = [np.array([way.seconds for way in ways]) for ways in self._ways.of_pattern]
+        edges: list[Edge] = []
+        payers: dict[_Once, list[Payer]] = defaultdict(list)
+        prices: dict[_Once, float] = {}
+        for makers, readers, seconds, once in self._pairs():
+            one, other = (self._ways.classes(classes) for classes in (makers, readers))
+            if one[0] == other[0]:
+                own[one[0]] += seconds[one[1], other[1]]
+                continue
+            for copy, (row, columns, share, price) in once.items():
+                payers[copy].append(Payer(len(edges), row, columns, share))
+                prices[copy] = min(price, prices.get(copy, inf))
+            edges.append(Edge((one[0], other[0]), (one[1], other[1]), seconds))
+        shared = [SharedPrice(prices[copy], tuple(of)) for copy, of in payers.items() if len(of) > 1]
+        for item in self._ways.items.neighbours:
+            sent = self.sent(item)
+            for found in sent:
+                for variable, price in found.items():
+                    number, way = self._ways.place(variable)
+                    own[number][way] += price / len(sent)
+        left, least = ways_left(own, edges, possible, ended, shared)
+        self._ways.keep(left)
+        return min(possible, least) if all(self._ways.of_pattern) else possible
+
+    def readings(self, item: ArrayItem) -> Iterable[Reading]:
+        """For each reader that may need a copy of the array what each pair of shardings costs."""
+        made = self._ways.making(item.pattern, item.result)
+        wanted = sorted({t for r in item.readers for t in self._ways.reading(r.pattern, r.position)})
+        goals = {s: self._goals(item, s, wanted) for s in made}
+        for place, reader in enumerate(item.readers):
+            taken = self._ways.reading(reader.pattern, reader.position)
+            paid: dict[tuple[Sharding, Sharding], dict[Goal, float]] = {}
+            for s in made:
+                for t in taken:
+                    prices: dict[Goal, float] = defaultdict(float)
+                    for goal, price in zip(goals[s][t], self._move_seconds(item, s, t, place), strict=False):
+                        prices[goal] += price
+                    paid[s, t] = {goal: price for goal, price in prices.items() if price}
+            if any(paid.values()):
+                yield made, taken, paid
+
+    def sent(self, item: NeighbourItem) -> list[dict[int, float]]:
+        """Seconds of what neighbours send for each reader to which they may send something, by variable."""
+        prices: list[dict[int, float]] = []
+        pricer = self._ways.pricer
+        for reader in item.readers:
+            alone, pattern = replace(item, readers=(reader,)), reader[0]
+            found = {
+                variable: sum(use.seconds for use in pricer.neighbour_collectives(alone, {pattern: way.iteration}))
+                for variable, way in zip(self._ways.variables(pattern), self._ways.of_pattern[pattern], strict=True)
+            }
+            prices.append({variable: price for variable, price in found.items() if price})
+        return [found for found in prices if found]
+
+    def _pairs(self) -> Iterable[_Pair]:
+        """What no more is charged for than it costs, between ways of one pattern and of another one."""
+        for number, item in enumerate(self._ways.items.arrays):
+            readings = [] if item.free else list(self.readings(item))
+            users = Counter(
+                copy
+                for _, _, paid in readings
+                for copy in {(s, goal) for (s, _), prices in paid.items() for goal in prices}
+            )
+            for made, taken, paid in readings:
+                seconds = np.zeros((len(made), len(taken)))
+                shared: dict[_Once, list[tuple[int, int, float]]] = defaultdict(list)
+                for (row, s), (column, t) in product(enumerate(made), enumerate(taken)):
+                    for goal, price in paid[s, t].items():
+                        seconds[row, column] += price / users[s, goal]
+                        if users[s, goal] > 1:
+                            shared[number, s, goal].append((row, column, price))
+                once = {
+                    copy: (of[0][0], np.array([c for _, c, _ in of]), 1.0 / users[copy[1:]], min(p for _, _, p in of))
+                    for copy, of in shared.items()
+                }
+                yield _Pair(list(made.values()), list(taken.values()), seconds, once)
+        yield from self._cut_pairs()
+        for argument, result in self._ways.aliased():
+            made = self._ways.making(argument, 0)
+            taken = self._ways.reading(result, 0)
+            unlike = [[0.0 if s == t else inf for t in taken] for s in made]
+            yield _Pair(list(made.values()), list(taken.values()), np.array(unlike), {})
+
+    def _cut_pairs(self) -> Iterable[_Pair]:
+        """Totals are cut only where their readers, or the one use, do."""
+        for number, ways in enumerate(self._ways.of_pattern):
+            cuts = [way.cut for way in ways]
+            if not any(cuts):
+                continue
+            variables = [[variable] for variable in self._ways.variables(number)]
+            if self._ways.sums.is_linked(number):
+                for reader, position in self._ways.sums.readers(number):
+                    taken = self._ways.reading(reader, position)
+                    if reader != number:
+                        unlike = [[0.0 if cut in (None, t) else inf for t in taken] for cut in cuts]
+                        yield _Pair(variables, list(taken.values()), np.array(unlike), {})
+                continue
+            uses = self._ways.sums.uses(number)
+            if len(uses) == 1:
+                taken = self._ways.reading(uses[0][0], uses[0][1])
+                apart = [
+                    [inf if cut is not None and axes_of(t).isdisjoint(cut[0]) else 0.0 for t in taken] for cut in cuts
+                ]
+                yield _Pair(variables, list(taken.values()), np.array(apart), {})
+
+    def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[Goal]]:
+        """Sharding that readers want -> what each of the moves to it is for: the way so far where ways to others begin
+        like it, and then the sharding itself."""
+        routes = {at: route(made, at, self._ways.problem.mesh.sizes, item.shape) for at in wanted}
+        ways = {at: ways_of(hops) for at, hops in routes.items()}
+        begun = Counter(way for of in ways.values() for way in of)
+        return {
+            at: [
+                way if begun[way] > 1 else at
+                for way, (step, _) in zip(ways[at], routes[at], strict=True)
+                if step.kind != SLICE
+            ]
+            for at in wanted
+        }
+
+    def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> list[float]:
+        """Of each move to one reader's copy of the item's arrays."""
+        key = item.pattern, item.values, made, taken, place
+        found = self._moved.get(key)
+        if found is None:
+            way = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
+            copies = [copy_of(taken, [place], way, item.readers[place].pieces)] if communicates(way) else []
+            found = self._moved[key] = [use.seconds for use in self._ways.pricer.array_collectives(item, made, copies)]
+        return found

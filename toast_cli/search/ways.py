@@ -1,0 +1,149 @@
+"""All ways to split the ops of each pattern, for a bound on the step time of any sharding at all.
+
+Of ways that are alike to all other patterns only the cheapest counts. A way is a variable of the integer program (see
+`selection`): they are numbered pattern after pattern. Enters: a `Problem`. Leaves: its ways, and what each takes by
+itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import compress
+
+import numpy as np
+
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.evaluate.items import WorkItem, make_items
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Pricer
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding
+from toast_cli.search.dual_ascent import Integers
+from toast_cli.search.every_split import every_iteration
+from toast_cli.search.least_sums import LeastSums, Use
+
+
+@dataclass(frozen=True, slots=True)
+class PatternWay:
+    """A way to split ops of one pattern. pairs: groups and the axes that split them. cut: where they add up, the
+    sharding in which all who read the total take a piece of it, or the axes by which some use may; None where no one
+    does.
+    """
+
+    iteration: Iteration
+    pairs: frozenset[tuple[int, int]]
+    cut: Sharding | None
+    seconds: float
+
+
+class _Free(Problem):
+    """A problem in which no two patterns have to choose alike, so that all that lies between them is priced."""
+
+    @cached_property
+    def chosen_by(self) -> tuple[tuple[object, ...], ...]:
+        return tuple((number,) for number in range(len(self.patterns)))
+
+
+class PatternWays:
+    """The ways of all patterns.
+
+    Attributes:
+        problem: one in which patterns choose for themselves. items, pricer, sums: of it. of_pattern: [patterns] ways.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+        profile = find_profile(problem.mesh.chip)
+        self.items = make_items(problem, profile)
+        self.pricer, self._kernels = Pricer(problem, self.items), WorkPricer(problem, profile)
+        self._work: dict[int, list[WorkItem]] = defaultdict(list)
+        for work in self.items.work:
+            self._work[work.pattern].append(work)
+        self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
+        self._every = [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
+        self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
+        self.of_pattern = [self._made(number) for number in range(len(problem.patterns))]
+        self._number()
+
+    def __len__(self) -> int:
+        """How many there are in all."""
+        return self._first[-1]
+
+    def variables(self, number: int) -> range:
+        """Variables of a pattern's ways."""
+        return range(self._first[number], self._first[number + 1])
+
+    def place(self, variable: int) -> tuple[int, int]:
+        """The pattern whose way this is, and the way's number among those of it."""
+        number = bisect_right(self._first, variable) - 1
+        return number, variable - self._first[number]
+
+    def by_sharding(self, number: int, sharding_of: Callable[[Iteration], Sharding]) -> dict[Sharding, list[int]]:
+        """Variables of a pattern's ways by one sharding of each."""
+        found: dict[Sharding, list[int]] = defaultdict(list)
+        for variable, way in zip(self.variables(number), self.of_pattern[number], strict=True):
+            found[sharding_of(way.iteration)].append(variable)
+        return found
+
+    def reading(self, number: int, position: int) -> dict[Sharding, list[int]]:
+        """Variables of a pattern's ways by the sharding in which they read an operand."""
+        return self.by_sharding(number, lambda iteration: iteration.operands[position])
+
+    def making(self, number: int, result: int) -> dict[Sharding, list[int]]:
+        """Variables of a pattern's ways by the sharding in which they make a result."""
+        return self.by_sharding(number, lambda iteration: iteration.shardings[result])
+
+    def classes(self, classes: list[list[int]]) -> tuple[int, Integers]:
+        """The pattern whose ways these variables are, and [ways] the class of each."""
+        number, _ = self.place(classes[0][0])
+        found = np.zeros(len(self.of_pattern[number]), dtype=np.int64)
+        for place, variables in enumerate(classes):
+            found[np.array(variables) - self._first[number]] = place
+        return number, found
+
+    def keep(self, kept: Iterable[Iterable[bool]]) -> None:
+        """Leaves out all other ways. kept: [patterns] [ways]."""
+        self.of_pattern = [list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)]
+        self._number()
+
+    def aliased(self) -> list[tuple[int, int]]:
+        """Patterns of arguments, and of the results that take over their buffers."""
+        problem, program = self.problem, self.problem.program
+        first = len(program.ops) - len(program.results)
+        pairs = {
+            (problem.op_pattern[number], problem.op_pattern[first + argument.aliased_result])
+            for number, argument in enumerate(program.arguments)
+            if argument.aliased_result >= 0
+        }
+        return sorted(pairs)
+
+    def _number(self) -> None:
+        self._first = [int(n) for n in np.cumsum([0, *map(len, self.of_pattern)])]
+
+    def _made(self, number: int) -> list[PatternWay]:
+        """The ways to split ops of a pattern; of those that are alike to all other patterns the cheapest."""
+        best: dict[object, PatternWay] = {}
+        for iteration in self._every[number]:
+            own = sum(
+                self._kernels.seconds(work, iteration)
+                + sum(use.seconds for use in self.pricer.work_collectives(work, iteration))
+                for work in self._work[number]
+            )
+            computed = iteration.computed if number in self._windowed else ()  # what neighbours send hangs on it
+            groups = self.problem.patterns[number].groups
+            split = zip(groups, iteration.slot_axes, strict=True)
+            pairs = frozenset((group, axis) for group, axes in split for axis in axes)
+            for cut, seconds in self.sums.options(number, iteration):
+                key = (iteration.operands, computed, iteration.shardings, pairs, cut)
+                if key not in best or own + seconds < best[key].seconds:
+                    best[key] = PatternWay(iteration, pairs, cut, own + seconds)
+        return list(best.values())
+
+    def _operands_of(self, use: Use) -> set[Sharding]:
+        pattern, position = use
+        return {iteration.operands[position] for iteration in self._every[pattern]}
