@@ -102,6 +102,18 @@ def test_numbers_and_collectives(name: str) -> None:
         assert written(case, *plan) == expected
 
 
+def test_complex_sums_are_scattered_in_parts() -> None:
+    """XLA:TPU refuses reduce-scatters of complex numbers: "Supported lowering only of Sum reduce-scatter"."""
+    case = case_of(lambda x, y: jnp.abs(lax.complex(x, y).sum(0) * 2), arg(16, 8, 4), arg(16, 8, 4))
+    plan = case.shard("x.0", "data"), case.shard("x.1", "data"), case.shard("x.2", "model")
+    lowered = case.lowered(plan)
+    text = emit_spmd(case.source, lowered).decode()
+    assert len(re.findall(r"stablehlo.reduce_scatter", text)) == 1
+    assert re.search(r"\(tensor<2x8x2xf32>\) -> tensor<2x2x2xf32>", text)
+    assert wrong_results(case.source, lowered, 8) == []
+    assert differences(case.source, lowered) == {}
+
+
 def test_a_total_is_summed_up_before_it_becomes_an_array() -> None:
     """A scalar that becomes an array is made anew for each who reads it, and must be whole by then."""
     case = case_of(lambda x: x[:1, 0] * jnp.broadcast_to(x.sum(), (1,)), X)

@@ -100,7 +100,7 @@ class Builder:
         """An array of equal elements."""
         kind = self.type(dtype, shape)
         if dtype.startswith("complex"):  # Python knows no attribute of complex numbers
-            part = dtype.removeprefix("complex<").removesuffix(">")
+            part = _part_of(dtype)
             return self.one("complex", [self.constant(value, part, shape), self.constant(0, part, shape)], kind)
         return self.one(
             "constant", [], kind, value=ir.Attribute.parse(f"dense<{_literal(value, dtype)}> : {kind}", self.context)
@@ -163,6 +163,19 @@ class Builder:
         starts, limits = [0] * len(shape), list(shape)
         starts[dim], limits[dim] = start, limit
         return self.slice(value, starts, limits)
+
+    def parted(self, value: Any) -> Any:
+        """[2, ...] the real and the imaginary parts of complex numbers."""
+        shape = tuple(value.type.shape)
+        kind = self.type(_part_of(str(value.type.element_type)), shape)
+        parts = [self.one(part, [value], kind) for part in ("real", "imag")]
+        return self.concatenate([self.reshape(part, (1, *shape)) for part in parts], 0)
+
+    def joined(self, parts: Any) -> Any:
+        """The complex numbers whose parts these are: what `parted` takes apart."""
+        shape = tuple(parts.type.shape)[1:]
+        real, imaginary = (self.reshape(self.slice_dim(parts, 0, at, at + 1), shape) for at in (0, 1))
+        return self.one("complex", [real, imaginary], self.type(f"complex<{parts.type.element_type}>", shape))
 
     def pad(
         self, value: Any, fill: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None
@@ -254,6 +267,9 @@ class Builder:
         return made.results[0]
 
     def reduce_scatter(self, value: Any, reducer: str, dim: int, groups: Sequence[Sequence[int]]) -> Any:
+        """XLA:TPU refuses reduce-scatters of complex numbers, so their parts are scattered, one beside the other."""
+        if str(value.type.element_type).startswith("complex"):
+            return self.joined(self.reduce_scatter(self.parted(value), reducer, dim + 1, groups))
         shape = list(value.type.shape)
         shape[dim] //= len(groups[0])
         made = self.make(
@@ -281,6 +297,11 @@ class Builder:
 
 # Bits of minus infinity; the sign bit is the first one.
 _MINUS_INFINITY = {"bf16": (0xFF80, 16), "f16": (0xFC00, 16), "f32": (0xFF800000, 32), "f64": (0xFFF0 << 48, 64)}
+
+
+def _part_of(dtype: str) -> str:
+    """The type of a complex number's parts."""
+    return dtype.removeprefix("complex<").removesuffix(">")
 
 
 def least_and_most(dtype: str) -> tuple[float, float] | None:
