@@ -130,6 +130,21 @@ IDLE = {
     "a permutation in place": (f"stablehlo.transpose %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
     "a permutation of equal dimensions": (f"stablehlo.transpose %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
     "a slice of everything": (f"stablehlo.slice %a [0:1, 0:8, 0:8, 0:4] : ({IMAGE}) -> {IMAGE}", True),
+    "a slice of everything, wherever it starts": (
+        f"stablehlo.dynamic_slice %a, {', '.join(['%i'] * 4)}, sizes = [1, 8, 8, 4] : "
+        f"({IMAGE}, {', '.join(['tensor<i32>'] * 4)}) -> {IMAGE}",
+        True,
+    ),
+    "all of it overwritten": (
+        f"stablehlo.dynamic_update_slice %b, %a, {', '.join(['%i'] * 4)} : "
+        f"({IMAGE}, {IMAGE}, {', '.join(['tensor<i32>'] * 4)}) -> {IMAGE}",
+        True,
+    ),
+    "one row of eight overwritten": (
+        f"stablehlo.dynamic_update_slice %a, %row, {', '.join(['%i'] * 4)} : "
+        f"({IMAGE}, tensor<1x1x8x4xf32>, {', '.join(['tensor<i32>'] * 4)}) -> {IMAGE}",
+        False,
+    ),
     "a conversion to the same type": (f"stablehlo.convert %a : {IMAGE}", True),
     "a broadcast in place": (f"stablehlo.broadcast_in_dim %a, dims = [0, 1, 2, 3] : ({IMAGE}) -> {IMAGE}", True),
     "a broadcast that permutes": (f"stablehlo.broadcast_in_dim %a, dims = [0, 2, 1, 3] : ({IMAGE}) -> {IMAGE}", False),
@@ -154,7 +169,8 @@ IDLE = {
 @pytest.mark.parametrize(("operation", "idle"), IDLE.values(), ids=IDLE)
 def test_what_does_nothing_is_left_out(operation: str, idle: bool) -> None:
     program = (
-        f"func.func public @main(%a: {IMAGE}, %z: tensor<f32>) -> {IMAGE} {{ {NEUTRAL} %0 = {operation} "
+        f"func.func public @main(%a: {IMAGE}, %z: tensor<f32>, %b: {IMAGE}, %row: tensor<1x1x8x4xf32>, "
+        f"%i: tensor<i32>) -> {IMAGE} {{ {NEUTRAL} %0 = {operation} "
         f"return %0 : {IMAGE} }}"
     )
     beside = Counter(names(normalised(f"module {{ func.func public @main() {{ {NEUTRAL} return }} }}").module))

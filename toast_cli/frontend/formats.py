@@ -23,6 +23,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error
 from toast_cli.frontend.foreign import foreign_hint
+from toast_cli.frontend.older_text import in_todays_words
 from toast_cli.frontend.wire import flatbuffer_bytes, message_fields
 from toast_cli.inputs import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 
@@ -42,6 +43,10 @@ PROTO_COMPUTATIONS, PROTO_WRAPPED = 3, 1
 FORMATS_HINT = (
     "toast reads StableHLO text (`jax.jit(f).lower(…).as_text()`), MLIR bytecode, StableHLO portable artifacts, "
     "jax.export files, HLO text and HLO protos, each also with gzip or zstd"
+)
+OTHER_VERSION = (
+    "is the file complete? MLIR bytecode of another version may not be readable: write text, or a StableHLO portable "
+    "artifact (`jax.export.export(…)(…).mlir_module_serialized`), which are"
 )
 _FOREIGN = (
     (b"PK\x03\x04", "a zip archive"), (b"\xfd7zXZ\x00", "compressed with xz"), (b"BZh", "compressed with bzip2"),
@@ -226,6 +231,7 @@ def hint_for(kind: str) -> str:
         "hlo-proto": "is it an HloModuleProto or HloProto, and complete?",
         "hlo-text": "is it HLO as this version of XLA prints it?",
         "stablehlo": "is the file complete, and StableHLO as this jaxlib knows it?",
+        "bytecode": OTHER_VERSION,
     }.get(kind, "is the file complete, and not written by a newer StableHLO than this jaxlib has?")
 
 
@@ -260,7 +266,7 @@ def _parse_bytecode(bytecode: bytes, where: str) -> Any:
     try:
         return xla.parse_module(xla.make_context(), bytecode)
     except xla.ir.MLIRError as error:
-        raise InputError(first_error(error)[1], where=where, hint="is the file complete?") from None
+        raise InputError(first_error(error)[1], where=where, hint=OTHER_VERSION) from None
 
 
 def _parse_text(data: bytes, where: str) -> Any:
@@ -282,6 +288,9 @@ def _parse_text(data: bytes, where: str) -> Any:
     except xla.ir.MLIRError as error:
         if not _MLIR_WORD.search(data):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
+        today = in_todays_words(data)
+        if today != data:
+            return _parse_text(today, where)
         place, message = first_error(error)
         hint = foreign_hint(message) or hint_for("stablehlo")
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None

@@ -1,5 +1,6 @@
 """Operations that return an operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
-nothing, a slice of everything, or an addition of zero (`total = 0` in front of a Python loop).
+nothing, a slice of everything, what is written over all of an array, or an addition of zero (`total = 0` in front of
+a Python loop).
 
 XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
 directions, which flips it backward. A program that kept them would be split, and costed, as if these were different
@@ -18,10 +19,13 @@ from toast_cli.xla import ir
 
 
 def unchanged_operand(operation: Any) -> Any | None:
-    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL`, or a concatenation, returns as it is; None
-    where it changes it."""
+    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL`, a concatenation, or an overwriting, returns
+    as it is; None where it changes it."""
     if operation.name == CONCATENATION:
         return _all_there_is(operation)
+    if operation.name == OVERWRITING:
+        new = operation.operands[1]
+        return new if new.type == operation.results[0].type else None
     if operation.name in NEUTRAL:
         return _other_than_neutral(operation, *NEUTRAL[operation.name])
     first = operation.operands[0]
@@ -94,10 +98,12 @@ IDLE_KINDS: dict[str, Callable[[Any], bool]] = {
     "stablehlo.broadcast_in_dim": spreads_nothing,
     "stablehlo.pad": pads_nothing,
     "stablehlo.slice": always,
+    "stablehlo.dynamic_slice": always,
     "stablehlo.reshape": always,
     "stablehlo.convert": always,
 }
 CONCATENATION = "stablehlo.concatenate"
+OVERWRITING = "stablehlo.dynamic_update_slice"
 # Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
 NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
     "stablehlo.add": (0, (0, 1)),

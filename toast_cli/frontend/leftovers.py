@@ -20,7 +20,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, unchanged_operand
+from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, unchanged_operand
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.xla import ADVANCE, ir
 
@@ -228,7 +228,7 @@ def called_at_once(start: Any) -> Values:
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
     **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
-    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL, CONCATENATION), operand_if_idle),
+    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL, CONCATENATION, OVERWRITING), operand_if_idle),
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,

@@ -16,6 +16,7 @@ from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
+from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
@@ -80,7 +81,12 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
-    function, held = entry_function(module, path), held_by(module)
+    held = held_by(module)
+    if any(name.startswith("mhlo.") for name in held.names):
+        translate_leftovers(module, path)
+        module = in_stablehlo(module, path)
+        held = held_by(module)
+    function = entry_function(module, path)
     if dynamic_argument(function) or not all(map(is_static, held.types)):
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)

@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attribute
 FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"
 RULE = "sdy.sharding_rule"
 
+_ESCAPED = re.compile(r"\\(.)")
 # How a list of shardings begins in MLIR's notation, after its `#`.
 _SEVERAL = "sdy.sharding_per_value"
 
@@ -150,12 +152,20 @@ def check_rank(sharding: StatedSharding, rank: int, place: Locator) -> None:
 
 
 def frontend_texts(attributes: dict[str, Any], place: Locator) -> dict[str, str]:
-    """HLO's frontend attributes that belong to Shardy: name -> text."""
+    """HLO's frontend attributes that belong to Shardy: name -> text.
+
+    Older versions of XLA (that of JAX 0.5, say) put a backslash before every quotation mark in them.
+    """
     return {
-        name: foreign.string_value(attribute, name, place)
+        name: _unescaped(foreign.string_value(attribute, name, place))
         for name, attribute in foreign.entries(attributes, FRONTEND, place).items()
         if name.startswith(FRONTEND_PREFIX)
     }
+
+
+def _unescaped(text: str) -> str:
+    first = text.find('"')
+    return _ESCAPED.sub(r"\1", text) if first > 0 and text[first - 1] == "\\" else text
 
 
 def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement: bool = False) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""MLIR text as older versions of MLIR, StableHLO and MHLO print it, in the words of the jaxlib in use.
+
+Enters: text that does not parse. Leaves: the same text, line by line, where
+
+* constants of booleans have a byte for each element. Before 2026 they had a bit for each, the first in the lowest: any
+  program with a mask of more than 100 elements (JAX up to 0.8, TensorFlow up to 2.21, PyTorch/XLA up to 2.9);
+* lists of whole numbers that belong to StableHLO's operations are arrays. Before StableHLO 0.17 they were tensors
+  (`slice_sizes = dense<[1, 512]> : tensor<2xi64>`: any look-up in a table of JAX up to 0.4.23).
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+_BOOLEANS = re.compile(rb'dense<"0x([0-9A-Fa-f]+)"> ?: ?tensor<((?:\d+x)+)i1>')
+# The attributes of StableHLO's operations that hold such a list.
+_NUMBERS = (
+    b"base_dilations", b"broadcast_dimensions", b"broadcast_sizes", b"dimensions", b"edge_padding_high",
+    b"edge_padding_low", b"fft_length", b"interior_padding", b"known_expanding_dimensions",
+    b"known_nonexpanding_dimensions", b"lhs_dilation", b"limit_indices", b"permutation", b"rhs_dilation",
+    b"slice_sizes", b"start_indices", b"strides", b"window_dilations", b"window_dimensions", b"window_strides",
+)  # fmt: skip
+_LIST = re.compile(rb"\b(" + b"|".join(_NUMBERS) + rb"|window_reversal) = dense<([^>\"]*)> ?: ?tensor<(\d+)x(i64|i1)>")
+
+
+def in_todays_words(text: bytes) -> bytes:
+    """The text with both rewritten; the same text where it holds neither."""
+    return arrays_of_numbers(_BOOLEANS.sub(_byte_for_each, text))
+
+
+def arrays_of_numbers(text: bytes) -> bytes:
+    """The text with the lists of StableHLO's operations written as arrays."""
+    return _LIST.sub(_array, text)
+
+
+def _byte_for_each(found: re.Match[bytes]) -> bytes:
+    elements = prod(int(size) for size in found[2].split(b"x") if size)
+    digits = found[1]
+    if len(digits) % 2 or len(digits) // 2 != -(-elements // 8):
+        return found[0]
+    import numpy as np
+
+    packed = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
+    each = np.unpackbits(packed, count=elements, bitorder="little").tobytes().hex().encode()
+    return found[0].replace(digits, each, 1)
+
+
+def _array(found: re.Match[bytes]) -> bytes:
+    name, written, count, kind = found[1], found[2].strip(b"[] "), int(found[3]), found[4]
+    numbers = [number.strip() for number in written.split(b",") if number.strip()]
+    if len(numbers) == 1:  # one for all
+        numbers *= count
+    listed = b": " + b", ".join(numbers) if numbers else b""
+    return name + b" = array<" + kind + listed + b">"
