@@ -11,7 +11,7 @@ import pytest
 from emitted import BATCH, SMALL, TRAINED, by_hand, strategy, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Case, source_of_text
+from programs import Case, evaluator_of, round_mesh, source_of_text
 from random_programs import cases, plans
 
 from toast_cli import xla
@@ -143,3 +143,40 @@ def test_a_sharding_that_is_lost_is_an_error() -> None:
     check_arrival(text, marks, notation)
     with pytest.raises(ToastError, match="2 of 3 parameters"):
         check_arrival(text.replace("parameter(0), sharding=", "parameter(0), was="), marks, notation)
+    notation.written.add("{devices=[8,1]}")
+    with pytest.raises(ToastError, match=r"cannot read \{devices=\[8,1\]\}"):
+        check_arrival(text, marks, notation)
+
+
+CHOSEN_BY_CONSTANTS = """func.func public @main(%x: tensor<64x16xf32> loc("x")) -> tensor<64x16xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %sixteen = stablehlo.constant dense<16> : tensor<i32>
+  %left = stablehlo.subtract %sixteen, %zero : tensor<i32>
+  %valid = stablehlo.compare GT, %left, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  %nan = stablehlo.constant dense<0x7FC00000> : tensor<f32>
+  %other = stablehlo.broadcast_in_dim %nan, dims = [] : (tensor<f32>) -> tensor<64x16xf32>
+  %0:4 = stablehlo.while(%i = %zero, %y = %x, %v = %valid, %o = %other)
+      : tensor<i32>, tensor<64x16xf32>, tensor<i1>, tensor<64x16xf32>
+    cond {
+      %two = stablehlo.constant dense<2> : tensor<i32>
+      %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %more : tensor<i1>
+    } do {
+      %doubled = stablehlo.add %y, %y : tensor<64x16xf32>
+      %w = stablehlo.broadcast_in_dim %v, dims = [] : (tensor<i1>) -> tensor<64x16xi1>
+      %chosen = stablehlo.select %w, %doubled, %o : tensor<64x16xi1>, tensor<64x16xf32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %next = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %next, %chosen, %v, %o : tensor<i32>, tensor<64x16xf32>, tensor<i1>, tensor<64x16xf32>
+    }
+  return %0#1 : tensor<64x16xf32>
+}"""
+
+
+def test_what_constants_decide_against_needs_no_sharding() -> None:
+    """A variance in a loop is NaN where it is of no elements, and the loop carries both: XLA drops the NaN, constrained
+    as it is."""
+    source = source_of_text(CHOSEN_BY_CONSTANTS)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    text = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode()
+    assert text.count('custom_call_target="Sharding"') == 2 and "nan" not in text

@@ -78,6 +78,15 @@ def sharding_devices(text: str) -> int:
     return max(1, len(hlo.HloSharding.from_string(text).tile_assignment_devices()))
 
 
+def reads_sharding(text: str) -> bool:
+    """Whether XLA can read a GSPMD sharding string."""
+    try:
+        hlo.HloSharding.from_string(text)
+    except RuntimeError:
+        return False
+    return True
+
+
 def hlo_sharding_devices(text: str) -> tuple[list[int], list[int], bool]:
     """A GSPMD sharding string as XLA reads it: tile dimensions, device numbers tile by tile, whether the last
     dimension is copies.

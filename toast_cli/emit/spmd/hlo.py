@@ -36,10 +36,10 @@ def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         mark_boundary(function.operation, "res_attrs", ways_out, notation, [])
         module.verify()
         text = xla.stablehlo_to_hlo_text(bare_bytecode(module))
-    boundaries = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')
-    if boundaries != (read, len(ways_out)):
+    entrances, exits = text.count(f'"{ENTRANCE}"'), text.count(f'"{EXIT}"')
+    if entrances > read or exits != len(ways_out):  # XLA drops what only a choice reads that constants decide against
         raise ToastError(
-            f"boundaries were lost on the way to HLO: {boundaries} of {(read, len(ways_out))} are there",
+            f"boundaries were lost on the way to HLO: {(entrances, exits)} of {(read, len(ways_out))} are there",
             hint="write the program with --format spmd, and report this as a bug",
         )
     text = with_partitions(text, prod(lowered.axis_sizes))
