@@ -180,3 +180,23 @@ def test_what_constants_decide_against_needs_no_sharding() -> None:
     case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
     text = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode()
     assert text.count('custom_call_target="Sharding"') == 2 and "nan" not in text
+
+
+RESHAPED_BACK = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %w: tensor<16xf32>) -> tensor<64x16xf32> {
+  %0:2 = stablehlo.optimization_barrier %x, %w : tensor<64x16xf32>, tensor<16xf32>
+  %1 = stablehlo.reshape %0#1 : (tensor<16xf32>) -> tensor<1x16xf32>
+  %2 = stablehlo.reshape %1 : (tensor<1x16xf32>) -> tensor<16xf32>
+  %3 = stablehlo.broadcast_in_dim %2, dims = [1] : (tensor<16xf32>) -> tensor<64x16xf32>
+  %4 = stablehlo.multiply %0#0, %3 : tensor<64x16xf32>
+  %5 = stablehlo.sine %4 : tensor<64x16xf32>
+  return %5 : tensor<64x16xf32>
+}"""
+
+
+def test_what_folds_away_leaves_shardings_of_several_results_alone() -> None:
+    """XLA puts the sharding of a reshape that folds away on what it reshapes, here on both results of a barrier."""
+    source = source_of_text(RESHAPED_BACK)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    plan = strategy(case, "x.0=data")
+    for form in ("stablehlo", "hlo"):
+        assert emitted.collectives(case, emitted.compiled(case, plan, form)) == case.collectives(plan) == []

@@ -1,7 +1,7 @@
 """HLO text with GSPMD's shardings, for XLA without Shardy.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, parsed again; every parameter has a
-sharding, and XLA reads each of them.
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of an HLO text file, parsed again; every parameter has
+a sharding, and XLA reads each of them.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def with_partitions(text: str, devices: int) -> str:
 
 
 def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:
-    """A sharding that XLA cannot read is dropped without a word on the way to HLO; this says so instead. Constraints may
-    be fewer: of what hangs on constants alone XLA folds choices, and drops what is not chosen."""
+    """A sharding that XLA cannot read is dropped without a word on the way to HLO; this says so instead. Constraints
+    may be fewer: of what hangs on constants alone XLA folds choices, and drops what is not chosen."""
     entry = text[text.index("\nENTRY ") :]
     parameters = len(re.findall(r" parameter\(\d+\), sharding=", entry))
     unread = [sharding for sharding in sorted(notation.written) if not xla.reads_sharding(sharding)]

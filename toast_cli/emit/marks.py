@@ -114,16 +114,19 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """The same with shardings on the operations themselves.
 
     Pins stay where a value goes on in another sharding than it is computed in, and where a sharding on the operation
-    would be lost.
+    would be lost or overwritten.
     """
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
-    pins = [pin for pin in all_pins(source, lowered, reshards) if len(pin.shardings) > 1 or needs_pin(pin.handle)]
+    whole = [
+        pin if needs_pin(pin.handle) or is_overwritten(pin.handle) else Pin(pin.handle, pin.shardings[1:])
+        for pin in all_pins(source, lowered, reshards)
+    ]
     return Marks(
         boundary.arguments,
         boundary.results,
         operations=tuple(operation_shardings(source, lowered)),
-        pins=tuple(pin if needs_pin(pin.handle) else Pin(pin.handle, pin.shardings[1:]) for pin in pins),
+        pins=tuple(pin for pin in whole if pin.shardings),
         reshards=reshards,
         barriers=barriers(source, lowered),
     )
@@ -136,6 +139,15 @@ def needs_pin(handle: Any) -> bool:
     wrong.
     """
     return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", LOOP))
+
+
+def is_overwritten(handle: Any) -> bool:
+    """Whether the sharding on the operation that defines `handle` may be overwritten on the way to HLO.
+
+    What reads it without changing it (a reshape and one back, a product with one, a slice of all) is folded away, and
+    leaves its own sharding on what it read: one in the place of those of several results.
+    """
+    return not isinstance(handle, ir.BlockArgument) and len(handle.owner.results) > 1
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
