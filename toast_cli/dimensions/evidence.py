@@ -90,8 +90,9 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     evidence = _Evidence()
     looks = list(_looks(program, classes, class_group))
     weights, data = _arguments(program, classes, class_group)
+    repeated = data - weights
     for look in looks:
-        _with_weights(evidence, look)
+        _with_weights(evidence, look, repeated)
     for look in looks:
         _beside_weights(evidence, look, weights)
     _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
@@ -142,19 +143,20 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
 # ---------------------------------------------------------------- products with weights, tables, kernels
 
 
-def _with_weights(evidence: _Evidence, look: _Look) -> None:
+def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
+    """repeated: groups that a weight can have only where it is repeated for each element of a batch (PyTorch/XLA writes
+    `x @ w` so, for x with more than two dimensions)."""
     match look.op.name:
         case ops.DOT_GENERAL if any(w >= 0 for w in look.weights):
             product = _product(look)
             one = product.left if look.weights[0] >= 0 else product.right
-            evidence.stacked |= product.batching & _groups_of_weight(look)
+            evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
             evidence.features |= product.summed | one
             evidence.square |= product.summed & one
             for weight, dims in zip(look.weights, look.form.operands, strict=True):
                 if weight >= 0:
-                    for slots in dims:
-                        for slot in slots:
-                            evidence.weights_of[look.groups[slot]].add(weight)
+                    for group in look.named(slot for slots in dims for slot in slots) - repeated:
+                        evidence.weights_of[group].add(weight)
         case ops.CONVOLUTION if look.weights[1] >= 0:
             _kernel(evidence, look)
         case ops.GATHER if look.weights[0] >= 0:

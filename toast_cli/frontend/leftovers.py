@@ -6,6 +6,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * copies and control dependencies by their operand,
 * constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,
 * bitcasts between layouts by the reshape and transposes they stand for,
+* batch normalisations by the elementwise operations and sums they stand for (see `batch_norm`),
 * operations that do nothing by the operand they return (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toast_cli.errors import InputError
+from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written_out
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, unchanged_operand
 from toast_cli.frontend.inline import replace_operation
@@ -235,6 +237,7 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     "mhlo.bitcast": plain_bitcast,
     "mhlo.topk": chlo_top_k,
     "stablehlo.composite": chlo_composite,
+    **dict.fromkeys((TRAINING, INFERENCE, GRADIENT), written_out),
     "mhlo.async_start": finished_at_once,
     "stablehlo.async_start": finished_at_once,
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.inline import inline_calls
@@ -97,6 +98,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     inline_calls(module, ENTRY, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
+    if not held.names.isdisjoint(PICKS):
+        share_batches(module)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
     findings = take_shardings(module, function, path)

@@ -7,6 +7,7 @@ sorts and manual regions are not looked into.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
+_NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d+(?:\.\d+)*")
 # Reading descends once per loop or branch. Programs have a handful in each other.
 MAX_DEPTH = 100
 
@@ -269,14 +271,23 @@ def read_arguments(function: Any) -> tuple[Argument, ...]:
     from toast_cli import xla
 
     handles, results = list(function.arguments), len(function.type.results)
+    paths = argument_paths([printable(xla.location_name(handle.location)) for handle in handles])
     found = []
-    for index, (handle, attributes) in enumerate(zip(handles, _each(function, "arg_attrs", len(handles)), strict=True)):
+    for index, attributes in enumerate(_each(function, "arg_attrs", len(handles))):
         place = partial("argument {}".format, index)
         alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
         donated = alias is not None or "jax.buffer_donor" in attributes
-        path = printable(xla.location_name(handle.location))
-        found.append(Argument(index, path, donated, -1 if alias is None else alias))
+        found.append(Argument(index, paths[index], donated, -1 if alias is None else alias))
     return tuple(found)
+
+
+def argument_paths(names: list[str]) -> list[str]:
+    """Names that the user gave to arguments; an empty one where nobody did.
+
+    PyTorch/XLA and HLO number arguments (`p12.34`, `Arg_3.4`); TensorFlow calls each of them `XLA_Args`.
+    """
+    count = Counter(names)
+    return ["" if count[name] > 1 or _NUMBERED.fullmatch(name) else name for name in names]
 
 
 def result_paths(function: Any, count: int) -> list[str]:

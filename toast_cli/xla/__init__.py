@@ -5,12 +5,15 @@ start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no ot
 """
 
 from toast_cli.xla.attributes import (
+    PickedDimensions,
     dot_dimension_numbers,
     dot_dimensions,
     is_custom_rule,
     location_name,
+    picked_dimensions,
     shape_and_element_type,
     sharding_rule,
+    with_picked_dimensions,
 )
 from toast_cli.xla.conversions import (
     full_hlo_text,
@@ -57,6 +60,7 @@ __all__ = [
     "ADVANCE",
     "INTERRUPT",
     "SKIP",
+    "PickedDimensions",
     "compile_ahead",
     "compile_program",
     "compiled_text",
@@ -81,6 +85,7 @@ __all__ = [
     "module_name",
     "parse_module",
     "parse_portable_artifact",
+    "picked_dimensions",
     "reads_sharding",
     "refine_shapes",
     "register_lapack",
@@ -96,6 +101,7 @@ __all__ = [
     "stablehlo_version",
     "tpu_devices",
     "walk_ops",
+    "with_picked_dimensions",
     "write_bytecode",
     "write_portable_artifact",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.xla.native import ir, sdy, stablehlo
@@ -49,6 +50,52 @@ def dot_dimension_numbers(dims: list[list[int]], context: Any) -> Any:
     """The attribute of these dimensions, in the order of `dot_dimensions`."""
     left, right, contracted_left, contracted_right = dims
     return stablehlo.DotDimensionNumbers.get(left, right, contracted_left, contracted_right, context=context)
+
+
+@dataclass(frozen=True)
+class PickedDimensions:
+    """How a gather picks from its operand, or a scatter from each input.
+
+    Attributes:
+        slices: dimensions of the result (of the updates) that slices have.
+        single: dimensions of the operand of which one element is picked, and which slices do not have.
+        batching: dimensions of the operand that it has in common with its indices.
+        counted: those dimensions of the indices, in the same order.
+        mapped: dimensions of the operand that the parts of an index speak of, in order.
+        vector: dimension of the indices along which the parts lie.
+    """
+
+    slices: tuple[int, ...]
+    single: tuple[int, ...]
+    batching: tuple[int, ...]
+    counted: tuple[int, ...]
+    mapped: tuple[int, ...]
+    vector: int
+
+
+def picked_dimensions(attribute: Any) -> PickedDimensions:
+    """What `#stablehlo.gather` or `#stablehlo.scatter` say."""
+    if stablehlo.GatherDimensionNumbers.isinstance(attribute):
+        g = stablehlo.GatherDimensionNumbers(attribute)
+        return PickedDimensions(
+            tuple(g.offset_dims), tuple(g.collapsed_slice_dims), tuple(g.operand_batching_dims),
+            tuple(g.start_indices_batching_dims), tuple(g.start_index_map), int(g.index_vector_dim),
+        )  # fmt: skip
+    s = stablehlo.ScatterDimensionNumbers(attribute)
+    return PickedDimensions(
+        tuple(s.update_window_dims), tuple(s.inserted_window_dims), tuple(s.input_batching_dims),
+        tuple(s.scatter_indices_batching_dims), tuple(s.scattered_dims_to_operand_dims), int(s.index_vector_dim),
+    )  # fmt: skip
+
+
+def with_picked_dimensions(attribute: Any, picked: PickedDimensions) -> Any:
+    """An attribute of the same kind that says this."""
+    windows, single, batching, counted, mapped = (
+        list(numbers) for numbers in (picked.slices, picked.single, picked.batching, picked.counted, picked.mapped)
+    )
+    gather = stablehlo.GatherDimensionNumbers.isinstance(attribute)
+    kind = stablehlo.GatherDimensionNumbers if gather else stablehlo.ScatterDimensionNumbers
+    return kind.get(windows, single, batching, counted, mapped, picked.vector, context=attribute.context)
 
 
 def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:

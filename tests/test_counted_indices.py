@@ -1,0 +1,100 @@
+"""Gathers and scatters whose index counts along a batch have the batch in common with their indices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from normalised_programs import main_of, names, normalised
+
+from toast_cli import xla
+
+# What indices of [5, 1] count along dimension 0 are made of: as JAX up to 0.4.30 and as PyTorch/XLA write it.
+COUNTS = {
+    "iota": "%n = stablehlo.iota dim = 0 : tensor<5x1xi32>",
+    "constant": """%k = stablehlo.constant dense<[0, 1, 2, 3, 4]> : tensor<5xi32>
+      %n = stablehlo.broadcast_in_dim %k, dims = [0] : (tensor<5xi32>) -> tensor<5x1xi32>""",
+    "not negative": """%k = stablehlo.iota dim = 0 : tensor<5xi32>
+      %o = stablehlo.constant dense<0> : tensor<5xi32>
+      %five = stablehlo.constant dense<5> : tensor<5xi32>
+      %less = stablehlo.compare LT, %k, %o : (tensor<5xi32>, tensor<5xi32>) -> tensor<5xi1>
+      %up = stablehlo.add %k, %five : tensor<5xi32>
+      %w = stablehlo.select %less, %up, %k : tensor<5xi1>, tensor<5xi32>
+      %n = stablehlo.reshape %w : (tensor<5xi32>) -> tensor<5x1xi32>""",
+}
+DOES_NOT_COUNT = {
+    "another order": "%n = stablehlo.constant dense<[[0], [1], [3], [2], [4]]> : tensor<5x1xi32>",
+    "one row": "%n = stablehlo.constant dense<2> : tensor<5x1xi32>",
+    "the other way": """%k = stablehlo.iota dim = 0 : tensor<5x1xi32>
+      %n = stablehlo.negate %k : tensor<5x1xi32>""",
+}
+GATHER = """
+func.func public @main(%x: tensor<5x7x3xf32>, %i: tensor<5x1xi32>, %u: tensor<5x3xf32>) -> tensor<5x3xf32> {{
+  {counts}
+  %j = stablehlo.concatenate %n, %i, dim = 1 : (tensor<5x1xi32>, tensor<5x1xi32>) -> tensor<5x2xi32>
+  %0 = "stablehlo.gather"(%x, %j) {{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+    collapsed_slice_dims = [0, 1], start_index_map = [0, 1], index_vector_dim = 1>, slice_sizes = array<i64: 1, 1, 3>}}
+    : (tensor<5x7x3xf32>, tensor<5x2xi32>) -> tensor<5x3xf32>
+  return %0 : tensor<5x3xf32> }}"""
+SCATTER = """
+func.func public @main(%x: tensor<5x7x3xf32>, %i: tensor<5x1xi32>, %u: tensor<5x3xf32>) -> tensor<5x7x3xf32> {{
+  {counts}
+  %j = stablehlo.concatenate %n, %i, dim = 1 : (tensor<5x1xi32>, tensor<5x1xi32>) -> tensor<5x2xi32>
+  %0 = "stablehlo.scatter"(%x, %j, %u) ({{
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %1 = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %1 : tensor<f32>
+  }}) {{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0, 1],
+    scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>}}
+    : (tensor<5x7x3xf32>, tensor<5x2xi32>, tensor<5x3xf32>) -> tensor<5x7x3xf32>
+  return %0 : tensor<5x7x3xf32> }}"""
+# Every part counts: position (row, column) of a mask is taken from (row, column).
+ALL = """func.func public @main(%x: tensor<5x7x3xf32>) -> tensor<7x3x5xf32> {
+  %n = stablehlo.iota dim = 1 : tensor<7x5x1xi32>
+  %m = stablehlo.iota dim = 0 : tensor<7x5x1xi32>
+  %j = stablehlo.concatenate %n, %m, dim = 2 : (tensor<7x5x1xi32>, tensor<7x5x1xi32>) -> tensor<7x5x2xi32>
+  %0 = "stablehlo.gather"(%x, %j) {dimension_numbers = #stablehlo.gather<offset_dims = [1],
+    collapsed_slice_dims = [0, 1], start_index_map = [0, 1], index_vector_dim = 2>, slice_sizes = array<i64: 1, 1, 3>}
+    : (tensor<5x7x3xf32>, tensor<7x5x2xi32>) -> tensor<7x3x5xf32>
+  return %0 : tensor<7x3x5xf32> }"""
+
+
+def same_numbers(text: str, count: int) -> str:
+    """The normalised program as text; it computes what the one given does."""
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.normal(size=(5, 7, 3)).astype("f4"),
+        rng.integers(0, 7, (5, 1)).astype("i4"),
+        rng.normal(size=(5, 3)).astype("f4"),
+    ][:count]
+    module = normalised(text).module
+    shapes = [tuple(xla.ir.ShapedType(t).shape) for t in main_of(module).type.results]
+    there, here = (
+        xla.run_program(xla.write_bytecode(m), inputs, shapes, 1, shardy=True)
+        for m in (xla.parse_module(xla.make_context(), text), module)
+    )
+    np.testing.assert_array_equal(there[0], here[0])
+    return str(module)
+
+
+@pytest.mark.parametrize("program", [GATHER, SCATTER], ids=["gather", "scatter"])
+@pytest.mark.parametrize("counts", [*COUNTS, *DOES_NOT_COUNT])
+def test_parts_that_count_become_batching_dimensions(program: str, counts: str) -> None:
+    text = same_numbers(program.format(counts=(COUNTS | DOES_NOT_COUNT)[counts]), 3)
+    assert ("indices_batching_dims = [0]" in text) == (counts in COUNTS)
+    assert ("tensor<5x1xi32>, tensor<5x3xf32>) -> " in text or "tensor<5x7x3xf32>, tensor<5x1xi32>" in text) == (
+        counts in COUNTS
+    )
+
+
+def test_nothing_is_looked_up_where_every_part_counts() -> None:
+    text = same_numbers(ALL, 1)
+    assert "dims = [2, 0, 1]" in text and "stablehlo.gather" not in text
+
+
+def test_a_diagonal_has_one_part_left() -> None:
+    """x[n, n] counts along the same dimension twice."""
+    text = GATHER.replace("tensor<5x7x3xf32>", "tensor<5x5x3xf32>").format(counts=COUNTS["iota"])
+    text = text.replace("concatenate %n, %i", "concatenate %n, %n")
+    found = normalised(text).module
+    assert "operand_batching_dims = [0]" in str(found) and "start_index_map = [1]" in str(found)
+    assert names(found).count("gather") == 1

@@ -1,0 +1,189 @@
+"""Gathers and scatters that pick element `b` of a batch for position `b`, as ones that have the batch in common.
+
+`take_along_axis` is written in two ways. JAX has said since 0.4.31 that operand and indices share a batching dimension.
+Before, and in PyTorch/XLA and TensorFlow still, the index has a part for each batch dimension, and that counts: 0, 1,
+2, … along the dimension. Devices then seem to look up rows anywhere in the batch, so that nothing that comes after the
+loss of a language model could be split along it.
+
+Enters: a module. Leaves: the same, its gathers and scatters with batching dimensions, and with indices that have the
+other parts only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from toast_cli.frontend.idle import numbers, splat_value
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.xla import PickedDimensions, ir, picked_dimensions, walk_ops, with_picked_dimensions
+
+PICKS = ("stablehlo.gather", "stablehlo.scatter")
+# As many steps back from an index as its making takes; constants of as many elements are looked at.
+_STEPS = 16
+_MOST_COUNTED = 1 << 20
+
+Part = tuple[Any, int]  # a value, and its width along the dimension of the parts
+
+
+def share_batches(module: Any) -> None:
+    """Rewrites every gather and scatter of which a part of the index counts."""
+    with module.context:
+        for operation in walk_ops(module, *PICKS):
+            share_batch(operation)
+
+
+def share_batch(operation: Any) -> None:
+    """Turns the parts of the index that count into batching dimensions, in place."""
+    name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
+    attribute = operation.attributes[name]
+    picked = picked_dimensions(attribute)
+    place = 1 if operation.name == PICKS[0] else len(operation.operands) // 2
+    indices = operation.operands[place]
+    parts = _parts(indices, picked.vector)
+    if len(parts) != len(picked.mapped) or any(width != 1 for _, width in parts):
+        return
+    counted = _counted(operation, picked, [value for value, _ in parts])
+    if len(counted) == len(parts):  # an index of no parts is not for all compilers
+        whole = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
+        if whole is not None:
+            replace_operation(operation, [whole])
+            return
+        counted.popitem()
+    if not counted:
+        return
+    left = [value for k, (value, _) in enumerate(parts) if k not in counted]
+    pairs = sorted([*zip(picked.batching, picked.counted, strict=True), *counted.values()])
+    after = replace(
+        picked,
+        single=tuple(d for d in picked.single if d not in {d for d, _ in counted.values()}),
+        batching=tuple(d for d, _ in pairs),
+        counted=tuple(d for _, d in pairs),
+        mapped=tuple(d for k, d in enumerate(picked.mapped) if k not in counted),
+    )
+    operation.operands[place] = _joined(left, picked.vector, indices.type, operation)
+    operation.attributes[name] = with_picked_dimensions(attribute, after)
+
+
+def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> Any | None:
+    """What is gathered where every part of the index counts: the operand, its dimensions in other places. None where
+    slices are not of all there is.
+
+    along: dimension of the operand -> that of the indices that counts it.
+    """
+    shape = list(ir.RankedTensorType(gather.operands[0].type).shape)
+    result = ir.RankedTensorType(gather.results[0].type)
+    slices, batch = iter(picked.slices), [d for d in range(result.rank) if d not in picked.slices]
+    places = []
+    for dim, (size, taken) in enumerate(zip(shape, numbers(gather, "slice_sizes"), strict=True)):
+        if dim in along:
+            places.append(batch[along[dim] - (along[dim] > picked.vector)])
+        elif size == taken and dim not in picked.single + picked.batching:
+            places.append(next(slices))
+        else:
+            return None
+    return ir.Operation.create(
+        "stablehlo.broadcast_in_dim",
+        results=[result],
+        operands=[gather.operands[0]],
+        attributes={"broadcast_dimensions": ir.DenseI64ArrayAttr.get(places)},
+        loc=gather.location,
+        ip=ir.InsertionPoint(gather),
+    ).results[0]
+
+
+def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
+    """Part (by number) -> the operand's dimension that it speaks of, and that of the indices along which it counts."""
+    shape = ir.RankedTensorType(operation.operands[0].type).shape
+    found: dict[int, tuple[int, int]] = {}
+    taken = set(picked.counted)
+    for k, (part, dim) in enumerate(zip(parts, picked.mapped, strict=True)):
+        along = counts_along(part)
+        if along is None or along in taken or along == picked.vector or dim not in picked.single:
+            continue
+        if ir.RankedTensorType(part.type).shape[along] == shape[dim]:
+            found[k] = (dim, along)
+            taken.add(along)
+    return found
+
+
+def _parts(indices: Any, vector: int) -> list[Part]:
+    """The pieces that were put together along the dimension of the parts."""
+    owner = indices.owner
+    shape = ir.RankedTensorType(indices.type).shape
+    if vector >= len(shape):
+        return []
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.concatenate":
+        return [(indices, shape[vector])]
+    if int(ir.IntegerAttr(owner.attributes["dimension"]).value) != vector:
+        return []
+    return [part for piece in owner.operands for part in _parts(piece, vector)]
+
+
+def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
+    """The parts side by side, in front of an operation. whole: type of all the parts there were."""
+    if len(parts) == 1:
+        return parts[0]
+    kind = ir.RankedTensorType(whole)
+    shape = list(kind.shape)
+    shape[dim] = len(parts)
+    return ir.Operation.create(
+        "stablehlo.concatenate",
+        results=[ir.RankedTensorType.get(shape, kind.element_type)],
+        operands=parts,
+        attributes={"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)},
+        loc=before.location,
+        ip=ir.InsertionPoint(before),
+    ).results[0]
+
+
+def counts_along(value: Any, steps: int = _STEPS) -> int | None:
+    """The dimension along which each element says its own place (0, 1, 2, …); None where there is none.
+
+    A dimension of one element does not count.
+    """
+    owner = value.owner
+    if isinstance(owner, ir.Block) or not steps:
+        return None
+    shape = list(ir.RankedTensorType(value.type).shape)
+    dim: int | None = None
+    match owner.name:
+        case "stablehlo.iota":
+            dim = int(ir.IntegerAttr(owner.attributes["iota_dimension"]).value)
+        case "stablehlo.constant" if len(shape) == 1 and 1 < shape[0] <= _MOST_COUNTED:
+            literal = owner.attributes["value"]
+            counts = isinstance(literal, ir.DenseIntElementsAttr) and not literal.is_splat
+            dim = 0 if counts and list(literal) == list(range(shape[0])) else None
+        case "stablehlo.convert" if isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType):
+            dim = counts_along(owner.operands[0], steps - 1)
+        case "stablehlo.broadcast_in_dim":
+            inner = counts_along(owner.operands[0], steps - 1)
+            dim = None if inner is None else numbers(owner, "broadcast_dimensions")[inner]
+        case "stablehlo.transpose":
+            inner = counts_along(owner.operands[0], steps - 1)
+            dim = None if inner is None else numbers(owner, "permutation").index(inner)
+        case "stablehlo.reshape":
+            inner = counts_along(owner.operands[0], steps - 1)
+            dim = None if inner is None else _reshaped(list(owner.operands[0].type.shape), shape, inner)
+        case "stablehlo.select":
+            dim = _wrapped(owner, steps)
+    return dim if dim is not None and shape[dim] > 1 else None
+
+
+def _reshaped(before: list[int], after: list[int], dim: int) -> int | None:
+    """The dimension that becomes of one that stays what it is in a reshape."""
+    outer, size = prod(before[:dim]), before[dim]
+    return next((d for d, s in enumerate(after) if s == size and prod(after[:d]) == outer), None)
+
+
+def _wrapped(select: Any, steps: int) -> int | None:
+    """Of `x < 0 ? x + n : x`, as Python's negative indices are written, what x is: places are not negative."""
+    asked, _, value = select.operands
+    question = asked.owner
+    if isinstance(question, ir.Block) or question.name != "stablehlo.compare":
+        return None
+    less = "LT" in str(question.attributes["comparison_direction"])
+    if not less or question.operands[0] != value or splat_value(question.operands[1]) != 0:
+        return None
+    return counts_along(value, steps - 1)
