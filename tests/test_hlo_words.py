@@ -24,6 +24,18 @@ ENTRY e {
 }""",  # noqa: E501
         ["add"],
     ),
+    "products of matrices, and of a vector": (
+        """HloModule m
+ENTRY e {
+  a = f32[4,8] parameter(0)
+  b = f32[8,3] parameter(1)
+  v = f32[8] parameter(2)
+  c = f32[4,3] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  d = f32[4] dot(a, v), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT t = (f32[4,3], f32[4]) tuple(c, d)
+}""",
+        ["dot_general", "dot_general"],
+    ),
     "a custom call with tuples": (
         """HloModule m
 ENTRY e {

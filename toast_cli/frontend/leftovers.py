@@ -7,6 +7,7 @@ Enters: a module whose functions may hold `mhlo` operations. Leaves: the same mo
 * constants of other dialects (Shardy's, CHLO's, arith's) by StableHLO's,
 * bitcasts between layouts by the reshape and transposes they stand for,
 * batch normalisations by the elementwise operations and sums they stand for (see `batch_norm`),
+* plain products by general ones,
 * operations that do nothing by the operand they return (see `idle`),
 * elementwise functions and top-k (also as composites, the way jax.export writes them) by their CHLO counterpart.
 
@@ -24,7 +25,7 @@ from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, unchanged_operand
 from toast_cli.frontend.inline import replace_operation
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ADVANCE, dot_dimension_numbers, ir
 
 # Operations that only draw a line around their one region: the region's block takes their place.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
@@ -193,6 +194,18 @@ def transpose(value: Any, order: list[int], before: Any) -> Any:
     return create("stablehlo.transpose", [value], [moved], {"permutation": ir.DenseI64ArrayAttr.get(order)}, before)[0]
 
 
+def general_product(operation: Any) -> Values:
+    """A product of two matrices or vectors as the general one, which everything that looks for products knows.
+
+    HLO's products of two matrices in the usual order are converted to the plain operation, all others to the general.
+    """
+    left = ir.RankedTensorType(operation.operands[0].type)
+    numbers = dot_dimension_numbers([[], [], [left.rank - 1], [0]], operation.context)
+    kept = {name: operation.attributes[name] for name in operation.attributes}
+    attributes = kept | {"dot_dimension_numbers": numbers}
+    return create("stablehlo.dot_general", list(operation.operands), [operation.results[0].type], attributes, operation)
+
+
 def finished_at_once(start: Any) -> Values | None:
     """An asynchronous start runs in its place; whoever waits for it gets the outcome.
 
@@ -237,6 +250,7 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     "mhlo.bitcast": plain_bitcast,
     "mhlo.topk": chlo_top_k,
     "stablehlo.composite": chlo_composite,
+    "stablehlo.dot": general_product,
     **dict.fromkeys((TRAINING, INFERENCE, GRADIENT), written_out),
     "mhlo.async_start": finished_at_once,
     "stablehlo.async_start": finished_at_once,
