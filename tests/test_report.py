@@ -332,6 +332,14 @@ def test_ascii_where_the_stream_holds_no_more() -> None:
     assert "#######" in found and "64 > 8" in found
 
 
+def test_calls_of_libraries_say_what_to_give_toast_instead() -> None:
+    report = make_report()
+    assert "before_optimizations" not in shown(report, 200)
+    calls = replace(report.analysis, replicated_ops={"stablehlo.custom_call @__cublas$gemm": 8})
+    text = shown(replace(report, analysis=calls), 300)
+    assert "custom_call @__cublas$gemm ×8" in text and "before_optimizations" in text
+
+
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
     strange = replace(make_report().arguments[0], name="[bold]x[/bold] :smile: \\[y]")
     assert "[bold]x[/bold] :smile: \\[y]" in shown(replace(make_report(), arguments=[strange]), 80)

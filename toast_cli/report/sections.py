@@ -239,6 +239,10 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
     return Group(rows, Text(), style.section("time", stages_table))
 
 
+# How XLA calls what it has of libraries for matrices: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`.
+_LIBRARY_CALL = "custom_call @__"
+
+
 def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     """Which ops every device computes whole, most frequent first."""
     ordered = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
@@ -249,6 +253,11 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
     count = format_plural(sum(ops.values()), "op")
     yield f"{count} that toast cannot split, so every device computes the whole of each: {named}{rest}"
+    if any(_LIBRARY_CALL in name for name, _ in ordered):
+        yield (
+            "XLA has compiled this program for one platform, whose libraries it calls: give toast what XLA got "
+            "(lower(…).as_text(), or the file *before_optimizations* of --xla_dump_to)"
+        )
 
 
 def _whereabouts(report: Report, room: int) -> list[str]:
