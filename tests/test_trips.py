@@ -53,6 +53,19 @@ LOOPS: list[tuple[str, Callable[[Any], Any], list[int]]] = [
     ),
 ]
 
+
+def twice(x: Any) -> Any:
+    """The second loop runs as often as the first has, as the gradient of a loop of TensorFlow does: 0, 3, 6, 9 is four
+    rounds up to 12."""
+    rounds, y = lax.while_loop(lambda s: s[0] < 10, lambda s: (s[0] + 3, jnp.sin(s[1])), (jnp.int32(0), x))
+    return lax.fori_loop(0, rounds, lambda i, c: c @ c, y)
+
+
+LOOPS += [
+    ("as far as an earlier loop", twice, [4, 12]),
+    ("two bounds", counted(0, lambda i: (i < 9) & (i < 5), lambda i: i + 1), [5]),
+]
+
 POSITION = arg(dtype="int32")
 # name, function of one f32[8,8] and the position at which it starts, trips
 FROM_A_POSITION: list[tuple[str, Callable[[Any, Any], Any], int]] = [

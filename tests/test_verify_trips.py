@@ -89,3 +89,38 @@ def test_trips_between_two_sums_with_one_unknown_number(start: str, offset: int,
     )
     bodies, entry = computations(text)
     assert run_counts(bodies, entry)["body"] == trips
+
+
+def test_a_loop_that_runs_as_often_as_an_earlier_one() -> None:
+    """The gradient of a loop counts from 0 to what that has counted to (TensorFlow): 0, 2, …, 12 is 7 rounds, and then
+    as many as fit below 14."""
+    text = LOOP.format_map(UP | {"by": 2, "bound": 13})
+    text = text.replace("  ROOT %w =", "  %w =").replace(
+        "body=%body\n}",
+        """body=%body
+  %until = s32[] get-tuple-element(%w), index=1
+  %zero = s32[] constant(0)
+  %more = (s32[], s32[]) tuple(%zero, %until)
+  ROOT %v = (s32[], s32[]) while(%more), condition=%later_condition, body=%later
+}""",
+    )
+    later = """%later_condition (c: (s32[], s32[])) -> pred[] {
+  %d = (s32[], s32[]) parameter(0)
+  %k = s32[] get-tuple-element(%d), index=0
+  %bound = s32[] get-tuple-element(%d), index=1
+  ROOT %go = pred[] compare(%bound, %k), direction=GT
+}
+
+%later (b: (s32[], s32[])) -> (s32[], s32[]) {
+  %e = (s32[], s32[]) parameter(0)
+  %k.1 = s32[] get-tuple-element(%e), index=0
+  %bound.1 = s32[] get-tuple-element(%e), index=1
+  %one = s32[] constant(1)
+  %next.1 = s32[] add(%k.1, %one)
+  ROOT %all.1 = (s32[], s32[]) tuple(%next.1, %bound.1)
+}
+
+ENTRY"""
+    bodies, entry = computations(text.replace("ENTRY", later))
+    counts = run_counts(bodies, entry)
+    assert (counts["body"], counts["later"]) == (7, 14)

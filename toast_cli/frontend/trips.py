@@ -2,7 +2,8 @@
 
 The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
 It starts at a constant and the bound is one, or both are the same value and a constant (from `position` to `position +
-8`). Enters: a `stablehlo.while`. Leaves: the count, or None where the pattern is another; and the most it can be, for a
+8`). A condition may have several such parts, and a bound may be what an earlier loop has counted to. Enters: a
+`stablehlo.while`. Leaves: the count, or None where the pattern is another; and the most it can be, for a
 condition that asks for more than that (`i < 50 and error > 1e-3`) and for a counter that starts at an unknown number,
 which is taken not to be negative.
 """
@@ -21,14 +22,23 @@ Number = tuple[Any, int]  # a value, or None for nothing, and what is added to i
 
 
 def trip_count(operation: Any) -> int | None:
-    """Iterations of `operation`, a `stablehlo.while` of normalised form."""
-    return _compared(_producer(_last(operation.regions[0].blocks[0]).operands[0]), operation)
+    """Iterations of `operation`, a `stablehlo.while` of normalised form; of a condition of several parts, those until
+    the first of them fails."""
+    counts = [_compared(part, operation) for part in _parts(operation)]
+    known = [count for count in counts if count is not None]
+    return min(known) if len(known) == len(counts) else None
 
 
 def trip_limit(operation: Any) -> int | None:
     """The most iterations that a condition allows, where it or one of its parts counts up to a constant."""
+    counts = (_compared(part, operation, at_most=True) for part in _parts(operation))
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _parts(operation: Any) -> list[Any | None]:
+    """The operations that give what a loop's condition demands: one, or those of an `&`."""
     waiting = [_producer(_last(operation.regions[0].blocks[0]).operands[0])]
-    limits: list[int] = []
+    found = []
     while waiting:
         test = waiting.pop()
         if test is not None and _is_true_unless_false(test):
@@ -36,9 +46,8 @@ def trip_limit(operation: Any) -> int | None:
         elif test is not None and test.name == "stablehlo.and":
             waiting += [_producer(_through(operand)) for operand in test.operands]
         else:
-            count = _compared(test, operation, at_most=True)
-            limits += [] if count is None else [count]
-    return min(limits, default=None)
+            found.append(test)
+    return found
 
 
 def _is_true_unless_false(test: Any) -> bool:
@@ -166,10 +175,20 @@ def _constant(value: Any, operation: Any) -> int | None:
                 unchanged = _unchanged(number, operation)
                 return _constant(_through(operation.operands[number]), operation) if unchanged else None
         return _outer_constant(value, operation)
+    if producer.name == "stablehlo.while":
+        return _counted_to(producer, value.result_number)
     if producer.name != "stablehlo.constant":
         return None
     array = np.array(producer.attributes["value"])
     return int(array.ravel()[0]) if array.size == 1 and array.dtype.kind in "iu" else None
+
+
+def _counted_to(loop: Any, number: int) -> int | None:
+    """What an earlier loop has counted to: the gradient of a loop runs as often (TensorFlow)."""
+    body = loop.regions[1].blocks[0]
+    start, count = _constant(_through(loop.operands[number]), loop), trip_count(loop)
+    step = 0 if _unchanged(number, loop) else _step(_last(body).operands[number], number, body, loop)
+    return None if start is None or count is None or step is None else start + count * step
 
 
 def _outer_constant(value: Any, operation: Any) -> int | None:

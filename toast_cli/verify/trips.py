@@ -2,14 +2,16 @@
 
 Enters: the loop's line, the lines of the computation it stands in, and every computation. Leaves: the count that the
 compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
-with; both may be the same instruction and a constant: from `position` to `position + 8`), else the one constant of the
-condition, else 1. Of a condition of several parts (`i < 50 and error > 1e-3`) those that count say the most it can be.
+with), else the one constant of the condition, else 1. Start and bound may be the same instruction and a constant (from
+`position` to `position + 8`), or what an earlier loop has counted to. Of a condition of several parts (`i < 50 and
+error > 1e-3`) those that count say the most it can be.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
@@ -28,17 +30,34 @@ Number = tuple[str | None, int]  # an instruction, or None for nothing, and what
 
 def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> int:
     """Trips of the `while` in `line`, which is one of the lines `around`."""
+    known = _known_trips(line, _named(around), bodies)
+    if known is not None:
+        return known
+    constants = _LONE.findall("\n".join(bodies.get(_called(line, "condition"), [])))
+    return int(constants[0]) if len(constants) == 1 else 1
+
+
+def _known_trips(line: str, outside: Lines, bodies: dict[str, list[str]]) -> int | None:
+    """What the compiler or the counter says."""
     known = _KNOWN.search(line)
     if known:
         return int(known[1])
     condition, body = (bodies.get(_called(line, role), []) for role in ("condition", "body"))
-    inside, outside = _named(condition), _named(around)
-    counts = [_counted(line, outside, inside, test, body) for test in _tests(_root(condition), inside)]
-    limits = [count for count in counts if count is not None]
-    if limits:
-        return min(limits)
-    constants = _LONE.findall("\n".join(condition))
-    return int(constants[0]) if len(constants) == 1 else 1
+    inside = _named(condition)
+    loop = _Loop(line, outside, inside, body, bodies)
+    counts = [_counted(loop, test) for test in _tests(_root(condition), inside)]
+    return min((count for count in counts if count is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The line of a `while`, the instructions around it, those of its condition, and the lines of its body."""
+
+    line: str
+    around: Lines
+    inside: Lines
+    body: list[str]
+    bodies: dict[str, list[str]]
 
 
 def _tests(line: str, inside: Lines) -> Iterator[str]:
@@ -51,26 +70,26 @@ def _tests(line: str, inside: Lines) -> Iterator[str]:
             yield from _tests(inside.get(name, ""), inside)
 
 
-def _counted(line: str, around: Lines, inside: Lines, test: str, body: list[str]) -> int | None:
+def _counted(loop: _Loop, test: str) -> int | None:
     """Rounds for which a comparison of the condition holds."""
     compare = _COMPARE.search(test)
     if compare is None:
         return None
-    given = _NAME.findall(line.partition(" while(")[2])[0]
-    carried, changed = around.get(given, ""), _changed(body)
+    around, inside = loop.around, loop.inside
+    carried, changed = _carried(loop.line, around), _changed(loop.body)
     left, right = _NAME.findall(compare[1])[:2]
     direction = compare[2]
     counter, bound = _element(left, inside), right
     if counter is None or counter not in changed:
         counter, bound, direction = _element(right, inside), left, _SWAPPED.get(direction, "")
-    step = None if counter is None else _step(counter, body)
+    step = None if counter is None else _step(counter, loop.body)
     if counter is None or not step:
         return None
-    base, first = _number(_place(carried, counter), around)
+    base, first = _counted_to(_number(_place(carried, counter), around), loop)
     other, last = _number(bound, inside)
     element = None if other is None else _element(other, inside)
     if element is not None and element not in changed:
-        other, more = _number(_place(carried, element), around)
+        other, more = _counted_to(_number(_place(carried, element), around), loop)
         last += more
     if base != other and _read(base, around) != _read(other, around):
         return None
@@ -79,6 +98,29 @@ def _counted(line: str, around: Lines, inside: Lines, test: str, body: list[str]
     if direction in ("GT", "GE") and step < 0:
         return max(0, (first - last - (direction == "GT")) // -step + 1)
     return None
+
+
+def _counted_to(number: Number, later: _Loop) -> Number:
+    """A number, with what an earlier loop has counted to as the constant that it is: the gradient of a loop runs as
+    often (TensorFlow)."""
+    name, offset = number
+    read = _ELEMENT.search(later.around.get(name, "")) if name else None
+    if name is None or read is None:
+        return number
+    source = _NAME.findall(later.around[name].partition(" get-tuple-element(")[2])[0]
+    line = later.around.get(_through(source, later.around), "")
+    if " while(" not in line:
+        return number
+    counter, body = int(read[1]), later.bodies.get(_called(line, "body"), [])
+    trips = _known_trips(line, later.around, later.bodies)
+    step = _step(counter, body) if counter in _changed(body) else 0
+    start = _constant(_place(_carried(line, later.around), counter), later.around)
+    return number if trips is None or step is None or start is None else (None, offset + start + trips * step)
+
+
+def _carried(line: str, around: Lines) -> str:
+    """The tuple that a loop starts with."""
+    return around.get(_NAME.findall(line.partition(" while(")[2])[0], "")
 
 
 def _changed(body: list[str]) -> set[int]:
