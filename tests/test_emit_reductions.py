@@ -192,3 +192,23 @@ def assert_promised(gradient: Callable[..., jax.Array], decisions: list[tuple[st
     uses = case.collectives(plan)
     promised = [(kind, axes, round(size)) for kind, axes, size, count in uses for _ in range(int(count))]
     assert sorted(promised) == sorted((c.kind, c.axes, c.bytes) for c in found)
+
+
+def test_what_a_look_up_finds_is_scattered_before_it_is_squared() -> None:
+    """XLA multiplies it by itself, would do so with all that is found, and then take a piece of that: as the whole is
+    read, an all-reduce."""
+
+    def normed(table: jax.Array, ids: jax.Array) -> jax.Array:
+        x = table[ids]
+        return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True))
+
+    sizes = {"data": 4, "model": 2}
+    case = case_of(normed, arg(512, 128), arg(32, 64, dtype="int32"), mesh=round_mesh(**sizes))
+    rows = case.shard("table.0", "data")
+    elsewhere = case.shard("ids.0", "data")._replace(unless=rows.group)
+    plan = (rows, case.shard("ids.0", "model"), elsewhere)
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert [(c.kind, c.axes, c.bytes) for c in found if c.bytes > 2**15] == [
+        ("reduce-scatter", ("data",), 4 * 64 * 128 * 4)
+    ]

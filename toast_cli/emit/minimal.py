@@ -33,7 +33,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, PAD, SLICE, TRANSPOSE
+from toast_cli.program.ops import CARRY, PAD, SLICE, SQUARE, TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -285,6 +285,7 @@ def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cu
     """
     op, program = source.program.ops[number], source.program
     arrays = [value for value in op.operands if program.values[value].shape]
+    arrays *= 2 if op.name == SQUARE else 1  # which XLA writes as a product of the array with itself
     lie = {lowered.shardings[value] for value in arrays}
     if not op.kind.elementwise or len(arrays) < 2 or len(lie) > 1:
         return False

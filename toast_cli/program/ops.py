@@ -30,6 +30,7 @@ RESHAPE = "stablehlo.reshape"
 SCATTER = "stablehlo.scatter"
 SELECT = "stablehlo.select"
 SLICE = "stablehlo.slice"
+SQUARE = "chlo.square"
 TRANSPOSE = "stablehlo.transpose"
 
 # Ops of our own, for what flows into and out of the program and its regions; see `toast_cli.program.model`.
