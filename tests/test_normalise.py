@@ -218,7 +218,7 @@ func.func private @f(%a: {T4}) -> {T4} }}""",
     ),
     "a bounded argument": (
         "module { func.func @main(%a: tensor<?xf32, #stablehlo.bounds<4>>) { return } }",
-        ("model:1:10", "argument 0", "concrete"),
+        ("model:1:10", "argument 0", "with its bound"),
     ),
     "an unranked argument": (
         "module { func.func @main(%a: tensor<*xf32>) { return } }",

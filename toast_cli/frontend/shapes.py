@@ -18,6 +18,7 @@ HINT = (
     "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
     "shapes instead of symbolic_shape(…), or lower with concrete arguments"
 )
+BOUNDED_HINT = "write a dimension of bounded size with its bound: f32[128,64] in the place of f32[<=128,64]"
 # Processor time that working out shapes may take.
 SECONDS = 60
 
@@ -57,7 +58,8 @@ def refined(bytecode: bytes) -> bytes:
 
 
 def refusal(found: Dynamic, path: str) -> InputError:
-    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=HINT)
+    hint = BOUNDED_HINT if "#stablehlo.bounds" in found.what else HINT
+    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=hint)
 
 
 def dynamic_argument(function: Any) -> Dynamic | None:

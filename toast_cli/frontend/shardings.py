@@ -58,6 +58,7 @@ MOVES = frozenset(
 GROUPINGS = frozenset({"sdy.sharding_group", "xla.sdy.ShardingGroup"})
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
+PARTITIONS, REPLICATED = "mhlo.num_partitions", "{replicated}"
 OperandOfOp = tuple[Any, int]
 # What an attribute speaks of: a value, the uses of it that are meant, and how messages call it.
 Subject = tuple[Any, tuple[OperandOfOp, ...], str]
@@ -96,13 +97,18 @@ class Findings:
 def take_shardings(module: Any, function: Any, path: str) -> Findings:
     """Removes the shardings from the function and returns them."""
     with module.context, ir.Location.unknown():
-        taker = _Taker(meshes_of(module), path)
+        taker = _Taker(meshes_of(module), path, _of_one_device(module))
         taker.boundary(function)
         taker.body(function)
     findings = taker.findings
     return replace(
         findings, kept=list(map(_of_what_is_used, findings.kept)), pins=list(map(_of_what_is_used, findings.pins))
     )
+
+
+def _of_one_device(module: Any) -> bool:
+    attributes = module.operation.attributes
+    return PARTITIONS in attributes and str(attributes[PARTITIONS]).partition(" ")[0] == "1"
 
 
 def _of_what_is_used(kept: Kept) -> Kept:
@@ -116,10 +122,15 @@ def _of_what_is_used(kept: Kept) -> Kept:
 
 
 class _Taker:
-    """Walks one function; used once."""
+    """Walks one function; used once.
 
-    def __init__(self, meshes: Meshes, path: str) -> None:
+    one_device: the program was lowered for one, so that to be whole on each says nothing (JAX 0.4.20 says it of
+    every argument).
+    """
+
+    def __init__(self, meshes: Meshes, path: str, one_device: bool) -> None:
         self.findings = Findings()
+        self._one_device = one_device
         self._meshes = meshes
         self._path = path
         self._records: dict[Any, list[int]] = defaultdict(list)  # value -> places in `findings.kept`
@@ -156,7 +167,7 @@ class _Taker:
             attributes = {item.name: item.attr for item in entry}
             place = partial(_at, self._path, origin)
             sharding = one_sharding(stated_shardings(attributes, self._meshes, place), _rank(value), place)
-            if sharding is not None:
+            if sharding is not None and not (self._one_device and sharding.gspmd == REPLICATED):
                 self._record(value, sharding, uses, origin)
             cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
         function.attributes[name] = ir.ArrayAttr.get(cleaned)
