@@ -220,6 +220,16 @@ func.func private @f(%a: {T4}) -> {T4} }}""",
         "module { func.func @main(%a: tensor<?xf32, #stablehlo.bounds<4>>) { return } }",
         ("model:1:10", "argument 0", "with its bound"),
     ),
+    "a size that the program works out": (
+        """module { func.func @main(%a: tensor<4xf32>, %n: tensor<i32>) -> tensor<f32> {
+          %0 = stablehlo.set_dimension_size %a, %n, dim = 0
+            : (tensor<4xf32>, tensor<i32>) -> tensor<?xf32, #stablehlo.bounds<4>>
+          %1 = stablehlo.constant dense<0.0> : tensor<f32>
+          %2 = stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [0]
+            : (tensor<?xf32, #stablehlo.bounds<4>>, tensor<f32>) -> tensor<f32>
+          return %2 : tensor<f32> } }""",
+        ("model:2:16", "the result of stablehlo.set_dimension_size", "pad to the bound"),
+    ),
     "an unranked argument": (
         "module { func.func @main(%a: tensor<*xf32>) { return } }",
         ("model:1:10", "argument 0 (tensor<*xf32>) has no fixed shape", "concrete"),

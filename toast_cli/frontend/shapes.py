@@ -19,6 +19,10 @@ HINT = (
     "shapes instead of symbolic_shape(…), or lower with concrete arguments"
 )
 BOUNDED_HINT = "write a dimension of bounded size with its bound: f32[128,64] in the place of f32[<=128,64]"
+WORKED_OUT_HINT = (
+    "a size that only a run of the program knows cannot be planned for: pad to the bound instead (in TensorFlow, "
+    "tf.convert_to_tensor makes the gradient of a look-up dense, without tf.unique)"
+)
 # Processor time that working out shapes may take.
 SECONDS = 60
 
@@ -58,7 +62,9 @@ def refined(bytecode: bytes) -> bytes:
 
 
 def refusal(found: Dynamic, path: str) -> InputError:
-    hint = BOUNDED_HINT if "#stablehlo.bounds" in found.what else HINT
+    hint = HINT
+    if "#stablehlo.bounds" in found.what:
+        hint = BOUNDED_HINT if found.operation.name == "func.func" else WORKED_OUT_HINT
     return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=hint)
 
 
