@@ -212,3 +212,22 @@ def test_what_a_look_up_finds_is_scattered_before_it_is_squared() -> None:
     assert [(c.kind, c.axes, c.bytes) for c in found if c.bytes > 2**15] == [
         ("reduce-scatter", ("data",), 4 * 64 * 128 * 4)
     ]
+
+
+def test_a_product_is_scattered_before_it_is_averaged() -> None:
+    """Of what a reduction reads XLA reduces all that there is, and takes a piece of what comes out: as the whole is
+    read, an all-reduce."""
+
+    def normed(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = x @ w
+        return y - y.mean(0)
+
+    sizes = {"data": 4, "model": 2}
+    case = case_of(normed, arg(64, 512), arg(512, 256), mesh=round_mesh(**sizes))
+    summed = case.shard("x.1", "data")
+    plan = (summed, case.shard("x.0", "model"), case.shard("w.1", "data")._replace(unless=summed.group))
+    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
+    assert not isinstance(found, Failure)
+    assert [(c.kind, c.axes, c.bytes) for c in found if "data" in c.axes] == [
+        ("reduce-scatter", ("data",), 32 * 64 * 4)
+    ]

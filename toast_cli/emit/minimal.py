@@ -33,7 +33,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, PAD, SLICE, SQUARE, TRANSPOSE
+from toast_cli.program.ops import CARRY, PAD, REDUCE, SLICE, SQUARE, TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -277,20 +277,23 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
 
 
 def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cuts: list[int] | None) -> bool:
-    """Whether XLA moves the result of an elementwise op and not, as planned, the arrays it reads.
+    """Whether XLA moves the result of an op and not, as planned, the arrays it reads.
 
-    It does where an op reads several arrays and all lie in one sharding, other than the one it computes in. That makes
-    a difference where something is communicated to get there; where each device is to keep a piece of a total; and
-    where the result is cut and gathered again: XLA still has it as it was before.
+    It does where an elementwise op reads several arrays and all lie in one sharding, other than the one it computes in,
+    and where a reduction reads what is to be cut further. That makes a difference where something is communicated to
+    get there; where each device is to keep a piece of a total; and where the result of an elementwise op is cut and
+    gathered again: XLA still has it as it was before.
     """
     op, program = source.program.ops[number], source.program
     arrays = [value for value in op.operands if program.values[value].shape]
+    totals = any(value in lowered.partial and value not in lowered.added for value in arrays)
+    if op.name == REDUCE:
+        return totals
     arrays *= 2 if op.name == SQUARE else 1  # which XLA writes as a product of the array with itself
     lie = {lowered.shardings[value] for value in arrays}
     if not op.kind.elementwise or len(arrays) < 2 or len(lie) > 1:
         return False
     (result,) = op.results
-    totals = any(value in lowered.partial and value not in lowered.added for value in arrays)
     return cuts is None or totals or any(lowered.required.get(use) in lie for use in program.users[result])
 
 
