@@ -12,7 +12,8 @@ from toast_cli.frontend.reader import argument_paths
     [
         (["p0.1", "p12.345", "x"], ["", "", "x"]),  # PyTorch/XLA
         (["Arg_0.1", "Arg_1.2"], ["", ""]),  # JAX's HLO
-        (["param_0", "parameter.3", "arg5", "arg_6.7"], [""] * 4),
+        (["param_0.1", "parameter.3", "arg_6.7"], [""] * 3),
+        (["p0", "arg1", "param_2"], ["p0", "arg1", "param_2"]),  # a user's own
         (["XLA_Args", "XLA_Args"], ["", ""]),  # TensorFlow
         (["params['w']", "params['b']", ""], ["params['w']", "params['b']", ""]),
         (["x", "p", "position.3"], ["x", "p", "position.3"]),

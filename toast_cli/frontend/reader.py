@@ -26,7 +26,7 @@ from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
-_NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d+(?:\.\d+)*")
+_NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
 # Reading descends once per loop or branch. Programs have a handful in each other.
 MAX_DEPTH = 100
 
