@@ -15,11 +15,12 @@ from programs import Case, evaluator_of, round_mesh, source_of_text
 from random_programs import cases, plans
 
 from toast_cli import xla
-from toast_cli.emit import emit_hlo
+from toast_cli.emit import emit_hlo, emit_shardy
 from toast_cli.emit.constraints import constraint_line, constraints_of
 from toast_cli.emit.hlo import GspmdNotation, check_arrival
 from toast_cli.emit.marks import operation_marks, pinned_marks
 from toast_cli.emit.minimal import Chooser, choose_marks
+from toast_cli.emit.misread import misread_note
 from toast_cli.emit.propagate import WHOLE as WHOLE_PIPELINE
 from toast_cli.emit.propagate import Propagation, numbered
 from toast_cli.emit.stablehlo import shardy_marks
@@ -200,3 +201,27 @@ def test_what_folds_away_leaves_shardings_of_several_results_alone() -> None:
     plan = strategy(case, "x.0=data")
     for form in ("stablehlo", "hlo"):
         assert emitted.collectives(case, emitted.compiled(case, plan, form)) == case.collectives(plan) == []
+
+
+COMPLEX_SUM = """func.func public @main(%x: tensor<64x16xf32> loc("x")) -> tensor<64x16xf32> {
+  %zero = stablehlo.constant dense<(0.0,-0.0)> : tensor<complex<f32>>
+  %0 = stablehlo.complex %x, %x : tensor<64x16xcomplex<f32>>
+  %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<64x16xcomplex<f32>>, tensor<complex<f32>>) -> tensor<16xcomplex<f32>>
+  %2 = stablehlo.abs %1 : (tensor<16xcomplex<f32>>) -> tensor<16xf32>
+  %3 = stablehlo.broadcast_in_dim %2, dims = [1] : (tensor<16xf32>) -> tensor<64x16xf32>
+  return %3 : tensor<64x16xf32>
+}"""
+
+
+def test_sums_of_complex_numbers_are_in_regions_where_xla_can_read_them() -> None:
+    """XLA:TPU gathers what it takes apart of them; without Shardy XLA aborts on larger programs with such regions."""
+    source = source_of_text(COMPLEX_SUM)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    plan = strategy(case, "x.0=data")
+    shardy, hlo = (emit(source, case.lowered(plan)).decode() for emit in (emit_shardy, emit_hlo))
+    assert shardy.count("sdy.manual_computation") == 1 and "partition_id" not in shardy
+    assert "SPMDFullToShardShape" not in hlo
+    assert misread_note(source, case.lowered(plan)) == ""
+    for form in ("stablehlo", "hlo"):
+        assert emitted.collectives(case, emitted.compiled(case, plan, form)) == case.collectives(plan)

@@ -40,7 +40,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     refuse_shardy_operations(source)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
-    with in_regions(source, lowered) as (source, lowered):
+    with in_regions(source, lowered, sums_too=False) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
         marks = operation_marks(source, lowered)
         with annotated(source.module, marks, notation, devices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from toast_cli.emit.spmd.piece import Piece, local_shape
@@ -32,6 +33,15 @@ def splat(operation: Any) -> Any | None:
     except TypeError:
         return None
     return literal.get_splat_value() if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
+
+
+def complex_splat(operation: Any) -> complex | None:
+    """The one number of a constant of equal complex numbers; None for other constants."""
+    if not str(operation.results[0].type.element_type).startswith("complex<"):
+        return None
+    text = operation.get_asm(large_elements_limit=1)  # Python knows no attribute of complex numbers
+    found = re.search(r"dense<\(([-+.\de]+),([-+.\de]+)\)>", text, re.IGNORECASE)
+    return complex(float(found[1]), float(found[2])) if found else None
 
 
 def iota(site: Site) -> list[Piece]:

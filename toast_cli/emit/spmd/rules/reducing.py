@@ -11,7 +11,7 @@ from typing import Any
 from toast_cli.emit.spmd.build import REDUCERS, identity
 from toast_cli.emit.spmd.devices import groups
 from toast_cli.emit.spmd.piece import Piece
-from toast_cli.emit.spmd.rules.making import splat
+from toast_cli.emit.spmd.rules.making import complex_splat, splat
 from toast_cli.emit.spmd.site import Site
 from toast_cli.xla import ir
 
@@ -63,7 +63,9 @@ def is_constant(handle: Any, value: float) -> bool:
     if isinstance(handle, ir.BlockArgument) or handle.owner.name != "stablehlo.constant":
         return False
     element = splat(handle.owner)
-    return element is not None and hasattr(element, "value") and float(element.value) == value
+    if element is None:
+        return complex_splat(handle.owner) == value
+    return hasattr(element, "value") and float(element.value) == value
 
 
 def again(site: Site, found: list[Piece], axes: tuple[int, ...]) -> list[Piece]:
