@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
-from programs import SAMPLES
+from programs import SAMPLES, arg, case_of
 from report_sample import WIDTHS, nothing_cut_off
 
 from toast_cli import pipeline
@@ -22,6 +23,7 @@ from toast_cli.explain.arrays import explain_argument
 from toast_cli.explain.decisions import explain_decision, explain_plan
 from toast_cli.explain.model import SCHEMA
 from toast_cli.explain.peak import explain_peak
+from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.traffic import explain_collective, explain_line
 from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
@@ -306,3 +308,15 @@ def test_the_command_explains_what_is_asked(options: list[str], said: str, capsy
 def test_one_thing_is_explained_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", T2B, "--mesh", MESH, "--peak", "--decision", "1"]) == 2
     assert "one thing is explained at a time" in capsys.readouterr().err
+
+
+def test_a_conflict_of_which_an_op_shows_one_side_is_told() -> None:
+    """As a scatter does that takes part in two: a report on a two-tower model ended in a `ValueError`."""
+    problem = case_of(lambda x: jnp.sin(x @ x.T), arg(16, 8)).problem
+    assert sight(problem, 0) == Sight(2, "f32[16,16]", {0: "0", 1: "1"})
+    strands = {
+        number: tuple(strand if strand and strand.side == 0 else None for strand in own)
+        for number, own in problem.dimensions.strands.items()
+    }
+    seen = sight(replace(problem, dimensions=replace(problem.dimensions, strands=strands)), 0)
+    assert (seen.called(0), seen.called(1)) == ("what is kept", "one of the two")

@@ -49,12 +49,13 @@ def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
 
 
 def sight(problem: Problem, resolution: int) -> Sight:
-    """Where to look at a conflict."""
+    """Where to look at a conflict: an array with both dimensions, else an op with both. An op of several conflicts may
+    be the only one to show some side of this one, and no other."""
     program, dimensions = problem.program, problem.dimensions
     found: list[tuple[tuple[int, float, int, int], Sight]] = []
     for number, strands in dimensions.strands.items():
         sides = {k: strand.side for k, strand in enumerate(strands) if strand and strand.resolution == resolution}
-        if len(sides) < 2:
+        if not sides:
             continue
         op, form = program.ops[number], dimensions.forms[number]
         for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
@@ -68,5 +69,5 @@ def sight(problem: Problem, resolution: int) -> Sight:
             side: "what is summed over" if form.kinds[slot] == SlotKind.REDUCTION else "what is kept"
             for slot, side in sides.items()
         }
-        found.append(((0, op.flops, 0, -number), Sight(number, "", summed)))
+        found.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
     return max(found, key=lambda one: one[0])[1]
