@@ -52,7 +52,8 @@ ALL = """func.func public @main(%x: tensor<5x7x3xf32>) -> tensor<7x3x5xf32> {
   %n = stablehlo.iota dim = 1 : tensor<7x5x1xi32>
   %m = stablehlo.iota dim = 0 : tensor<7x5x1xi32>
   %j = stablehlo.concatenate %n, %m, dim = 2 : (tensor<7x5x1xi32>, tensor<7x5x1xi32>) -> tensor<7x5x2xi32>
-  %0 = "stablehlo.gather"(%x, %j) {dimension_numbers = #stablehlo.gather<offset_dims = [1],
+  %y = stablehlo.negate %x : tensor<5x7x3xf32>
+  %0 = "stablehlo.gather"(%y, %j) {dimension_numbers = #stablehlo.gather<offset_dims = [1],
     collapsed_slice_dims = [0, 1], start_index_map = [0, 1], index_vector_dim = 2>, slice_sizes = array<i64: 1, 1, 3>}
     : (tensor<5x7x3xf32>, tensor<7x5x2xi32>) -> tensor<7x3x5xf32>
   return %0 : tensor<7x3x5xf32> }"""
@@ -89,6 +90,12 @@ def test_parts_that_count_become_batching_dimensions(program: str, counts: str) 
 def test_nothing_is_looked_up_where_every_part_counts() -> None:
     text = same_numbers(ALL, 1)
     assert "dims = [2, 0, 1]" in text and "stablehlo.gather" not in text
+
+
+def test_rows_of_a_table_stay_looked_up() -> None:
+    """A table of positions is an argument."""
+    text = str(normalised(ALL.replace('gather"(%y', 'gather"(%x')).module)
+    assert "stablehlo.gather" in text
 
 
 def test_a_diagonal_has_one_part_left() -> None:

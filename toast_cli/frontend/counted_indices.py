@@ -68,10 +68,16 @@ def share_batch(operation: Any) -> None:
 
 def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> Any | None:
     """What is gathered where every part of the index counts: the operand, its dimensions in other places. None where
-    slices are not of all there is.
+    slices are not of all there is, and where the operand is an argument: the rows of a table of positions are those of
+    a weight, whose gradient is scattered, and not the positions of a sequence.
 
     along: dimension of the operand -> that of the indices that counts it.
     """
+    source = gather.operands[0]
+    while not isinstance(source.owner, ir.Block) and source.owner.name == "stablehlo.convert":
+        source = source.owner.operands[0]
+    if isinstance(source.owner, ir.Block):
+        return None
     shape = list(ir.RankedTensorType(gather.operands[0].type).shape)
     result = ir.RankedTensorType(gather.results[0].type)
     slices, batch = iter(picked.slices), [d for d in range(result.rank) if d not in picked.slices]
