@@ -185,7 +185,7 @@ def test_what_constants_decide_against_needs_no_sharding() -> None:
 
 RESHAPED_BACK = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %w: tensor<16xf32>) -> tensor<64x16xf32> {
   %0:2 = stablehlo.optimization_barrier %x, %w : tensor<64x16xf32>, tensor<16xf32>
-  %1 = stablehlo.reshape %0#1 : (tensor<16xf32>) -> tensor<1x16xf32>
+  %1 = stablehlo.broadcast_in_dim %0#1, dims = [1] : (tensor<16xf32>) -> tensor<1x16xf32>
   %2 = stablehlo.reshape %1 : (tensor<1x16xf32>) -> tensor<16xf32>
   %3 = stablehlo.broadcast_in_dim %2, dims = [1] : (tensor<16xf32>) -> tensor<64x16xf32>
   %4 = stablehlo.multiply %0#0, %3 : tensor<64x16xf32>

@@ -110,7 +110,7 @@ def test_the_gradient_of_a_tied_table(split: bool) -> None:
 IDS, ROWS = [("ids.0", "data"), ("x.0", "data")], [("ids.0", "model"), ("x.0", "model")]
 
 
-@pytest.mark.parametrize("product", ["plain", "transposed"])
+@pytest.mark.parametrize("product", ["plain", "transposed", "transposed twice"])
 @pytest.mark.parametrize(
     "decisions",
     [
@@ -118,17 +118,27 @@ IDS, ROWS = [("ids.0", "data"), ("x.0", "data")], [("ids.0", "model"), ("x.0", "
         [*IDS, ("x.1", "data")],
         [*IDS, ("dy.1", "data")],
         [("dy.1", "model"), *IDS, ("x.1", "data")],
+        [("dy.1", "model"), *IDS, ("dy.1", "data")],
         [*IDS, *ROWS, ("x.1", "data")],
         [*IDS, *ROWS, ("x.1", "model")],
     ],
-    ids=["whole", "columns", "rows", "rows split besides", "reduced besides", "scattered over the second"],
+    ids=[
+        "whole",
+        "columns",
+        "rows",
+        "rows split besides",
+        "rows split further",
+        "reduced besides",
+        "scattered over the second",
+    ],
 )
 def test_a_look_up_and_a_product_are_reduced_together_or_apart(product: str, decisions: list[tuple[str, str]]) -> None:
     """Of a table that is looked up and multiplied by: toast promises what the partitioner makes of what it wrote."""
 
     def gradient(ids: jax.Array, dx: jax.Array, x: jax.Array, dy: jax.Array) -> jax.Array:
         looked_up = jnp.zeros((2048, 512)).at[ids].add(dx)
-        return looked_up + ((x.T @ dy).T if product == "transposed" else dy.T @ x)
+        multiplied = (x.T @ dy).T if product == "transposed" else dy.T @ x
+        return looked_up + (multiplied.T.T if product == "transposed twice" else multiplied)
 
     assert_promised(gradient, decisions)
 

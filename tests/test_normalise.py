@@ -178,6 +178,21 @@ def test_what_does_nothing_is_left_out(operation: str, idle: bool) -> None:
     assert found == ([] if idle else [operation.split()[0].partition(".")[2]])
 
 
+def test_what_is_undone_is_left_out_with_what_undoes_it() -> None:
+    x, turned, flat = "tensor<2x3x3xf32>", "tensor<3x3x2xf32>", "tensor<18xf32>"
+    program = f"""module {{ func.func public @main(%a: {x}) -> ({x}, {x}, {flat}) {{
+      %0 = stablehlo.transpose %a, dims = [1, 2, 0] : ({x}) -> {turned}
+      %1 = stablehlo.transpose %0, dims = [2, 0, 1] : ({turned}) -> {x}
+      %2 = stablehlo.transpose %0, dims = [2, 1, 0] : ({turned}) -> {x}
+      %3 = stablehlo.sine %1 : {x}
+      %4 = stablehlo.reshape %3 : ({x}) -> {flat}
+      %5 = stablehlo.reshape %4 : ({flat}) -> {x}
+      %6 = stablehlo.reshape %2 : ({x}) -> {flat}
+      %7 = stablehlo.reshape %6 : ({flat}) -> {x}
+      return %5, %7, %4 : {x}, {x}, {flat} }} }}"""
+    assert names(normalised(program).module) == ["transpose", "transpose", "sine", "reshape"]
+
+
 def test_a_complex_number_is_not_taken_for_one() -> None:
     lowered = jax.jit(lambda x: x * (1 + 0j) + (0 + 2j)).lower(array(4, dtype=jnp.complex64))
     assert [name for name in names(normalised(lowered.as_text()).module) if name in ("multiply", "add")] != []

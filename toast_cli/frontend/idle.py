@@ -1,6 +1,6 @@
 """Operations that return an operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
-nothing, a slice of everything, what is written over all of an array, or an addition of zero (`total = 0` in front of
-a Python loop).
+nothing or moves back, a slice of everything, what is written over all of an array, or an addition of zero (`total = 0`
+in front of a Python loop).
 
 XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
 directions, which flips it backward. A program that kept them would be split, and costed, as if these were different
@@ -29,7 +29,18 @@ def unchanged_operand(operation: Any) -> Any | None:
     if operation.name in NEUTRAL:
         return _other_than_neutral(operation, *NEUTRAL[operation.name])
     first = operation.operands[0]
-    return first if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation) else None
+    if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation):
+        return first
+    return _undone(operation) if operation.name in UNDOING else None
+
+
+def _undone(operation: Any) -> Any | None:
+    """What a change of form changes back, as the gradient of a product with a transposed table is."""
+    before = operation.operands[0].owner
+    if isinstance(before, ir.Block) or before.name != operation.name:
+        return None
+    first = before.operands[0]
+    return first if first.type == operation.results[0].type and UNDOING[operation.name](before, operation) else None
 
 
 def _all_there_is(concatenation: Any) -> Any | None:
@@ -73,6 +84,12 @@ def permutes_nothing(operation: Any) -> bool:
     return moved == sorted(moved)
 
 
+def permutes_back(first: Any, second: Any) -> bool:
+    """Two transposes after each other."""
+    order = numbers(first, "permutation")
+    return [order[d] for d in numbers(second, "permutation")] == list(range(len(order)))
+
+
 def spreads_nothing(operation: Any) -> bool:
     order = numbers(operation, "broadcast_dimensions")
     return order == sorted(order)
@@ -101,6 +118,11 @@ IDLE_KINDS: dict[str, Callable[[Any], bool]] = {
     "stablehlo.dynamic_slice": always,
     "stablehlo.reshape": always,
     "stablehlo.convert": always,
+}
+# Changes of form -> whether the second of two undoes the first, where types are the same.
+UNDOING: dict[str, Callable[[Any, Any], bool]] = {
+    "stablehlo.transpose": permutes_back,
+    "stablehlo.reshape": lambda first, second: True,
 }
 CONCATENATION = "stablehlo.concatenate"
 OVERWRITING = "stablehlo.dynamic_update_slice"

@@ -23,7 +23,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written_out
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, unchanged_operand
+from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, UNDOING, unchanged_operand
 from toast_cli.frontend.inline import replace_operation
 from toast_cli.xla import ADVANCE, dot_dimension_numbers, ir
 
@@ -71,7 +71,16 @@ def translate_leftovers(module: Any, path: str) -> None:
                 raise InputError(what, where=place_of(operation, path), hint="is the file intact?")
             values = REWRITES[operation.name](operation)
             if values is not None:
+                undone = [operand.owner for operand in operation.operands] if operation.name in UNDOING else []
                 replace_operation(operation, values)
+                for before in undone:
+                    drop_if_unread(before)
+
+
+def drop_if_unread(operation: Any) -> None:
+    """Drops a change of form that nothing reads any more."""
+    if not isinstance(operation, ir.Block) and operation.name in UNDOING and not list(operation.results[0].uses):
+        operation.operation.erase()
 
 
 def fits_its_body(operation: Any) -> bool:

@@ -6,7 +6,8 @@ are added up (see `program.sums`) are reduced once, at the end of the sum, if al
 lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
 reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
 other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both
-are scattered over one axis and reduced over no other (see `sums.scatters_into`).
+are scattered over one axis, along the only dimension that is split, and reduced over no other (see
+`sums.scatters_into`).
 
 These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
@@ -187,12 +188,17 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
     if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
         return None
-    scattered = len(axes_of(one.to)) == 1 and not axes_of(one.at) and not one.reduced
-    if does == "into" and (left.viewed or right.viewed or not scattered):
+    if does == "into" and (left.viewed or right.viewed or not _scattered_once(one)):
         return None
     into, cut = left.into or right.into or does == "into", (*left.cut_before, *left.cut)
     viewed = left.viewed or right.viewed
     return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
+
+
+def _scattered_once(partial: Partial) -> bool:
+    """Whether a value is scattered over one axis, along the only dimension that is split, and reduced over no other."""
+    split = [(before, after) for before, after in zip(partial.at, partial.to, strict=True) if after]
+    return not partial.reduced and len(split) == 1 and len(split[0][1]) == len(split[0][0]) + 1
 
 
 # -- how it is reduced -------------------------------------------------------------------------------------------------
