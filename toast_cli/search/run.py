@@ -28,10 +28,10 @@ from toast_cli.search.roots import in_processes, one_by_one
 
 ROOTS = 2
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
-# to choose from, but no more than the most; of a small program three times as many as the least, as they take no more
+# to choose from, but no more than the most; of small programs some times as many as the least, as they take little more
 # time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 33, 6600
-SMALL_OPS = 2000
+SMALL = ((2000, 3), (8000, 2))  # fewer ops than, how many times as many
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
@@ -116,8 +116,7 @@ def default_evaluations(problem: Problem) -> int:
     """How many plans a search looks at where the user does not say."""
     axes = sum(size > 1 for size in problem.mesh.sizes)
     wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.decisions.choices)))
-    if len(problem.program.ops) < SMALL_OPS:
-        wanted = 3 * EVALUATIONS
+    wanted = max(wanted, *(times * EVALUATIONS for ops, times in SMALL if len(problem.program.ops) < ops), 0)
     return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
 
 
