@@ -163,13 +163,14 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
     """The files that a path or pattern means, in order. A path without wildcards need not exist: reading it says so."""
     if not any(letter in pattern for letter in "*?["):
         return [root / pattern]
+    hint = f"patterns are relative to {_shown(root)}"
     try:
-        found = sorted(path for path in root.glob(pattern) if path.is_file()) if not Path(pattern).is_absolute() else []
-    # What Path.glob raises, by the version of Python, for patterns that it cannot follow: no file matches them.
-    except (ValueError, NotImplementedError, RecursionError, re.error):
-        found = []
+        found = sorted(path for path in root.glob(pattern) if path.is_file())
+    # Which of these Path.glob raises for what it cannot follow depends on the version of Python.
+    except (ValueError, NotImplementedError, RecursionError, re.error) as error:
+        raise UsageError(f'the pattern "{pattern}" cannot be followed: {error}', where=place, hint=hint) from error
     if not found:
-        raise UsageError(f'no file matches "{pattern}"', where=place, hint=f"patterns are relative to {_shown(root)}")
+        raise UsageError(f'no file matches "{pattern}"', where=place, hint=hint)
     return found
 
 
