@@ -59,6 +59,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
+    "scatter-chains": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
     "windowed-operands": frozenset(),

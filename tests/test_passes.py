@@ -129,6 +129,14 @@ def halves(x: Any, w: Any) -> Any:
     return jnp.tanh(a) * b
 
 
+def looked_up_twice(table: Any, i: Any, x: Any) -> Any:
+    """The gradient of a table that is multiplied by and looked up twice, before something else of its size."""
+    zeros = jnp.zeros_like(table)
+    product = jnp.einsum("bd,bv->vd", x, jnp.sin(x @ table.T))
+    total = product + zeros.at[i].add(x) + zeros.at[i + 1].add(2 * x)
+    return total @ total.T @ table
+
+
 S, SQUARE = arg(16, 16), arg(64, 64)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
@@ -168,6 +176,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
+    "scatter-chains": (looked_up_twice, (arg(4096, 64), arg(128, dtype=jnp.int32), arg(128, 64)), "", "more peak",
+                       PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
     "windowed-operands": (lambda x, w, v: jnp.tanh(jnp.tanh(x).T @ w) @ v, LONG, "x.0:data x.1:data w.1:model",

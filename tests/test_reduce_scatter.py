@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample
+from programs import PLAIN, Case, arg, case_of, problem_of, round_mesh, sample
 
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
@@ -474,3 +474,45 @@ def test_what_is_added_to_a_product_lies_as_the_product(tied: bool, kind: str) -
         if use.reason == "partial" and case.program.ops[use.op].name == "stablehlo.scatter"
     ]
     assert (use.kind, use.written[0]) == (kind, "reduce-scatter")
+
+
+def tied(optimizer: str, vocabulary: int, width: int) -> Case:
+    """A table that is looked up, multiplied by, and updated, beside weights of as many rows, on 4 x 4 chips of v5e."""
+
+    def step(table: Any, first: Any, second: Any, tokens: Any, into: Any, out: Any) -> Any:
+        def loss(table: Any) -> Any:
+            x = jnp.tanh(table[tokens] @ into) @ out
+            return jax.nn.logsumexp(x @ table.T, axis=-1).sum()
+
+        gradient = jax.grad(loss)(table)
+        if optimizer == "sgd":
+            return table - gradient
+        first, second = first + gradient, second + gradient * gradient
+        return table - first / jnp.sqrt(second), first, second
+
+    table, weights = arg(vocabulary, width), (arg(width, 4096), arg(4096, width))
+    mesh = mesh_of("v5e-16", {"data": 4, "model": 4})
+    return case_of(step, table, table, table, arg(4096, dtype=jnp.int32), *weights, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "vocabulary", "width", "kinds"),
+    [
+        ("sgd", 16384, 1024, ["reduce-scatter", "all-reduce"]),  # in rows, and 64 columns are half a tile
+        ("sgd", 16384, 768, ["reduce-scatter", "reduce-scatter"]),  # 192 columns would be two tiles: it lies across
+        ("adam", 16384, 1024, ["reduce-scatter", "reduce-scatter"]),
+        ("adam", 30522, 1024, ["all-reduce", "all-reduce"]),  # as much in rows as across, but for 0.2 %
+        ("sgd", 30522, 1024, ["reduce-scatter", "all-reduce"]),
+        ("sgd", 16384, 2048, ["reduce-scatter", "reduce-scatter"]),
+    ],
+)
+def test_gradients_of_a_tied_table(optimizer: str, vocabulary: int, width: int, kinds: list[str]) -> None:
+    case = tied(optimizer, vocabulary, width)
+    plan = strategy(case.problem, "fsdp")
+    assert plan
+    product = next(
+        op.results[0]
+        for op in case.program.ops
+        if op.name == DOT_GENERAL and case.program.values[op.results[0]].shape == (vocabulary, width)
+    )
+    assert [use.kind for use in case.evaluator.collectives(plan) if use.value == product] == kinds

@@ -198,6 +198,22 @@ def test_a_product_that_only_waits_for_a_loop_runs_after_it() -> None:
     assert first < loop.first and times[first] >= 2 * loop.last
 
 
+def test_updates_of_two_donated_arrays_wait_for_each_other_and_for_nothing_else() -> None:
+    """Both read the array that the first of them, by its number, is written over (optax's MultiSteps)."""
+
+    def run(weight: Any, total: Any, step: Any, x: Any) -> Any:
+        total = total + x.T @ jnp.sin(x)
+        kept = jnp.where(step == 3, 0.0, 1.0) * total
+        return weight - 0.1 * total, kept, jnp.cos(x @ x.T)
+
+    program = program_of(run, arg(64, 64), arg(64, 64), arg(dtype=jnp.int32), arg(32, 64), donate=(0, 1))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
+    weight, kept, last = (program.producer[result.value] for result in program.results)
+    product = next(n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general")
+    assert kept < weight and 2 * product <= times[weight] < times[kept] < 2 * kept < times[last]
+
+
 def segment_sums(x: Any, senders: Any, receivers: Any) -> Any:
     """What is gathered and scattered, in rows of `x`'s width."""
     return jnp.zeros_like(x).at[receivers].add(x[senders] * 2.0)

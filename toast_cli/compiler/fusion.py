@@ -7,8 +7,8 @@ across the boundary of a loop. What a barrier against optimisation takes is writ
 array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
-`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `shared_exponentials` and
-`weight_parts`.
+`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `scatter_chains`,
+`shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -23,6 +23,7 @@ from toast_cli.compiler import (
     padded_operands,
     polynomials,
     recomputation,
+    scatter_chains,
     shared_exponentials,
     sliced_products,
     weight_parts,
@@ -92,6 +93,7 @@ class _Fusion:
         self._most = most
         self._padded = padded_operands.padded(program) if padded_operands.NAME in profile.passes else frozenset()
         self._weight_parts = weight_parts.NAME in profile.passes
+        self._scatter_chains = scatter_chains.NAME in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
@@ -135,6 +137,8 @@ class _Fusion:
         if name == BARRIER:  # the array is the one that came in
             return False
         if self._weight_parts and weight_parts.is_copied(program, value):
+            return True
+        if self._scatter_chains and scatter_chains.is_added_to(producer, program):
             return True
         return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
 

@@ -40,6 +40,7 @@ from toast_cli.compiler import (
     reduction_fusion,
     reduction_motion,
     scan_unification,
+    scatter_chains,
     schedule,
     shared_exponentials,
     sliced_products,
@@ -78,7 +79,7 @@ PASSES = _listed(
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, one_hot_scatters, sliced_products, weight_parts, padded_operands,
+    narrow_stores, product_operands, one_hot_scatters, sliced_products, scatter_chains, weight_parts, padded_operands,
     windowed_operands,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,

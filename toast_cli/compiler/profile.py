@@ -89,6 +89,8 @@ class ScatterTiles:
         nearly: orders of dimensions with up to this factor more tiles count as equal.
         square_edge: the shortest edge of a square slice that is reduced by an all-reduce that uses all links.
         part: the fewest and the most tiles of the equal parts that the columns of wide arrays are taken in.
+        near_tie: orders with up to this factor more tiles of a gradient count as equal.
+        tied_arrays: so many arrays that a tied table's gradient updates settle its order; fewer leave it in rows.
     """
 
     tile: TileShape = (8, 128)
@@ -99,6 +101,8 @@ class ScatterTiles:
     nearly: float = 1.1
     square_edge: int = 4
     part: tuple[int, int] = (32, 228)
+    near_tie: float = 1.01
+    tied_arrays: int = 3
 
 
 @dataclass(frozen=True)

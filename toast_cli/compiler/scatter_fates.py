@@ -18,6 +18,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.ops import ADD, CARRY, TRANSPOSE
+from toast_cli.program.sums import scatters_into
 from toast_cli.program.transposed import transposed
 
 # Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device
@@ -32,6 +33,7 @@ class ScatterFates:
         self._problem, self._profile = problem, profile
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
+        self._tied: dict[int, int] = {}
         self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], Fate] = {}
 
     def fate(
@@ -94,6 +96,7 @@ class ScatterFates:
         if len(dims) != 1:
             return not dims
         long, sides = self._as_read(number, result)
+        arrays = self._updated_with_lookups(number, result)
         if not (updates or any(sides)):
             sides = self._sides_of_added(number, result)
 
@@ -102,7 +105,12 @@ class ScatterFates:
 
         computed = iteration.computed[k]
         begun = split_further(computed, target, axes) if sharding == computed else sharding
-        made = Made(sides, (local(begun), local(target)) if updates else ())
+        pieces: tuple[tuple[int, ...], ...] = ()
+        if arrays or updates:
+            pieces = (local(begun), local(target))
+        if 0 < arrays < self._profile.scatter.tied_arrays:
+            pieces = pieces[:1]
+        made = Made(sides, pieces)
         bits = DTYPE_BITS.get(value.dtype, 32)
         return stays_scatter(self._profile, self._mesh, axes, local(sharding), long.index(dims[0]), bits, made)
 
@@ -120,6 +128,29 @@ class ScatterFates:
             first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
             found = self._seen[result] = long, (first, second)
         return found
+
+    def _updated_with_lookups(self, number: int, result: int) -> int:
+        """Of a product that look-ups' gradients are added to, outside loops (a tied table's): how many arrays of its
+        shape the sum updates. 0 for anything else."""
+        program = self._program
+        if not program.ops[number].kind.matrix_unit or program.ops[number].loop >= 0:
+            return 0
+        known = self._tied.get(result)
+        if known is None:
+            known = self._tied[result] = self._count_updated(result)
+        return known
+
+    def _count_updated(self, result: int) -> int:
+        program = self._program
+        sums = [user for user, _ in program.users[result] if scatters_into(program.ops[user], program)]
+        if not sums:
+            return 0
+        shape, reached = program.values[result].shape, {program.ops[sums[0]].results[0]}
+        for op in program.ops[sums[0] + 1 :]:
+            alike = op.kind.elementwise and program.values[op.results[0]].shape == shape
+            if alike and not reached.isdisjoint(op.operands):
+                reached.add(op.results[0])
+        return len(reached & {result.value for result in program.results})
 
     def _sides_of_added(self, number: int, result: int) -> Sides:
         """Of a result that is no product, but is added to one: the sides of that, since both lie alike."""

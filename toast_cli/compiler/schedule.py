@@ -30,6 +30,7 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
     finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
     after = loops_first.after_loops(program, stored, profile)
     early = NAME in profile.passes
+    waiting: list[tuple[int, int, int]] = []  # an op, the earliest time for it, and whom it waits for
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
@@ -48,15 +49,16 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
                 ready[value] = earliest
                 finishing[value] = finishes
                 continue
-            if (
-                moves
-                and earliest > 0
-                and (finishes or value in returned or (op.loop < 0 and not program.values[value].shape))
-            ):
-                time = max(earliest, _argument_free(aliased.get(value, -1), number, waits, times))
-                times[number] = min(times[number], time)
+            scalar = op.loop < 0 and not program.values[value].shape
+            if moves and (scalar or (earliest > 0 and (finishes or value in returned))):
+                reader = _other_reader(aliased.get(value, -1), number, waits)
+                if reader > number:  # of which it is not known yet when it runs
+                    waiting.append((number, earliest, reader))
+                times[number] = min(times[number], max(earliest, _argument_free(reader, times)))
             ready[value] = times[number]
             finishing[value] = op.kind.matrix_unit and not stored[value]
+    for number, earliest, reader in reversed(waiting):
+        times[number] = min(times[number], max(earliest, _argument_free(reader, times)))
     return times
 
 
@@ -76,12 +78,14 @@ def _returned(program: Program) -> tuple[set[int], dict[int, int]]:
     return {result.value for result in program.results}, aliased
 
 
-def _argument_free(argument: int, number: int, waits: list[tuple[int, int]], times: list[int]) -> int:
-    """When op `number` may write where `argument` was: once the last other kernel has read it."""
-    if argument < 0:
-        return 0
-    other = next((end for end in waits[argument] if end not in (number, -1)), -1)
-    return times[other] + 1 if other >= 0 else 0
+def _other_reader(argument: int, number: int, waits: list[tuple[int, int]]) -> int:
+    """The op beside op `number` that ends the last kernel which reads `argument`; -1 for none."""
+    return -1 if argument < 0 else next((end for end in waits[argument] if end not in (number, -1)), -1)
+
+
+def _argument_free(reader: int, times: list[int]) -> int:
+    """When an argument's buffer may be written, of which `reader` ends the last kernel that reads it."""
+    return times[reader] + 1 if reader >= 0 else 0
 
 
 def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.branches import DECIDED, take_known_branches
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
@@ -98,6 +99,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     inline_calls(module, ENTRY, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
+    if not held.names.isdisjoint(DECIDED):
+        take_known_branches(module)
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
     if len(SHIFTED & held.names) > 1:

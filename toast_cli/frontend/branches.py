@@ -1,0 +1,73 @@
+"""Conditionals whose outcome the program states, as a Python `if` leaves them that was written `lax.cond` (optax's
+`MultiSteps` asks that way whether to skip an update).
+
+XLA takes the branch before it partitions, and its operations join the kernels around them; what a conditional gives
+would be counted as arrays of its own.
+
+Enters: a module without calls. Leaves: the same module where the branches that are taken stand in place of such
+conditionals, and of selections with a constant predicate what they select; what nothing reads any more is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.frontend.idle import splat_value
+from toast_cli.frontend.inline import replace_operation
+from toast_cli.xla import ADVANCE, ir, run_passes
+
+CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
+DECIDED = frozenset({CASE, IF, SELECT})
+
+
+def take_known_branches(module: Any) -> None:
+    """Inner conditionals first, so that what they leave may decide outer ones."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in DECIDED:
+            found.append(operation)
+        return ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
+    decided = 0
+    for operation in found:
+        number = stated_number(operation.operands[0])
+        if number is not None:
+            replace_operation(operation, outcome(operation, number))
+            decided += 1
+    if decided:
+        run_passes(module, "func.func(trivial-dce)")
+
+
+def outcome(operation: Any, number: int) -> list[Any]:
+    """What a conditional gives whose index, or predicate, is `number`; the branch's operations move in front of it."""
+    if operation.name == SELECT:
+        return [operation.operands[1 if number else 2]]
+    branches = list(operation.regions)
+    if operation.name == IF:
+        branch = branches[0 if number else 1]
+    else:  # an index that no branch has is the last one's
+        branch = branches[number if 0 <= number < len(branches) else -1]
+    *inner, terminator = branch.blocks[0].operations
+    for moved in inner:
+        moved.operation.move_before(operation)
+    return list(terminator.operands)
+
+
+def stated_number(value: Any) -> int | None:
+    """The number that all elements of an array of integers or truth values are, where the program states it; also
+    behind conversions, and clamped, as `lax.switch` does."""
+    stated = splat_value(value)
+    if stated is not None:
+        return int(stated)
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == "stablehlo.convert":
+        inner = stated_number(owner.operands[0])
+        return inner if isinstance(value.type.element_type, ir.IntegerType) else None
+    if owner.name == "stablehlo.clamp":
+        low, number, high = (stated_number(operand) for operand in owner.operands)
+        return None if low is None or number is None or high is None else max(low, min(number, high))
+    return None
