@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.frontend.idle import splat_value
-from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.xla import ADVANCE, ir, run_passes
 
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
@@ -49,10 +49,7 @@ def outcome(operation: Any, number: int) -> list[Any]:
         branch = branches[0 if number else 1]
     else:  # an index that no branch has is the last one's
         branch = branches[number if 0 <= number < len(branches) else -1]
-    *inner, terminator = branch.blocks[0].operations
-    for moved in inner:
-        moved.operation.move_before(operation)
-    return list(terminator.operands)
+    return moved_out(branch.blocks[0], operation)
 
 
 def stated_number(value: Any) -> int | None:

@@ -116,6 +116,14 @@ def count_operations(root: Any) -> int:
     return count
 
 
+def moved_out(block: Any, before: Any) -> list[Any]:
+    """Moves the operations of a block in front of the one that holds it; returns what the block yields."""
+    *inner, terminator = block.operations
+    for operation in inner:
+        operation.operation.move_before(before)
+    return list(terminator.operands)
+
+
 def replace_operation(operation: Any, values: list[Any]) -> None:
     """Lets users of the operation's results use `values` instead, and erases it."""
     for result, value in zip(operation.results, values, strict=True):

@@ -24,7 +24,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written_out
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, UNDOING, unchanged_operand
-from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.xla import ADVANCE, dot_dimension_numbers, ir
 
 # Operations that only draw a line around their one region: the region's block takes their place.
@@ -96,10 +96,7 @@ def move_out(operation: Any) -> Values:
     block = operation.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, operation.operands, strict=True):
         argument.replace_all_uses_with(operand)
-    *inner, terminator = block.operations
-    for moved in inner:
-        moved.operation.move_before(operation)
-    return list(terminator.operands)
+    return moved_out(block, operation)
 
 
 def create(name: str, operands: Values, results: list[Any], attributes: dict[str, Any], before: Any) -> Values:
