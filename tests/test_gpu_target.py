@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,20 @@ def test_a_failed_compilation_is_told_in_one_line(monkeypatch: pytest.MonkeyPatc
     assert isinstance(failure, Failure) and "no ptxas" in failure.reason
     promised = Promises({"data": 8}, [], peak_bytes=900, argument_bytes=600, limit_bytes=1000, fits=True)
     assert check_memory(failure, promised).outcome == "unchecked"
+
+
+def test_what_triton_has_no_tiles_for_is_compiled_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:GPU of jaxlib 0.10.2 on a product of f32[3152,3072] and f32[3072,768], without a GPU to time kernels on."""
+    asked: list[dict[str, str]] = []
+
+    def ask(task: str, request: dict[str, Any], files: dict[str, bytes], *, timeout_seconds: float) -> Failure:
+        asked.append(request["options"])
+        return Failure("INTERNAL: Couldn't find output tile sizes that satisfy hlo" if len(asked) == 1 else "no memory")
+
+    monkeypatch.setattr(ahead, "ask", ask)
+    target = ahead.CompilationTarget("gpu", "1x1x8", 8, chip="H100", config="")
+    assert ahead.compile_ahead(b"", "stablehlo", target, options={"a": "1"}) == Failure("no memory")
+    assert asked == [{"a": "1"}, {"a": "1", "xla_gpu_enable_triton_gemm": "False"}]
 
 
 def test_a_compiler_that_aborts_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:

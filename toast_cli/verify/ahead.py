@@ -17,7 +17,7 @@ from toast_cli.errors import MissingExtraError, UsageError
 from toast_cli.hardware import Spec, gpu_target_text
 from toast_cli.verify.child import Failure, ask
 from toast_cli.verify.compile import COMPILED, PROGRAM, Dialect, as_stablehlo
-from toast_cli.verify.gpu import GPU_OPTIONS, gpu_topology, without_tools
+from toast_cli.verify.gpu import GPU_OPTIONS, WITHOUT_TRITON, gpu_topology, lacks_tiles, without_tools
 from toast_cli.verify.hlo_text import computations, run_counts
 
 Platform = Literal["tpu", "gpu"]
@@ -114,9 +114,12 @@ def compile_ahead(
     timeout_seconds: float = 3600.0,
 ) -> AheadFacts | Failure:
     """Compiles a partitioned program for a target, in a child process, with XLA's own `options` by name. Out of memory
-    is a `Failure` that says so."""
+    is a `Failure` that says so. What XLA:GPU has no Triton tiles for is compiled without Triton."""
     request = {"form": form, "shardy": shardy, "target": asdict(target), "options": options or {}}
     answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
+    if isinstance(answer, Failure) and target.platform == "gpu" and lacks_tiles(answer):
+        request["options"] = {**WITHOUT_TRITON, **(options or {})}
+        answer = ask("ahead", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return without_tools(answer) if target.platform == "gpu" else answer
     return AheadFacts(hlo_text=answer.files[COMPILED].decode(), **answer.facts)
