@@ -221,7 +221,12 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
         return kind, _parse_text(data, where)
     if kind == "":
         raise InputError(f"this is not a program toast can read{_guess(data)}", where=where, hint=FORMATS_HINT)
-    return kind, _parse_bytecode(_converted(kind, data, where), where)
+    from toast_cli.frontend.creation_order import in_creation_order
+
+    module = _parse_bytecode(_converted(kind, data, where), where)
+    if kind.startswith("hlo"):
+        in_creation_order(module)
+    return kind, module
 
 
 def hint_for(kind: str) -> str:

@@ -22,6 +22,7 @@ from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
+from toast_cli.frontend.splats import copy_splats
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, SKIP, ir, run_passes
@@ -103,6 +104,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         take_known_branches(module)
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
+    copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
     findings = take_shardings(module, function, path)

@@ -18,6 +18,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.flops import op_flops
+from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
@@ -286,8 +287,10 @@ def argument_paths(names: list[str]) -> list[str]:
 
     PyTorch/XLA and HLO number arguments (`p12.34`, `Arg_3.4`); TensorFlow calls each of them `XLA_Args`.
     """
-    count = Counter(names)
-    return ["" if count[name] > 1 or _NUMBERED.fullmatch(name) else name for name in names]
+    count, paths = Counter(names), restored_paths(names)
+    return [
+        "" if count[name] > 1 or _NUMBERED.fullmatch(name) else path for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def result_paths(function: Any, count: int) -> list[str]:

@@ -6,6 +6,7 @@ start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no ot
 
 from toast_cli.xla.attributes import (
     PickedDimensions,
+    constant_number,
     dot_dimension_numbers,
     dot_dimensions,
     is_custom_rule,
@@ -64,6 +65,7 @@ __all__ = [
     "compile_ahead",
     "compile_program",
     "compiled_text",
+    "constant_number",
     "cpu_devices",
     "dot_dimension_numbers",
     "dot_dimensions",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from toast_cli.xla.native import ir, sdy, stablehlo
+
+_FULL_OF = re.compile(r'dense<([^\["<>]+)>')
 
 
 def sharding_rule(attribute: Any) -> tuple[Any, ...]:
@@ -103,6 +106,13 @@ def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
     if isinstance(kind, ir.RankedTensorType):
         return tuple(kind.shape), str(kind.element_type)
     return None
+
+
+def constant_number(operation: Any) -> str | None:
+    """The one number that a `stablehlo.constant` is full of, as it is written; None where it has several. Python knows
+    no attribute of complex numbers, so it is read from text."""
+    found = _FULL_OF.search(operation.get_asm(large_elements_limit=1))
+    return found[1] if found else None
 
 
 def location_name(location: Any) -> str:

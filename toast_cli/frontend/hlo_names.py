@@ -1,0 +1,53 @@
+"""Paths of arguments as HLO has them: XLA writes an underscore for each sign that is no letter, digit or underscore.
+
+Enters: names of an entry computation's parameters, `params__layers___0___w__.1`. Leaves: paths in the user's trees,
+`params['layers'][0]['w']`. XLA appends a number to every name. A dot right behind the argument's own name cannot be
+told from an underscore in it: `state.params['w']` comes back as `state_params['w']`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = re.compile(r"\.\d+$")
+_WORDS = r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*"
+_ARGUMENT = re.compile(rf"(?=[A-Za-z]){_WORDS}")
+# A key, an index, an attribute behind one of these. What each becomes.
+_STEPS = (
+    (re.compile(rf"__({_WORDS})__"), "['{}']"),
+    (re.compile(r"_(\d+)_"), "[{}]"),
+    (re.compile(rf"(?<=_)_(?=[A-Za-z])({_WORDS})"), ".{}"),
+)
+MOST = 400  # signs of a name that is looked into
+
+
+def restored_paths(names: list[str]) -> list[str]:
+    """The paths that names were made from; the names as they are where they are not HLO's, or where two paths would be
+    equal."""
+    if not all(_NUMBER.search(name) for name in names):
+        return names
+    paths = [restored_path(_NUMBER.sub("", name)) or name for name in names]
+    return paths if len(set(paths)) == len(set(names)) else names
+
+
+def restored_path(name: str) -> str | None:
+    """The path that a name was made from; None where it was not made of one."""
+    whole = _ARGUMENT.match(name) if len(name) <= MOST else None
+    ends = [] if whole is None else [end for end in range(whole.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
+    dead: set[int] = set()
+    return next((name[:end] + rest for end in ends if (rest := _steps(name, end, dead)) is not None), None)
+
+
+def _steps(name: str, start: int, dead: set[int]) -> str | None:
+    """What a name's steps from a place on were; None where they cannot be told. dead: places where that is known."""
+    if start == len(name):
+        return ""
+    if start in dead:
+        return None
+    for pattern, form in _STEPS:
+        for end in range(len(name), start, -1):
+            found = pattern.fullmatch(name, start, end)
+            if found and (rest := _steps(name, end, dead)) is not None:
+                return form.format(found[1]) + rest
+    dead.add(start)
+    return None

@@ -1,0 +1,44 @@
+"""Arrays of one number, one copy for each op that reads one.
+
+Enters: the entry function of a module. Leaves: it, with a copy of every such constant in front of each op that reads
+it. Dimensions of one array are split alike, wherever it is read; a number has no such say, and programs that JAX has
+written make it anew for each op. XLA makes one of all that are equal, so that in a program that was read from HLO the
+zeros of an activation and those of a weight's gradient were one array, and a batch was split as channels are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.program.ops import BROADCAST_IN_DIM
+from toast_cli.xla import ADVANCE, ir
+
+_CONSTANT = "stablehlo.constant"
+
+
+def copy_splats(function: Any) -> None:
+    """Gives each op that reads an array of one constant number a copy of its own."""
+    shared: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in (BROADCAST_IN_DIM, _CONSTANT) and operation.results[0].type.rank and is_splat(operation):
+            shared.append(operation)
+        return ADVANCE
+
+    function.operation.walk(visit)
+    for operation in shared:
+        readers = dict.fromkeys(use.owner.operation for use in operation.results[0].uses)
+        for reader in list(readers)[1:]:
+            copy = operation.clone(ip=ir.InsertionPoint(reader))
+            for place, operand in enumerate(reader.operands):
+                if operand == operation.results[0]:
+                    reader.operands[place] = copy.results[0]
+
+
+def is_splat(operation: Any) -> bool:
+    """Whether an operation makes an array of one constant number."""
+    if operation.name == BROADCAST_IN_DIM:
+        scalar = operation.operands[0]
+        return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT
+    return xla.constant_number(operation) is not None
