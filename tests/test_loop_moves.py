@@ -108,10 +108,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, 
 }  # fmt: skip
 
 
-# Where GSPMD's propagation takes a sharding into a loop whose argument is whole, and gathers it again in each trip.
-SENDS_MORE = {("pieces, forward and backward", "hlo")}
-
-
 def planned(name: str) -> tuple[Case, Plan]:
     function, places, _ = PROGRAMS[name]
     arguments = (arg(8, 8), arg(8, 8)) if function is multiplied else (X, X, X)
@@ -142,8 +138,7 @@ def test_what_is_written_is_promised(name: str, form: str) -> None:
     assert not isinstance(compiled, Failure), compiled
     promised = promised_collectives(collective_facts(case.source, case.evaluator, plan))
     compared = compare_traffic(promised, compiled, AXES)
-    assert compared.missing_bytes == 0
-    assert (compared.extra_bytes > 0) == ((name, form) in SENDS_MORE)
+    assert compared.missing_bytes == compared.extra_bytes == 0
 
 
 def test_what_is_moved_is_held_while_the_loops_run() -> None:

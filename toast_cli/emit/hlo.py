@@ -21,12 +21,14 @@ from toast_cli.errors import ToastError, UsageError
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ADVANCE, ir
 
 REGION = "sdy.manual_computation"
+CONSTANT = "stablehlo.constant"
 CONSTRAINT_TARGET = "Sharding"
-MANUAL = "{manual}"
+MANUAL, WHOLE = "{manual}", "{replicated}"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
@@ -53,11 +55,9 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
 
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module as bytecode, with what manual regions hold between custom calls instead."""
-    regions = xla.walk_ops(source.module.operation, REGION)
-    if not regions:
-        return bare_bytecode(source.module)
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
+        say_constants(module)
         for region in xla.walk_ops(module, REGION):
             ways_in, ways_out = (
                 tuple(
@@ -69,37 +69,77 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
         return bare_bytecode(module)
 
 
+def say_constants(module: Any) -> None:
+    """Shardings of constants in a way that arrives in HLO.
+
+    On the way there an array of one number becomes a constant, one with all others of that number and shape, without
+    their shardings. Where these differ, XLA's propagation chooses one that suits some readers, and the partitioner
+    takes the others' ops for split as that is (a look-up's gradient that is added to zeros). So each device has all of
+    it then, and takes for nothing the piece that a reader wants.
+    """
+    alike: dict[tuple[str, str], list[Any]] = {}
+
+    def visit(operation: Any) -> Any:
+        if operation.name in (BROADCAST_IN_DIM, CONSTANT) and GspmdNotation.attribute in operation.attributes:
+            number = the_one_number(operation)
+            if number is not None:
+                alike.setdefault((number, str(operation.results[0].type)), []).append(operation)
+        return ADVANCE
+
+    module.walk(visit)
+    for operations in alike.values():
+        said = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
+        if len(set(said.values())) > 1:
+            for operation, sharding in said.items():
+                array = operation.results[0]
+                first = there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, WHOLE)
+                if sharding != WHOLE:
+                    there = call(ir.InsertionPoint.after(first.owner), CONSTRAINT_TARGET, first, array.type, sharding)
+                spread = [one for use in array.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
+                array.replace_all_uses_except(there, [first.owner.operation, *spread])
+
+
+def the_one_number(operation: Any) -> str | None:
+    """The number that an array is full of, where it is a constant; None where there are several or it is not."""
+    while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
+        operation = operation.operands[0].owner
+    return xla.constant_number(operation) if operation.name == CONSTANT else None
+
+
 def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...], sizes: tuple[int, ...]) -> None:
     """Puts what is in a manual region between custom calls instead: `SPMDFullToShardShape` behind a constraint makes a
     device's piece of an operand that is read, `SPMDShardToFullShape` a whole array of the pieces of a result."""
     block = region.regions[0].blocks[0]
 
-    def call(target: str, value: Any, kind: Any, sharding: str) -> Any:
-        made = ir.Operation.create(
-            "stablehlo.custom_call",
-            results=[kind],
-            operands=[value],
-            attributes={
-                "call_target_name": ir.StringAttr.get(target),
-                GspmdNotation.attribute: ir.StringAttr.get(sharding),
-            },
-            loc=region.location,
-            ip=ir.InsertionPoint(region),
-        )
-        return made.results[0]
-
+    where = ir.InsertionPoint(region)
     for operand, argument, sharding in zip(list(region.operands), block.arguments, ways_in, strict=True):
         if not list(argument.uses):
             continue
-        whole = call(CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
-        argument.replace_all_uses_with(call(ENTRANCE, whole, argument.type, MANUAL))
+        whole = call(where, CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
+        argument.replace_all_uses_with(call(where, ENTRANCE, whole, argument.type, MANUAL))
     *inside, last = [op.operation for op in block.operations]
     for operation in inside:
         operation.move_before(region)
     for piece, result, sharding in zip(list(last.operands), list(region.results), ways_out, strict=True):
-        local = call(CONSTRAINT_TARGET, piece, piece.type, MANUAL)
-        result.replace_all_uses_with(call(EXIT, local, result.type, gspmd_string(sharding, sizes)))
+        local = call(where, CONSTRAINT_TARGET, piece, piece.type, MANUAL)
+        result.replace_all_uses_with(call(where, EXIT, local, result.type, gspmd_string(sharding, sizes)))
     region.erase()
+
+
+def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
+    """What a custom call makes of a value, with a sharding on it."""
+    made = ir.Operation.create(
+        "stablehlo.custom_call",
+        results=[kind],
+        operands=[value],
+        attributes={
+            "call_target_name": ir.StringAttr.get(target),
+            GspmdNotation.attribute: ir.StringAttr.get(sharding),
+        },
+        loc=value.location,
+        ip=where,
+    )
+    return made.results[0]
 
 
 def refuse_shardy_operations(source: Source) -> None:

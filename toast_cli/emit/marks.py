@@ -8,14 +8,14 @@ or another. What each compiler makes of a sharding on an operation, and why Shar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli.emit.barriers import read_in_parts
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import Stretch, stretches, waypoints
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY, RESULT, kind_of
 from toast_cli.program.regions import Reading, loop_at, readings
@@ -118,6 +118,7 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     """
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
+    lowered = scattered_as_found(lowered)
     whole = [
         pin if needs_pin(pin.handle) or is_overwritten(pin.handle) else Pin(pin.handle, pin.shardings[1:])
         for pin in all_pins(source, lowered, reshards)
@@ -130,6 +131,18 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         reshards=reshards,
         barriers=barriers(source, lowered),
     )
+
+
+def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
+    """The same plan, in which products that are scattered over some axes and reduced over others are computed as they
+    go on, where the partitioner finds the way by itself: told how they are computed, it reduces them over all axes."""
+    computed = {
+        value: sharding
+        for value, sharding in lowered.computed.items()
+        if value not in lowered.found
+        or axes_of(lowered.shardings[value]) - axes_of(sharding) >= {*lowered.partial.get(value, ())}
+    }
+    return replace(lowered, computed=computed)
 
 
 def needs_pin(handle: Any) -> bool:
@@ -237,9 +250,9 @@ def hands_on(handle: Any, user: Any) -> bool:
 def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
     """Each operation that makes arrays of the program, with the sharding in which it computes each of its results.
 
-    Not contractions that only a transpose reads: XLA folds the two into one contraction before it partitions, and then
-    takes what stands on the first for that of the folded one, whose dimensions lie otherwise. What the transpose says
-    is enough.
+    Not contractions that only a transpose reads, as they are: XLA folds the two into one contraction before it
+    partitions, and then takes what stands on the first for that of the folded one, whose dimensions lie otherwise. What
+    the transpose says is enough. Where a constraint stands between them, they stay two.
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer = source.program.producer
@@ -250,11 +263,17 @@ def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
             continue
-        if kind_of(operation.name).contraction and transposed(source.program, value):
+        if kind_of(operation.name).contraction and is_folded(source, lowered, value):
             continue
         if len(operation.results) > 1:
             seen.add(operation)
         yield operation, tuple(sharding_of(result) for result in operation.results)
+
+
+def is_folded(source: Source, lowered: PartitionedProgram, value: int) -> bool:
+    """Whether only a transpose reads a value, with no constraint between them."""
+    of = transposed(source.program, value)
+    return of is not None and (of.op, 0) not in lowered.required and len(lowered.path(value)) == 1
 
 
 def sharding_finder(
