@@ -7,6 +7,8 @@ import pytest
 from emitted import strategy
 from programs import Case, evaluator_of, round_mesh, source_of_text
 
+from toast_cli.emit import emit_hlo
+
 # Zeros of an array of one shape and number are one array in HLO.
 ZEROS = """func.func public @main(%a: tensor<64x8xf32> loc("a"), %i: tensor<16x1xi32> loc("i"),
     %u: tensor<16x8xf32> loc("u")) -> (tensor<64x8xf32>, tensor<64x8xf32>) {
@@ -57,3 +59,16 @@ def test_compiles_to_what_is_promised(program: str, decisions: tuple[str, ...], 
     plan = strategy(case, *decisions)
     planned = emitted.on_cpu(case, case.collectives(plan))
     assert emitted.collectives(case, emitted.compiled(case, plan, form)) == planned != []
+
+
+def test_a_transposed_product_is_constrained_behind_the_transpose() -> None:
+    """XLA:TPU folds the two, or moves the transpose behind what follows: a sharding on either is one of other
+    dimensions."""
+    source = source_of_text(SENT_BEFORE)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    lines = emit_hlo(source, case.lowered(strategy(case, "w.1=model"))).decode().splitlines()
+    (product,) = (line for line in lines if " dot(" in line)
+    (turned,) = (line for line in lines if " transpose(" in line)
+    assert "sharding=" not in product + turned
+    name = turned.split()[0]
+    assert any(f"custom-call({name})" in line and "devices=[2,1,4]" in line for line in lines)

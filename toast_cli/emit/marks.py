@@ -17,7 +17,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import Stretch, stretches, waypoints
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, RESULT, kind_of
+from toast_cli.program.ops import CARRY, RESULT
 from toast_cli.program.regions import Reading, loop_at, readings
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
@@ -119,14 +119,16 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     boundary = argument_marks(source, lowered)
     reshards = tuple(all_reshards(source, lowered))
     lowered = scattered_as_found(lowered)
+    folded = folded_transposes(source, lowered)
+    alone = {source.operations[transpose] for transpose in folded.values()}
     whole = [
-        pin if needs_pin(pin.handle) or is_overwritten(pin.handle) else Pin(pin.handle, pin.shardings[1:])
+        pin if needs_pin(pin.handle) or is_overwritten(pin.handle, alone) else Pin(pin.handle, pin.shardings[1:])
         for pin in all_pins(source, lowered, reshards)
     ]
     return Marks(
         boundary.arguments,
         boundary.results,
-        operations=tuple(operation_shardings(source, lowered)),
+        operations=tuple(operation_shardings(source, lowered, folded)),
         pins=tuple(pin for pin in whole if pin.shardings),
         reshards=reshards,
         barriers=barriers(source, lowered),
@@ -154,13 +156,16 @@ def needs_pin(handle: Any) -> bool:
     return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", LOOP))
 
 
-def is_overwritten(handle: Any) -> bool:
-    """Whether the sharding on the operation that defines `handle` may be overwritten on the way to HLO.
+def is_overwritten(handle: Any, folded: set[Any]) -> bool:
+    """Whether the sharding on the operation that defines `handle` may be overwritten, or taken elsewhere.
 
     What reads it without changing it (a reshape and one back, a product with one, a slice of all) is folded away, and
-    leaves its own sharding on what it read: one in the place of those of several results.
+    leaves its own sharding on what it read: one in the place of those of several results. And XLA:TPU moves a transpose
+    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise.
     """
-    return not isinstance(handle, ir.BlockArgument) and len(handle.owner.results) > 1
+    if isinstance(handle, ir.BlockArgument):
+        return False
+    return len(handle.owner.results) > 1 or handle.owner.operation in folded
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
@@ -247,15 +252,17 @@ def hands_on(handle: Any, user: Any) -> bool:
     return isinstance(handle, ir.BlockArgument) and user.name == "stablehlo.return" and user.block == handle.owner
 
 
-def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
+def operation_shardings(
+    source: Source, lowered: PartitionedProgram, folded: dict[int, int]
+) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
     """Each operation that makes arrays of the program, with the sharding in which it computes each of its results.
 
-    Not contractions that only a transpose reads, as they are: XLA folds the two into one contraction before it
-    partitions, and then takes what stands on the first for that of the folded one, whose dimensions lie otherwise. What
-    the transpose says is enough. Where a constraint stands between them, they stay two.
+    Not contractions and transposes that XLA folds into one contraction before it partitions (see `folded_transposes`):
+    it takes what stands on the first for that of the folded one, whose dimensions lie otherwise. A constraint behind
+    the transpose is enough.
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
-    producer = source.program.producer
+    producer, transposes = source.program.producer, {*folded.values()}
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
         if not lowered.shardings[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
@@ -263,17 +270,23 @@ def operation_shardings(source: Source, lowered: PartitionedProgram) -> Iterator
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
             continue
-        if kind_of(operation.name).contraction and is_folded(source, lowered, value):
+        if value in folded or producer[value] in transposes:
             continue
         if len(operation.results) > 1:
             seen.add(operation)
         yield operation, tuple(sharding_of(result) for result in operation.results)
 
 
-def is_folded(source: Source, lowered: PartitionedProgram, value: int) -> bool:
-    """Whether only a transpose reads a value, with no constraint between them."""
-    of = transposed(source.program, value)
-    return of is not None and (of.op, 0) not in lowered.required and len(lowered.path(value)) == 1
+def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, int]:
+    """Results of contractions that only a transpose reads, with no constraint between them, and that transpose."""
+    found = {}
+    for op in source.program.ops:
+        if op.kind.contraction and len(op.results) == 1:
+            (value,) = op.results
+            of = transposed(source.program, value)
+            if of is not None and (of.op, 0) not in lowered.required and len(lowered.path(value)) == 1:
+                found[value] = of.op
+    return found
 
 
 def sharding_finder(
