@@ -255,12 +255,6 @@ func.func private @f(%a: {T4}) -> {T4} }}""",
  return %0 : tensor<?xf32> } }""",
         ("model:2:7", "the result of stablehlo.dynamic_broadcast_in_dim (tensor<?xf32>)", "concrete"),
     ),
-    "a manual region without axes": (
-        f"""module {{ func.func @main(%a: tensor<8xf32>) {{
- %0 = stablehlo.custom_call @SPMDFullToShardShape(%a) {{mhlo.sharding = "{{manual}}"}} : (tensor<8xf32>) -> {T4}
- return }} }}""",
-        ("model:2:7", "GSPMD's form (SPMDFullToShardShape)", "Shardy"),
-    ),
 }
 
 

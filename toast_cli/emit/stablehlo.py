@@ -7,6 +7,7 @@ between.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from toast_cli.emit.constraints import Constraint, constraints_of
@@ -18,6 +19,7 @@ from toast_cli.emit.shardy import write_shardy
 from toast_cli.emit.transposed import reduced_behind_transposes
 from toast_cli.emit.weigh import Family, Price, weigh
 from toast_cli.errors import UsageError
+from toast_cli.frontend.nameless import regions_on
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
@@ -49,7 +51,7 @@ def emit_shardy(
 
     Raises `UsageError` for another value.
     """
-    with in_regions(source, lowered) as (source, lowered):
+    with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         return write_shardy(source, lowered, shardy_marks(source, lowered, annotate), binary=binary)
 
@@ -65,7 +67,7 @@ def write_checked(
     """What `emit_shardy` writes, read again and checked, with the constraints in it; with `price`, what they are
     worth."""
     program = source.program
-    with in_regions(source, lowered) as (source, lowered):
+    with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
@@ -75,6 +77,11 @@ def write_checked(
         if price is not None and values and source.program is program:
             families = weigh(source, lowered, marks, values, price)
         return Written(content, found, tuple(filter(None, notes)), tuple(families))
+
+
+def on_mesh(source: Source, lowered: PartitionedProgram) -> AbstractContextManager[None]:
+    """While the block runs, the program's manual regions name axes of this mesh where they named none."""
+    return regions_on(source.module, lowered.axis_names, lowered.axis_sizes)
 
 
 def shardy_marks(source: Source, lowered: PartitionedProgram, annotate: str = "minimal") -> Marks:

@@ -13,6 +13,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.gspmd import mesh_axes, read_tiling
+from toast_cli.frontend.nameless import axes_on, is_nameless, region_axes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, OperandOfOp
 from toast_cli.frontend.statements import Axes, MeshAxes, StatedSharding, meshes_of, value_shardings
 from toast_cli.xla import ir, walk_ops
@@ -40,8 +41,11 @@ def constraints_on(
     found: list[StatedConstraint] = []
     left_out: list[Kept] = []
     for record in records:
-        check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
         axes = record.sharding.axes
+        if is_nameless(record.sharding.mesh):  # `check_manual_axes` has seen that they lie along the mesh
+            axes = axes_on(axes or (), record.sharding.mesh, axis_names, axis_sizes)
+        else:
+            check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
         if axes is None:
             axes = translated(record.sharding, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
         if axes is None:
@@ -99,7 +103,16 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                 for s in value_shardings(region.attributes[name], meshes)
             ]
             for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
-                if significant(mesh) != target:
+                if is_nameless(mesh):
+                    said = [sharding.axes or () for sharding in shardings] + [(region_axes(region),)]
+                    if any(axes_on(axes, mesh, axis_names, axis_sizes) is None for axes in said):
+                        raise InputError(
+                            f"a manual region was written for {' × '.join(str(size) for _, size in mesh)} devices and "
+                            f"does not lie along the axes of the target mesh, {mesh_shape(target)}",
+                            where=place_of(region, path),
+                            hint="give --mesh-shape axes of the sizes that the program was written for",
+                        )
+                elif significant(mesh) != target:
                     raise InputError(
                         f"a manual region was written for the mesh {mesh_shape(mesh)}, "
                         f"the target mesh is {mesh_shape(target)}",

@@ -32,13 +32,14 @@ _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 class TileAssignment:
     """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array dimension.
 
-    `manual` is how many devices of each group of copies differ by hand (inside a manual region), 1 outside.
+    `by_hand` [parts, devices of each] are the parts that differ by hand (inside a manual region over some axes); None
+    outside.
     """
 
     kind: str
     tiles: tuple[int, ...] = ()
     devices: NDArray[np.int64] | None = None
-    manual: int = 1
+    by_hand: NDArray[np.int64] | None = None
 
 
 def split_shardings(text: str) -> list[str]:
@@ -79,8 +80,17 @@ def read_tiling(text: str) -> TileAssignment | None:
     if extra > len(sizes) or any(kind not in (REPLICATED, MANUAL) for kind in kinds):
         return None
     tiles = sizes[: len(sizes) - extra]
-    manual = prod(size for size, kind in zip(sizes[len(tiles) :], kinds, strict=False) if kind == MANUAL)
-    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)), manual)
+    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)), _by_hand(devices.reshape(sizes), kinds))
+
+
+def _by_hand(devices: NDArray[np.int64], kinds: list[str]) -> NDArray[np.int64] | None:
+    """The devices by the last dimensions that are manual, of those whose kinds are given."""
+    first = devices.ndim - len(kinds)
+    manual = [first + k for k, kind in enumerate(kinds) if kind == MANUAL]
+    if not manual:
+        return None
+    rest = [d for d in range(devices.ndim) if d not in manual]
+    return devices.transpose(manual + rest).reshape(prod(devices.shape[d] for d in manual), -1)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -21,27 +21,16 @@ from toast_cli.xla import ir, sdy, walk_ops
 BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
 ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
 MESHES = "xla.sdy.meshes"
-OLD_BOUNDARIES = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 
 
 def restore_manual_regions(module: Any, path: str) -> None:
-    """Rebuilds every manual region; tuples must be gone, calls still be there.
-
-    Raises `InputError` for regions in GSPMD's older form, which does not name mesh axes.
-    """
+    """Rebuilds every manual region; tuples must be gone, calls still be there. Those in GSPMD's form come later (see
+    `gspmd_regions`)."""
     with module.context, ir.Location.unknown():
         declare_meshes(module, path)
         for call in walk_ops(module, "func.call"):
             if callee_name(call).startswith(BODY_PREFIXES):
                 restore_region(call, path)
-    for call in walk_ops(module, "stablehlo.custom_call"):
-        if kind_of(call) in OLD_BOUNDARIES:
-            raise InputError(
-                f"a manual region in GSPMD's form ({kind_of(call)}), which names no mesh axes",
-                where=place_of(call, path),
-                hint="lower the program with the Shardy partitioner "
-                "(jax_use_shardy_partitioner, the default since jax 0.7)",
-            )
 
 
 def declare_meshes(module: Any, path: str) -> None:

@@ -15,6 +15,7 @@ from toast_cli.frontend.branches import DECIDED, take_known_branches
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
+from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
@@ -25,7 +26,7 @@ from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ADVANCE, SKIP, ir, run_passes
+from toast_cli.xla import ADVANCE, SKIP, ir, run_passes, walk_ops
 
 ENTRY = "main"
 # Left by the conversion from HLO: XLA's own settings, layouts, and what has become attributes of arguments.
@@ -98,6 +99,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
+    restore_gspmd_regions(module, function, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
@@ -111,6 +113,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     notices = sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
         notices += collective_notices(function)
+    notices += region_notices(function)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
@@ -163,6 +166,13 @@ def collective_notices(function: Any) -> list[str]:
         return []
     what = "1 operation communicates" if count == 1 else f"{count} operations communicate"
     return [f"{what} between devices outside manual regions, left as found: was this program partitioned before?"]
+
+
+def region_notices(function: Any) -> list[str]:
+    """What manual regions do by hand has no part in the figures: nobody looks into them."""
+    count = len(walk_ops(function, MANUAL_REGION))
+    what = "a manual region (shard_map) does" if count == 1 else f"{count} manual regions (shard_map) do"
+    return [f"what {what} by hand, sending included, stays as it is and is not in the figures"] if count else []
 
 
 def settle_attributes(module: Any, path: str) -> list[str]:

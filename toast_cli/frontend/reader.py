@@ -20,6 +20,7 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
@@ -132,7 +133,8 @@ class Reader:
         else:
             known = table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
-            opaque = known is None and any(prod(s) > 1 for s in shapes + result_shapes)
+            whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
+            opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
         flops = op_flops(operation, name, shapes, result_shapes, rule)
         windows = windows_of(operation, name, shapes, result_shapes)
         self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows), operation)

@@ -1,0 +1,362 @@
+"""Rebuilds manual regions in GSPMD's form, as `shard_map` of JAX up to 0.6 writes them and every version without
+Shardy.
+
+There is no operation around the body: `SPMDFullToShardShape` behind a `Sharding` makes a device's piece of an array,
+`SPMDShardToFullShape` an array of pieces, and what lies between them is computed on pieces. Enters: the entry function,
+calls inlined. Leaves: each connected body in a `sdy.manual_computation`, over a mesh without names (see `nameless`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from toast_cli.errors import InputError
+from toast_cli.frontend import attributes as foreign
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.gspmd import MANUAL, MOST_DEVICES, REPLICATED, TILED, TileAssignment, mesh_axes, read_tiling
+from toast_cli.frontend.nameless import factored, manual_text, sharding_text
+from toast_cli.frontend.shardings import PARTITIONS, kind_of, unspecified_dims
+from toast_cli.frontend.statements import GSPMD, SDY, MeshAxes
+from toast_cli.xla import ADVANCE, ir, walk_ops
+
+ENTRANCE, EXIT, STATEMENT = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
+HINT = "lower the program with the Shardy partitioner (jax_use_shardy_partitioner, the default since jax 0.7)"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way into a region or out of it: the custom call, how the whole array lies, and over which devices the region
+    is manual there. `open`: dimensions that the partitioner may split further."""
+
+    operation: Any
+    whole: TileAssignment
+    manual: TileAssignment
+    open: frozenset[int]
+
+
+@dataclass
+class Body:
+    """What is computed on pieces and hangs together, in program order. `operations` are the inner ones."""
+
+    operations: list[Any] = field(default_factory=list)
+    entrances: list[Any] = field(default_factory=list)
+    exits: list[Any] = field(default_factory=list)
+
+
+def restore_gspmd_regions(module: Any, function: Any, path: str) -> None:
+    """Rebuilds every region of the entry function.
+
+    Raises `InputError` at the first whose boundary is not whole, or does not lie along the axes of a mesh.
+    """
+    calls = [call for call in walk_ops(function, "stablehlo.custom_call") if kind_of(call) in (ENTRANCE, EXIT)]
+    if not calls:
+        return
+    ways = {call: read_way(call, path) for call in calls}
+    mesh = common_mesh(module, list(ways.values()), path)
+    with module.context, ir.Location.unknown():
+        symbol = declare_mesh(module, mesh)
+        for block in dict.fromkeys(call.operation.block for call in calls):
+            copied: set[Any] = set()
+            for body in bodies_in([view.operation for view in block.operations], block, path):
+                copied |= build(body, ways, mesh, symbol, path)
+            put_in_order(block)
+            for view in reversed(list(block.operations)):
+                if view.operation in copied and not any(list(result.uses) for result in view.operation.results):
+                    view.operation.erase()
+
+
+# ---------------------------------------------------------------- boundary
+
+
+def read_way(call: Any, path: str) -> Way:
+    """What the custom call and the one in front of it say."""
+
+    def said(operation: Any) -> TileAssignment:
+        text = foreign.text(operation.attributes, GSPMD, lambda: place_of(operation, path)) or ""
+        tiling = read_tiling(text)
+        if tiling is None:
+            raise unreadable(f"whose boundary has the sharding {text}", operation, path)
+        return tiling
+
+    before = getattr(call.operands[0].owner, "operation", None)
+    if GSPMD not in call.attributes or before is None or GSPMD not in before.attributes:
+        raise unreadable("whose boundary has no sharding", call, path)
+    local, whole = (call, before) if kind_of(call) == ENTRANCE else (before, call)
+    attributes = {name: whole.attributes[name] for name in whole.attributes}
+    return Way(call, said(whole), said(local), unspecified_dims(attributes))
+
+
+def unreadable(what: str, operation: Any, path: str) -> InputError:
+    return InputError(f"a manual region in GSPMD's form {what}", where=place_of(operation, path), hint=HINT)
+
+
+def common_mesh(module: Any, ways: list[Way], path: str) -> MeshAxes:
+    """The fewest axes along which every boundary lies."""
+    counts = {tiling.devices.size for way in ways for tiling in (way.whole, way.manual) if tiling.devices is not None}
+    stated = foreign.integer(module.operation.attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
+    devices = max(counts, default=stated)
+    first = ways[0].operation
+    if len(counts) > 1:
+        raise unreadable(f"that is for {' and for '.join(map(str, sorted(counts)))} devices", first, path)
+    if devices == 1:
+        raise unreadable("that does not say for how many devices it is", first, path)
+    tilings = [way.whole for way in ways if way.whole.kind == TILED]
+    mesh = factored([*tilings, *(by_hand(way.manual, devices) for way in ways)], devices)
+    if mesh is None:
+        raise unreadable("over devices that lie along the axes of no mesh", first, path)
+    return mesh
+
+
+def by_hand(local: TileAssignment, devices: int) -> TileAssignment:
+    """One dimension, split over the devices that differ by hand: over all of them for `{manual}`."""
+    parts = np.arange(devices, dtype=np.int64)[:, None] if local.kind == MANUAL else local.by_hand
+    return TileAssignment(REPLICATED, (1,)) if parts is None else TileAssignment(TILED, parts.shape[:1], parts)
+
+
+def declare_mesh(module: Any, mesh: MeshAxes) -> str:
+    """The symbol of the `sdy.mesh` of the regions."""
+    taken = {str(op.attributes["sym_name"]) for op in module.body.operations if "sym_name" in op.attributes}
+    names = ("gspmd", *(f"gspmd_{k}" for k in range(len(taken))))
+    symbol = next(name for name in names if f'"{name}"' not in taken)
+    axes = ", ".join(f'"{name}"={size}' for name, size in mesh)
+    named = {"sym_name": ir.StringAttr.get(symbol), "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]>")}
+    start = ir.InsertionPoint.at_block_begin(module.body)
+    ir.Operation.create("sdy.mesh", attributes=named, ip=start)
+    return symbol
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def bodies_in(operations: list[Any], block: Any, path: str) -> list[Body]:
+    """The bodies among the operations of a block: what follows from an entrance, up to the exits.
+
+    Raises `InputError` for a body that reads an array which did not come in through an entrance.
+    """
+    reads = {operation: values_read(operation, block) for operation in operations}
+    maker: dict[Any, Any] = {}  # a value that lies in pieces -> the operation that made it
+    exits: list[Any] = []
+    for operation in operations:
+        kind = kind_of(operation)
+        follows = any(value in maker for value in reads[operation])
+        if kind == ENTRANCE and follows:
+            raise unreadable("inside another one", operation, path)
+        if kind == EXIT:
+            exits.append(operation)
+        elif follows or kind == ENTRANCE:
+            maker.update(dict.fromkeys(operation.results, operation))
+    parent = {operation: operation for operation in [*dict.fromkeys(maker.values()), *exits]}
+
+    def find(operation: Any) -> Any:
+        while parent[operation] != operation:
+            operation = parent[operation]
+        return operation
+
+    bodies: dict[Any, Body] = {}
+    for operation in parent:
+        for value in reads[operation] if kind_of(operation) != ENTRANCE else ():
+            if value in maker:
+                parent[find(maker[value])] = find(operation)
+            elif not made_of_nothing(value, reads):
+                raise unreadable("that reads an array which no boundary splits", operation, path)
+    for operation in operations:
+        if operation in parent:
+            body = bodies.setdefault(find(operation), Body())
+            {ENTRANCE: body.entrances, EXIT: body.exits}.get(kind_of(operation), body.operations).append(operation)
+    return list(bodies.values())
+
+
+def values_read(operation: Any, block: Any) -> list[Any]:
+    """The values of this block that an operation reads, also from within its regions."""
+    found: dict[Any, None] = {}
+
+    def visit(inner: Any) -> Any:
+        for value in inner.operands:
+            holder = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
+            if holder == block:
+                found[value] = None
+        return ADVANCE
+
+    operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return list(found)
+
+
+def made_of_nothing(value: Any, reads: dict[Any, list[Any]]) -> bool:
+    """Whether a value hangs on constants and on a device's own number alone."""
+    waiting, seen = [value], {value}
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ir.BlockArgument) or one.owner.operation not in reads:
+            return False
+        if kind_of(one.owner.operation) == EXIT:
+            return False
+        fresh = [other for other in reads[one.owner.operation] if other not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return True
+
+
+# ---------------------------------------------------------------- the region
+
+
+def build(body: Body, ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str) -> set[Any]:
+    """Puts a body into a `sdy.manual_computation` between what its boundary read and what reads its boundary; a body
+    that nothing reads goes. Returns the operations outside that it has copies of now."""
+    if not body.exits:
+        for operation in [*reversed(body.operations), *body.entrances]:
+            operation.erase()
+        return set()
+    entrances = [call for call in body.entrances if list(call.results[0].uses)]
+    region = region_between(entrances, body.exits, ways, mesh, symbol, path)
+    inside = ir.Block.create_at_start(region.regions[0], [call.results[0].type for call in entrances])
+    with ir.InsertionPoint(inside):
+        pieces = [call.operands[0] for call in body.exits]
+        end = ir.Operation.create("sdy.return", operands=pieces, loc=region.location)
+    for call, argument in zip(entrances, inside.arguments, strict=True):
+        call.results[0].replace_all_uses_with(argument)
+    for operation in body.operations:
+        operation.move_before(end)
+    copied = copy_in(inside, region.operation.block)
+    drop_statements(inside)
+    for call, result in zip(body.exits, region.results, strict=True):
+        call.results[0].replace_all_uses_with(result)
+    stated = {call.operands[0] for call in body.entrances}
+    for call in [*body.exits, *body.entrances]:
+        call.erase()
+    for value in stated:
+        if unstated(value) != value and not list(value.uses):
+            value.owner.erase()
+    put_in_order(inside)
+    return copied
+
+
+def region_between(
+    entrances: list[Any], exits: list[Any], ways: dict[Any, Way], mesh: MeshAxes, symbol: str, path: str
+) -> Any:
+    """The operation, still without a body."""
+    axes = {manual_axes(ways[call], mesh, path) for call in [*entrances, *exits]}
+    if len(axes) > 1:
+        raise unreadable("whose boundary is manual over different devices", exits[0], path)
+    (manual,) = axes
+    shardings = (
+        ", ".join(
+            sharding_said(ways[call], whole(call).type, local(call).type, manual, mesh, symbol, path) for call in calls
+        )
+        for calls, whole, local in ((entrances, before, after), (exits, after, before))
+    )
+    said = (f"#sdy.sharding_per_value<[{text}]>" for text in shardings)
+    texts = dict(zip(("in_shardings", "out_shardings"), said, strict=True), manual_axes=manual_text(manual))
+    return ir.Operation.create(
+        "sdy.manual_computation",
+        results=[call.results[0].type for call in exits],
+        operands=[unstated(call.operands[0]) for call in entrances],
+        attributes={name: ir.Attribute.parse(text) for name, text in texts.items()},
+        regions=1,
+        loc=exits[0].location,
+        ip=ir.InsertionPoint(exits[0]),
+    )
+
+
+def unstated(value: Any) -> Any:
+    """What enters, without the custom call that says how."""
+    owner = getattr(value.owner, "operation", None)
+    return owner.operands[0] if owner is not None and kind_of(owner) == STATEMENT else value
+
+
+def before(call: Any) -> Any:
+    return call.operands[0]
+
+
+def after(call: Any) -> Any:
+    return call.results[0]
+
+
+def manual_axes(way: Way, mesh: MeshAxes, path: str) -> tuple[str, ...]:
+    """The axes over which the region at a boundary is manual, in the mesh's order."""
+    names, sizes = zip(*mesh, strict=True)
+    found = mesh_axes(by_hand(way.manual, prod(sizes)), 1, names, sizes)
+    if not found or not found[0]:
+        raise unreadable("that is manual over no devices", way.operation, path)
+    return tuple(name for name in names if name in found[0])
+
+
+def sharding_said(
+    way: Way, whole: Any, local: Any, manual: tuple[str, ...], mesh: MeshAxes, symbol: str, path: str
+) -> str:
+    """How an array lies at the boundary, over the axes that are manual; what else splits it is left to propagation."""
+    names, sizes = zip(*mesh, strict=True)
+    found = mesh_axes(way.whole, whole.rank, names, sizes) or ()
+    axes = tuple(tuple(name for name in split if name in manual) for split in found)
+    parts = [prod(dict(mesh)[name] for name in split) for split in axes]
+    shape = [size * count for size, count in zip(local.shape, parts, strict=False)]
+    leads = all(split[: len(ours)] == ours for split, ours in zip(found, axes, strict=True))
+    if len(found) != whole.rank or shape != list(whole.shape) or not leads:
+        what = f"that makes {local} of {whole}, split as its boundary says"
+        raise unreadable(what, way.operation, path)
+    closed = [d not in way.open and split == ours for d, (split, ours) in enumerate(zip(found, axes, strict=True))]
+    return sharding_text(symbol, axes, closed)
+
+
+def copy_in(inside: Any, outside: Any) -> set[Any]:
+    """Copies what a region reads of the block around it, which hangs on nothing, into it. Returns the originals."""
+    copies: dict[Any, Any] = {}
+    waiting = [view.operation for view in inside.operations]
+
+    def visit(operation: Any) -> Any:
+        for number, value in enumerate(operation.operands):
+            if isinstance(value, ir.BlockArgument) or value.owner.operation.block != outside:
+                continue
+            original = value.owner.operation
+            if original not in copies:
+                copies[original] = original.clone(ip=ir.InsertionPoint.at_block_begin(inside)).operation
+                waiting.append(copies[original])
+            operation.operands[number] = copies[original].results[value.result_number]
+        return ADVANCE
+
+    while waiting:
+        waiting.pop().walk(visit, ir.WalkOrder.PRE_ORDER)
+    return set(copies)
+
+
+def drop_statements(inside: Any) -> None:
+    """Removes what a body says about how its values lie, which is by hand."""
+    for view in list(inside.operations):
+        for operation in [*walk_ops(view.operation, "stablehlo.custom_call")]:
+            if kind_of(operation) == STATEMENT:
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+    for view in inside.operations:
+        view.operation.walk(without_statement, ir.WalkOrder.PRE_ORDER)
+
+
+def without_statement(operation: Any) -> Any:
+    for name in (GSPMD, SDY):
+        if name in operation.attributes:
+            del operation.attributes[name]
+    return ADVANCE
+
+
+def put_in_order(block: Any) -> None:
+    """Puts what an operation reads in front of it, and changes the order no further."""
+    *operations, last = [view.operation for view in block.operations]
+    order: dict[Any, None] = {}
+    for operation in operations:
+        waiting = [operation]
+        while waiting:
+            missing = [] if waiting[-1] in order else missing_before(waiting[-1], block, order)
+            if missing:
+                waiting += missing
+            else:
+                order[waiting.pop()] = None
+    if list(order) != operations:
+        for operation in order:
+            operation.move_before(last)
+
+
+def missing_before(operation: Any, block: Any, order: dict[Any, None]) -> list[Any]:
+    makers = (value.owner for value in values_read(operation, block) if not isinstance(value, ir.BlockArgument))
+    return [maker.operation for maker in makers if maker.operation not in order]
