@@ -38,8 +38,8 @@ from toast_cli.errors import ToastError
 from toast_cli.process import end_with_parent, uninterrupted
 
 _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child import serve; serve()"
-# How a child ends that has an answer, an error of the user's, or an error of ours.
-_ANSWER, _TOLD, _RAISED, _FULL = 0, 3, 4, 5
+# How a child ends that has an answer, an error of the user's, an error of ours, or no memory or file for its answer.
+_ANSWER, _TOLD, _RAISED, _FULL, _CUT_OFF = 0, 3, 4, 5, 6
 MEMORY = 3 * 2**30  # bytes of memory that a child may use beside what its parent has, where nothing else is said
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 _NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
@@ -105,6 +105,8 @@ def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> 
         raise getattr(errors, facts["kind"], ToastError)(facts["what"], where=facts["where"], hint=facts["hint"])
     if code == _RAISED:
         raise RuntimeError(ended.answer.decode("utf-8", "replace"))
+    if code == _CUT_OFF:
+        raise ChildError("it had no room for its answer (a limit on the size of files, or a full disk)", of_input=False)
     if code == _FULL or _NO_ROOM.search(ended.said):
         raise _no_room(memory)
     raise ChildError(_abort_reason(ended.said))
@@ -219,8 +221,11 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             content, code = text.encode("utf-8", "backslashreplace"), _RAISED
-        answer.write(content)
-        answer.flush()
+        try:
+            answer.write(content)
+            answer.flush()
+        except OSError:
+            code = _CUT_OFF
     finally:
         os._exit(code)
 

@@ -5,6 +5,9 @@ Before, and in PyTorch/XLA and TensorFlow still, the index has a part for each b
 2, … along the dimension. Devices then seem to look up rows anywhere in the batch, so that nothing that comes after the
 loss of a language model could be split along it.
 
+XLA's own passes lay all indices in a row (`[32, 128, 3]` becomes `[4096, 3]`) and keep the picked dimensions of slices,
+of size 1. Where the index counts, both are undone first.
+
 Enters: a module. Leaves: the same, its gathers and scatters with batching dimensions, and with indices that have the
 other parts only.
 """
@@ -29,9 +32,66 @@ Part = tuple[Any, int]  # a value, and its width along the dimension of the part
 
 def share_batches(module: Any) -> None:
     """Rewrites every gather and scatter of which a part of the index counts."""
-    with module.context:
+    with module.context, ir.Location.unknown():
         for operation in walk_ops(module, *PICKS):
-            share_batch(operation)
+            share_batch(spread(operation))
+
+
+def spread(operation: Any) -> Any:
+    """The gather or scatter with its indices as they were before they were laid in a row, where a part of them counts;
+    else the one given."""
+    name = "dimension_numbers" if operation.name == PICKS[0] else "scatter_dimension_numbers"
+    attribute = operation.attributes[name]
+    picked = picked_dimensions(attribute)
+    gathers = operation.name == PICKS[0]
+    place = 1 if gathers else len(operation.operands) // 2
+    indices = operation.operands[place]
+    arrays = list(operation.results) if gathers else list(operation.operands)[place + 1 :]
+    row = indices.owner
+    if isinstance(row, ir.Block) or row.name != "stablehlo.reshape" or picked.vector != 1 or picked.batching:
+        return operation
+    *batch, width = ir.RankedTensorType(row.operands[0].type).shape or [0]
+    sizes = ir.RankedTensorType(arrays[0].type).shape[1:]
+    if [prod(batch), width] != list(indices.type.shape) or picked.slices != tuple(range(1, len(sizes) + 1)):
+        return operation
+    if all(counts_along(part) is None for part, _ in _parts(row.operands[0], len(batch))):
+        return operation
+    sliced = [d for d in range(operation.operands[0].type.rank) if d not in picked.single]
+    gone = [d for d, size in zip(sliced, sizes, strict=True) if size == 1 and d in picked.mapped]
+    kept = [size for d, size in zip(sliced, sizes, strict=True) if d not in gone]
+    after = replace(
+        picked,
+        slices=tuple(range(len(batch), len(batch) + len(kept))),
+        single=tuple(sorted([*picked.single, *gone])),
+        vector=len(batch),
+    )
+    kinds = [ir.RankedTensorType.get([*batch, *kept], array.type.element_type) for array in arrays]
+    attributes = {one: operation.attributes[one] for one in operation.attributes}
+    attributes[name] = with_picked_dimensions(attribute, after)
+    if not gathers:
+        operation.attributes[name] = attributes[name]
+        operation.operands[place] = row.operands[0]
+        for k, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
+            operation.operands[place + 1 + k] = _as(array, kind, operation)
+        return operation
+    found = ir.Operation.create(
+        operation.name,
+        results=kinds,
+        operands=[operation.operands[0], row.operands[0]],
+        attributes=attributes,
+        loc=operation.location,
+        ip=ir.InsertionPoint(operation),
+    )
+    replace_operation(operation, [_as(found.results[0], arrays[0].type, operation)])
+    return found
+
+
+def _as(array: Any, kind: Any, before: Any) -> Any:
+    """A reshape in front of an operation."""
+    where = ir.InsertionPoint(before)
+    return ir.Operation.create(
+        "stablehlo.reshape", results=[kind], operands=[array], loc=before.location, ip=where
+    ).results[0]
 
 
 def share_batch(operation: Any) -> None:

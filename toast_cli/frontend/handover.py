@@ -26,7 +26,7 @@ from toast_cli.frontend.statements import StatedSharding
 BASE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
 MEMORY_PER_BYTE = 200
-ROOM = "is there memory for one more Python process, and does `ulimit -u` allow one?"
+ROOM = "is there memory for one more Python process, and do `ulimit -u` and `ulimit -f` allow it and its answer?"
 # What is said of a program whose child ended without an answer, and what to try.
 TOO_LONG = ("reading it takes too long", "write repeated layers as a loop (`jax.lax.scan`)")
 TOO_LARGE = (
