@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,10 +22,12 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import Source, stated_pins
 from toast_cli.frontend.gspmd import read_tiling
 from toast_cli.frontend.nameless import axes_on, factored
+from toast_cli.pipeline import partition
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
+from toast_cli.request import Request
 
 P = PartitionSpec
 AXES, SIZES = ("data", "model"), (4, 2)
@@ -204,7 +207,14 @@ def test_the_mesh_must_hold_the_same_devices(sizes: dict[str, int]) -> None:
     source = source_of_text(PAIR)
     with pytest.raises(InputError) as error:
         stated_pins(source, tuple(sizes), tuple(sizes.values()))
-    assert "2 × 4 devices" in error.value.what and "--mesh-shape" in error.value.hint
+    assert "2 × 4 devices" in error.value.what and "--mesh-shape a=2,b=4" in error.value.hint
+
+
+def test_shapes_that_do_not_suit_a_region_are_not_tried(tmp_path: Path) -> None:
+    path = tmp_path / "pair.mlir"
+    path.write_text(PAIR)
+    report = partition(Request(str(path), "h100-8", mesh_shape="auto", iterations=20)).report
+    assert report.mesh.axes == {"data": 2, "model": 4}
 
 
 FACTORED = [

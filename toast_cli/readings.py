@@ -14,7 +14,7 @@ from typing import Any
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions
-from toast_cli.errors import UsageError
+from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, stated_pins, with_parts
 from toast_cli.hardware import Mesh
@@ -138,7 +138,7 @@ def search_meshes(
     iterations, seconds = request.iterations, request.budget_seconds
     evaluator, result = search_shapes(
         evaluator_of,
-        suiting(meshes, problem_on) if wishes.wishes and len(meshes) > 1 else meshes,
+        suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes,
         request.search,
         request.seed,
         iterations if iterations is None or not apart else max(1, round(iterations * (1.0 - UNMIRROR_SHARE))),
@@ -154,12 +154,14 @@ def search_meshes(
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:
-    """The meshes on which what was asked for can be had. Raises the UsageError of the first where there is none."""
-    found, why = [], None
+    """The meshes on which what was asked for, and what the program states (manual regions, kept shardings), can be had.
+    Raises the error of the first where there is none."""
+    found: list[Mesh] = []
+    why: ToastError | None = None
     for mesh in meshes:
         try:
             problem_on(mesh)
-        except UsageError as error:
+        except (UsageError, InputError) as error:
             why = why or error
         else:
             found.append(mesh)

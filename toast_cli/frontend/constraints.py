@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any
 
 from toast_cli.errors import InputError
@@ -110,7 +111,7 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                             f"a manual region was written for {' × '.join(str(size) for _, size in mesh)} devices and "
                             f"does not lie along the axes of the target mesh, {mesh_shape(target)}",
                             where=place_of(region, path),
-                            hint="give --mesh-shape axes of the sizes that the program was written for",
+                            hint=f"try --mesh-shape {mesh_shape(lettered(mesh))}, with any names",
                         )
                 elif significant(mesh) != target:
                     raise InputError(
@@ -119,6 +120,11 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
                         where=place_of(region, path),
                         hint=f"try --mesh-shape {mesh_shape(mesh)}, or write the program without shard_map",
                     )
+
+
+def lettered(mesh: MeshAxes) -> MeshAxes:
+    """The same axes called a, b, c, …"""
+    return tuple((letter, size) for letter, (_, size) in zip(ascii_lowercase, mesh, strict=False))
 
 
 def significant(mesh: Iterable[tuple[str, int]]) -> MeshAxes:
