@@ -296,7 +296,7 @@ class _Selection:
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
                 hops = route(s, t, self.problem.mesh.sizes, item.shape)
-                ahead = hops_ahead(hops, takes_pieces=bool(reader.pieces))
+                ahead = hops_ahead(hops, whole_ahead=bool(reader.whole_if_ahead))
                 for way, price in moves.items():
                     region = reader.ahead_region if way[0] < ahead else reader.region
                     copies[s, way, region].append((flows[s, t], price))
@@ -315,7 +315,9 @@ class _Selection:
         hops = route(made, taken, self.problem.mesh.sizes, item.shape)
         ways = [way for way, (step, _) in zip(ways_of(hops), hops, strict=True) if step.kind != SLICE]
         uses = (
-            self.pricer.array_collectives(item, made, [copy_of(taken, [place], hops, item.readers[place].pieces)])
+            self.pricer.array_collectives(
+                item, made, [copy_of(taken, [place], hops, item.readers[place].whole_if_ahead)]
+            )
             if ways
             else ()
         )

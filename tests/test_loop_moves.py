@@ -1,5 +1,5 @@
 """What loops only read is moved ahead of them, once, as far as that makes it no larger, and all the way where they take
-pieces of it; in every written form."""
+pieces of it or it is a vector; in every written form."""
 
 from __future__ import annotations
 
@@ -91,6 +91,12 @@ def multiplied(x: jax.Array, h: jax.Array) -> jax.Array:
     return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=4)[0]
 
 
+def decayed(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The loop reads a decay and a bias in each trip, in the form in which JAX differentiates a loop over time."""
+    decay, bias = jnp.tanh(w)[None, :], w[None, :] + 1.0
+    return lax.scan(lambda h, _: (h * decay + bias, None), x, None, length=4)[0]
+
+
 HEADS_IN_LOOPS = ["q.1", "q.2"]  # time is split outside the loops, which go along it, and heads in them
 # function, what is split over data, (kind, bytes, runs, where) of what moves arrays that are made outside loops
 PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, float, str]]]] = {
@@ -105,12 +111,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, 
     "pieces of what is carried": (refined, ["q.1"],
                                   [*[("all-gather", 16384, 1, "before")] * 3, ("all-gather", 16384, 4, "before")]),
     "no pieces": (multiplied, ["h.0", "x.1"], [("all-gather", 256, 4, "inside")]),
+    "vectors": (decayed, ["x.0", "w.0"], [("all-gather", 32, 1, "before")] * 2),
 }  # fmt: skip
 
 
 def planned(name: str) -> tuple[Case, Plan]:
     function, places, _ = PROGRAMS[name]
-    arguments = (arg(8, 8), arg(8, 8)) if function is multiplied else (X, X, X)
+    arguments = {multiplied: (arg(8, 8), arg(8, 8)), decayed: (arg(8, 8), arg(8))}.get(function, (X, X, X))
     case = case_of(function, *arguments)
     return case, tuple([case.shard(place, "data") for place in places])
 

@@ -338,8 +338,8 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
             want(inside, value, Stretch(start, sharding), edge, use.operation, use)
             continue
         (reading,) = readings(source.program, value, [edge])
-        pieces = bool(reading.takes_pieces)
-        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, takes_pieces=pieces)
+        wholly = bool(reading.whole_ahead)
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly)
         if first is not None and reading.ahead != reading.inside:
             want(ahead, value, first, edge, *before_loops(use, loops_between(source.program, edge, reading)))
             if rest is not None:

@@ -84,8 +84,8 @@ class ItemReader:
         pattern, position: ops of this pattern read it as this operand.
         region: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside
             each other. runs: how often it is read for each array in one run.
-        ahead_region, ahead_runs: the same of what is made ahead of loops that only read the array. takes_pieces: it
-            takes a piece of it in each trip of these.
+        ahead_region, ahead_runs: the same of what is made ahead of loops that only read the array. whole_ahead: as
+            `regions.Reading` has it, false where there are none.
         needed: the part of the bits that these readers need, see `narrowing`.
     """
 
@@ -95,13 +95,13 @@ class ItemReader:
     runs: float
     ahead_region: int
     ahead_runs: float
-    takes_pieces: bool
+    whole_ahead: bool
     needed: float
 
     @property
-    def pieces(self) -> bool | None:
+    def whole_if_ahead(self) -> bool | None:
         """As `regions.Reading` has it."""
-        return self.takes_pieces if self.region != self.ahead_region else None
+        return self.whole_ahead if self.region != self.ahead_region else None
 
 
 _Way = tuple[int, int, int, float, int, float, bool, float]  # the fields of a `ItemReader`
@@ -312,8 +312,8 @@ def _ways_of_reading(
     uses = [use for use in program.users[value] if use not in but]
     for (op, k), read in zip(uses, readings(program, value, uses), strict=True):
         inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in (read.inside, read.ahead)]
-        runs, pieces = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.takes_pieces)
-        ways.append((problem.op_pattern[op], k, *runs, pieces, needs.of_use(value, op)))
+        runs, whole = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
+        ways.append((problem.op_pattern[op], k, *runs, whole, needs.of_use(value, op)))
     return frozenset(ways)
 
 

@@ -224,7 +224,7 @@ class Pricer:
     def copies_from(self, item: ArrayItem, made: Sharding, lowered: Lowered) -> list[Copy]:
         """The same of an array that lies as `made`; lowered: what its readers iterate over."""
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
-        return copies_of(made, needed, self._sizes, item.shape, [reader.pieces for reader in item.readers])
+        return copies_of(made, needed, self._sizes, item.shape, [reader.whole_if_ahead for reader in item.readers])
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see

@@ -299,7 +299,7 @@ class _Lowering:
         if all(sharding == made for sharding in needed):
             return
         read = readings(program, value, uses)
-        copies = copies_of(made, needed, self._sizes, whole.shape, [reading.takes_pieces for reading in read])
+        copies = copies_of(made, needed, self._sizes, whole.shape, [reading.whole_ahead for reading in read])
         for move in moves_of(made, copies):
             served = [(uses[place], read[place].ahead if move.ahead else read[place].inside) for place in move.places]
             for region, count in runs_by_region([stop for _, stop in served]).items():

@@ -89,24 +89,24 @@ def copies_of(
     needed: Sequence[Sharding],
     sizes: tuple[int, ...],
     shape: tuple[int, ...] | None = None,
-    takes_pieces: Sequence[bool | None] | None = None,
+    whole_ahead: Sequence[bool | None] | None = None,
 ) -> list[Copy]:
     """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each
-    needs. takes_pieces: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops."""
+    needs. whole_ahead: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
-    pieces = takes_pieces or [None] * len(needed)
-    whole_ahead = {sharding for sharding, takes in zip(needed, pieces, strict=True) if takes}
-    for place, (sharding, takes) in enumerate(zip(needed, pieces, strict=True)):
+    wholly = whole_ahead or [None] * len(needed)
+    held = {sharding for sharding, takes in zip(needed, wholly, strict=True) if takes}
+    for place, (sharding, takes) in enumerate(zip(needed, wholly, strict=True)):
         if sharding is not made and sharding != made:
-            ahead = sharding in whole_ahead if takes is None else takes
+            ahead = sharding in held if takes is None else takes
             wanted.setdefault((sharding, ahead), []).append(place)
     found = [copy_of(at, places, route(made, at, sizes, shape), ahead) for (at, ahead), places in wanted.items()]
     return [copy for copy in found if communicates(copy.hops)]
 
 
-def copy_of(sharding: Sharding, places: Sequence[int], hops: tuple[ReshardHop, ...], takes_pieces: bool | None) -> Copy:
+def copy_of(sharding: Sharding, places: Sequence[int], hops: tuple[ReshardHop, ...], whole_ahead: bool | None) -> Copy:
     """A copy for uses of which each takes pieces in loops, or none does."""
-    return Copy(sharding, tuple(places), hops, hops_ahead(hops, takes_pieces=bool(takes_pieces)))
+    return Copy(sharding, tuple(places), hops, hops_ahead(hops, whole_ahead=bool(whole_ahead)))
 
 
 def communicates(hops: tuple[ReshardHop, ...]) -> bool:
@@ -153,13 +153,13 @@ def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
     return runs
 
 
-def hops_ahead(hops: tuple[ReshardHop, ...], *, takes_pieces: bool = False) -> int:
+def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False) -> int:
     """How many hops of a way are taken before a loop where the loop only reads the array: the all-to-alls and permutes,
     and slices on the way to them, before the first gather. None of them makes it larger than it is, so that there is
     nothing to be saved by taking them in each trip. All of them where the loop takes another piece of it in each
-    trip."""
+    trip, or where it is a vector."""
     kinds = [step.kind for step, _ in hops]
-    if takes_pieces or GATHER not in kinds:
+    if whole_ahead or GATHER not in kinds:
         return len(kinds) if communicates(hops) else 0
     first = kinds[: kinds.index(GATHER)]
     return max([k + 1 for k, kind in enumerate(first) if kind != SLICE], default=0)
@@ -188,11 +188,11 @@ def stretches(
     sizes: tuple[int, ...],
     shape: tuple[int, ...] | None = None,
     *,
-    takes_pieces: bool = False,
+    whole_ahead: bool = False,
 ) -> tuple[Stretch | None, Stretch | None]:
     """Of a way what is taken ahead of loops that only read the array (see `hops_ahead`), and the rest."""
     hops = route(source, target, sizes, shape)
-    count, along = hops_ahead(hops, takes_pieces=takes_pieces), {stop: hops[stop - 1][1] for stop in stations(hops)}
+    count, along = hops_ahead(hops, whole_ahead=whole_ahead), {stop: hops[stop - 1][1] for stop in stations(hops)}
     if not count:
         return None, Stretch(source, target, tuple(along.values()))
     middle = hops[count - 1][1]

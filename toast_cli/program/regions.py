@@ -32,11 +32,12 @@ class Stop(NamedTuple):
 class Reading(NamedTuple):
     """One use. inside: where it finds what is made anew wherever it is read. ahead: where it finds what is made no
     further in than need be, which is the same unless only loops stand between the use and where the array is made.
-    takes_pieces: it takes a piece in each trip of such loops; None where there are none."""
+    whole_ahead: all of it is made ahead of such loops, since they take a piece of it in each trip, or it is a vector (a
+    bias, a decay), which takes next to no memory; None where there are none."""
 
     inside: Stop
     ahead: Stop
-    takes_pieces: bool | None
+    whole_ahead: bool | None
 
 
 def trips_at(program: Program, op: int, position: int) -> float:
@@ -65,6 +66,7 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
     That is where the first of those in one block, or in branches within it, reads it. Branches beside each other share
     nothing: each makes its own.
     """
+    is_vector = sum(size > 1 for size in program.values[value].shape) < 2
     found: list[Reading] = []
     for use in uses:
         loop, branches = loop_at(program, *use), branches_at(program, *use)
@@ -72,8 +74,8 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
         region = next((r for r in known if branches[: len(r.branches)] == r.branches), Region(loop, branches))
         inside = Stop(region, trips_at(program, *use))
         ahead = _ahead(program, value, Region(loop, branches))
-        takes_pieces = None if ahead is None else program.ops[use[0]].name == DYNAMIC_SLICE
-        found.append(Reading(inside, ahead or inside, takes_pieces))
+        takes_pieces = program.ops[use[0]].name == DYNAMIC_SLICE
+        found.append(Reading(inside, ahead or inside, None if ahead is None else takes_pieces or is_vector))
     return found
 
 

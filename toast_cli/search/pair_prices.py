@@ -188,6 +188,6 @@ class PairPrices:
         found = self._moved.get(key)
         if found is None:
             way = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
-            copies = [copy_of(taken, [place], way, item.readers[place].pieces)] if communicates(way) else []
+            copies = [copy_of(taken, [place], way, item.readers[place].whole_if_ahead)] if communicates(way) else []
             found = self._moved[key] = [use.seconds for use in self._ways.pricer.array_collectives(item, made, copies)]
         return found
