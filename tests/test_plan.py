@@ -100,6 +100,22 @@ def test_what_is_spread_over_the_batch_is_no_weight_any_more() -> None:
     assert case.text(lowered.shardings[spread]) == "data|-"
 
 
+def test_a_batch_that_is_stored_whole_is_cut_before_anything_is_made_of_it() -> None:
+    """Bytes of pictures that each device has whole; XLA would lay out all of them anew, and convert them."""
+    case = case_of(lambda p, x: x.reshape(N, D).astype(jnp.float32) @ p, arg(D, F), arg(4, N // 4, D, dtype=jnp.uint8))
+    plan = (case.shard("x.0", "data"), case.replicate("inputs", "data"))
+    made = [v for name in ("reshape", "convert") for n in case.ops(name) for v in case.program.ops[n].results]
+    assert case.rest("x", plan) == "-|-|-"
+    assert [case.text(case.lowered(plan).shardings[value]) for value in made] == ["data|-", "data|-"]
+
+
+def test_weights_that_are_stored_whole_are_converted_whole() -> None:
+    case = case_of(lambda p, x: x @ p.astype(jnp.float32), arg(D, F, dtype=jnp.bfloat16), arg(N, D))
+    plan = (case.shard("x.0", "data"), case.shard("x.1", "data"), case.replicate("weights", "data"))
+    (converted,) = (v for n in case.ops("convert") for v in case.program.ops[n].results)
+    assert case.text(case.lowered(plan).shardings[converted]) == "-|-"
+
+
 def test_zero_keeps_less_at_rest_the_more_it_splits(optimised: Case) -> None:
     batch, embed = optimised.shard("x.0", "data"), optimised.shard("x.1", "data")
     zero_0, zero_1, zero_3 = (

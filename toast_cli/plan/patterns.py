@@ -17,7 +17,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CONVOLUTION, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.program.roles import argument_roles, carried_results, views
+from toast_cli.program.roles import INPUTS, argument_roles, carried_results, views
 from toast_cli.program.sums import adds_up
 
 
@@ -39,10 +39,7 @@ def make_problem(
     value_pins, use_pins = number_pins(program, mesh, wishes, stated)
     kinds, argument_kind = _kinds_of_arguments(program, dimensions, roles, argument_role, value_pins)
     argument_of_value = {
-        value: k
-        for value, k in views(program).items()
-        if program.values[value].elements
-        <= program.values[program.arguments[k].value].elements  # a bias spread over a batch is none
+        value: k for value, k in views(program).items() if _lies_as(program, value, k, roles[argument_role[k]])
     }
     taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
     accumulations = _accumulations(program, dimensions, value_pins)
@@ -92,6 +89,16 @@ def make_problem(
         argument_kind=argument_kind,
         accumulations=accumulations,
     )
+
+
+def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:
+    """Whether a view of an argument is to lie as the argument does at rest.
+
+    A weight's is, unless it is larger (a bias that is spread over a batch). Of inputs none of another shape or type is,
+    so that an input that is stored whole is cut first: XLA lays out and converts all of it before it takes a slice.
+    """
+    view, whole = program.values[value], program.values[program.arguments[argument].value]
+    return view == whole if role == INPUTS else view.elements <= whole.elements
 
 
 def _accumulations(
