@@ -183,14 +183,21 @@ def test_two_products_do_not_both_take_exponentials(function: Any, expected: boo
     assert ((64, 128) in written) == expected
 
 
-def test_a_product_that_only_waits_for_a_loop_runs_after_it() -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_that_only_waits_for_a_loop_runs_after_it(turned: bool) -> None:
+    """Also where it is transposed before, and that is written since several read it (a gradient and its norm)."""
+
     def run(x: Any, w: Any) -> Any:
-        gradient = x.T @ x
+        gradient = x.T @ jnp.cos(x)
+        gradient = gradient.T if turned else gradient
         total = lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ w), x)
         return gradient + total.T @ total, total
 
     program = program_of(run, arg(64, 64), arg(64, 64))
     stored = materialised(program, (False,) * len(program.values), PLAIN)
+    for op in program.ops:
+        if op.name == "stablehlo.transpose":
+            stored[op.results[0]] = turned
     times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
     (loop,) = program.loops
     products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]

@@ -1,8 +1,8 @@
 """Loops first: a contraction that stands before a loop and is read only after it runs after the loop.
 
 The gradient of an output projection, before the loop over the layers, is the common case: it keeps what it reads (the
-logits) until the loop is over. Seen in schedules of libtpu 0.0.42.1. Without this pass a contraction runs where the
-program has it.
+logits) until the loop is over. So does one whose result is only cast or changes its form before. Seen in schedules of
+libtpu 0.0.42.1. Without this pass a contraction runs where the program has it.
 
 Enters: a program and which values are written. Leaves: for each op the end of the loops that it waits for.
 """
@@ -35,7 +35,7 @@ def _first_readers(program: Program, stored: list[bool]) -> list[int]:
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
         end = number
-        if len(op.results) == 1 and not stored[op.results[0]]:
+        if len(op.results) == 1 and (op.kind.view_or_convert or not stored[op.results[0]]):
             end = found[op.results[0]]
         for value in op.operands:
             found[value] = min(found[value], end)

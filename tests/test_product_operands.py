@@ -1,0 +1,44 @@
+"""In which type what products read is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from programs import PLAIN, arg, program_of
+
+from toast_cli.compiler.product_operands import written_parts
+from toast_cli.program.ops import CARRY
+
+
+def stacked_by(run: Any) -> list[float]:
+    """The parts of their bits in which a scan over 8 layers stacks [16, 64] for a scan back over them."""
+
+    def both(x: Any, w: Any) -> Any:
+        def forward(x: Any, w: Any) -> Any:
+            return jnp.tanh(x @ w), x
+
+        last, kept = lax.scan(forward, x, w)
+        return last, lax.scan(run, (last, last), (w, kept), reverse=True)
+
+    program = program_of(both, arg(16, 64), arg(8, 64, 64))
+    profile = replace(PLAIN, passes=PLAIN.passes | {"product-operands"})
+    parts = written_parts(program, [True] * len(program.values), profile)
+    carried = [op.results[0] for op in program.ops if op.name == CARRY]
+    return [parts[value] for value in carried if program.values[value].shape == (8, 16, 64)]
+
+
+def test_stacks_of_operands_are_written_in_the_type_that_is_multiplied() -> None:
+    def multiplied(carried: Any, layer: Any) -> Any:
+        g, h = carried
+        w, x = layer
+        return (g @ w.T, h), x.T @ g
+
+    def added(carried: Any, layer: Any) -> Any:
+        (g, h), gradient = multiplied(carried, layer)
+        return (g, h + layer[1]), gradient
+
+    assert stacked_by(multiplied) == [0.5]
+    assert stacked_by(added) == [1.0]
