@@ -1,11 +1,12 @@
 """Memory and collectives of programs of published packages, in seconds for each: predicted beside XLA's own figures.
 
-For each program that `benchmarks.real.lower` has lowered, each mesh of TPUs and each plan, XLA:TPU is asked how much
-memory one device needs (see `benchmarks/calibrate_memory.py`: given next to none, it stops after scheduling and says
-so), and XLA's partitioner which collectives it makes. `python -m benchmarks.real.quick` adds the points that the table
-lacks. Every run predicts all stored points again, prints them and their summary, and with `--write docs` puts the
-summary and the ten that are furthest off into the documentation. Plans are stored, so that a point means the same
-whatever the search finds today; points whose plan means something else by now are left out.
+For each program that `benchmarks.real.lower` has lowered, each mesh and each plan, XLA:TPU is asked how much memory one
+device needs (see `benchmarks/calibrate_memory.py`: given next to none, it stops after scheduling and says so; for a
+mesh of GPUs XLA:GPU, which takes longer), and XLA's partitioner which collectives it makes. `python -m
+benchmarks.real.quick` adds the points that the table lacks. Every run predicts all stored points again, prints them and
+their summary, and with `--write docs` puts the summary and the ten that are furthest off into the documentation. Plans
+are stored, so that a point means the same whatever the search finds today; points whose plan means something else by
+now are left out.
 """
 
 from __future__ import annotations
