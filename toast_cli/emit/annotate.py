@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from toast_cli.emit.marks import Marks, Pin, Reshard, hands_on
+from toast_cli.emit.marks import Marks, Pin, hands_on
+from toast_cli.emit.reshards import Reshard
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import BARRIER
 from toast_cli.xla import ir

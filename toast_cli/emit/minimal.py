@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from toast_cli.emit.marks import (
     Marks,
     Pin,
-    Reshard,
-    all_reshards,
     argument_marks,
     argument_pins,
     barriers,
@@ -28,6 +26,7 @@ from toast_cli.emit.marks import (
     unneeded_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
+from toast_cli.emit.reshards import Reshard, all_reshards
 from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram

@@ -14,7 +14,7 @@ from typing import Any
 
 from toast_cli.frontend.idle import splat_value
 from toast_cli.frontend.inline import moved_out, replace_operation
-from toast_cli.xla import ADVANCE, ir, run_passes
+from toast_cli.xla import ir, run_passes, walk_ops
 
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
 DECIDED = frozenset({CASE, IF, SELECT})
@@ -22,16 +22,8 @@ DECIDED = frozenset({CASE, IF, SELECT})
 
 def take_known_branches(module: Any) -> None:
     """Inner conditionals first, so that what they leave may decide outer ones."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name in DECIDED:
-            found.append(operation)
-        return ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
     decided = 0
-    for operation in found:
+    for operation in walk_ops(module, *DECIDED, inner_first=True):
         number = stated_number(operation.operands[0])
         if number is not None:
             replace_operation(operation, outcome(operation, number))

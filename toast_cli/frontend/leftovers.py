@@ -25,7 +25,7 @@ from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written
 from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, UNDOING, unchanged_operand
 from toast_cli.frontend.inline import moved_out, replace_operation
-from toast_cli.xla import ADVANCE, dot_dimension_numbers, ir
+from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
 
 # Operations that only draw a line around their one region: the region's block takes their place.
 FENCES = ("mhlo.fusion", "sdy.named_computation")
@@ -56,16 +56,8 @@ def translate_leftovers(module: Any, path: str) -> None:
     Raises `InputError` for a fusion whose body takes or gives other values than it does: the conversion lets those
     through.
     """
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name in REWRITES:
-            found.append(operation)
-        return ADVANCE
-
-    module.operation.walk(visit, ir.WalkOrder.POST_ORDER)
     with module.context, ir.Location.unknown():
-        for operation in found:
+        for operation in walk_ops(module, *REWRITES, inner_first=True):
             if operation.name in FENCES and not fits_its_body(operation):
                 what = f"the body of {operation.name} takes or gives other values than it does"
                 raise InputError(what, where=place_of(operation, path), hint="is the file intact?")

@@ -86,16 +86,18 @@ def run_passes(module: Any, pipeline: str) -> None:
     manager.run(module.operation)
 
 
-def walk_ops(root: Any, *names: str) -> list[Any]:
-    """All operations with one of these names under `root`, nested ones included, in program order."""
+def walk_ops(root: Any, *names: str, inner_first: bool = False) -> list[Any]:
+    """All operations with one of these names under `root`, nested ones included, in program order. inner_first: after
+    what is nested in them, else before it."""
     found: list[Any] = []
+    wanted = frozenset(names)
 
     def visit(operation: Any) -> Any:
-        if operation.name in names:
+        if operation.name in wanted:
             found.append(operation)
         return ADVANCE
 
-    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    root.operation.walk(visit, ir.WalkOrder.POST_ORDER if inner_first else ir.WalkOrder.PRE_ORDER)
     return found
 
 
