@@ -61,6 +61,25 @@ def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
     assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("data", "fsdp"), 4 * 4 * 16)}
 
 
+@pytest.mark.parametrize("reduced", [False, True])
+def test_the_partitioner_is_left_with_products_that_it_would_else_reduce_whole(reduced: bool) -> None:
+    """Those that are scattered over one axis and reduced over another; XLA:TPU makes slow loops of others."""
+    case = case_of(lambda x, y: x.T @ y, arg(64, 32), arg(64, 128))
+    plan = (
+        case.shard("x.0", "data"),
+        case.shard("x.1", "data"),
+        case.shard("x.0" if reduced else "y.1", "model"),
+    )
+    lowered = case.lowered(plan)
+    assert bool(lowered.found) is reduced
+    pins = [pin.shardings for pin in choose_marks(case.source, lowered).marks.pins]
+    assert any(len(shardings) > 1 for shardings in pins) is not reduced
+    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})
+    assert not isinstance(found, Failure)
+    made = {("reduce-scatter", ("data",)), *([("all-reduce", ("model",))] if reduced else [])}
+    assert {(c.kind, c.axes) for c in found} == made
+
+
 def test_a_product_is_scattered_before_a_look_up_reads_it() -> None:
     def pairs(z: jax.Array) -> jax.Array:
         i, j = jnp.tril_indices(5, -1)

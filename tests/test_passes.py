@@ -26,9 +26,7 @@ from toast_cli.plan.decisions import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 BF16 = jnp.bfloat16
-TILED = replace(
-    PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products"}
-)
+TILED = replace(PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers"})
 
 
 def reused(x: Any, v: Any, w: Any) -> Any:
@@ -143,9 +141,7 @@ CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATC
 PIECES = replace(
     PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands"}
 )
-WINDOWED = replace(TILED, passes=TILED.passes | {"windowed-operands"})
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
-LONG = (arg(65536, 16), arg(65536, 256), arg(256, 256))
 
 # Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
 # without the pass, and the machine. What: "more", "less" or "other" peak, compute or communication, or other
@@ -156,8 +152,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "sunk-conversions": (lambda x: jnp.sort((x * x).astype(jnp.float32), 1), (arg(64, 64, dtype=BF16),), "x.1:data",
                          "more communication", PLAIN),
     "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
-    "windowed-products": (lambda x, w, v: jnp.tanh(x.T @ w) @ v, LONG, "x.0:data x.1:data w.1:model",
-                          "other collectives", TILED),
     "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data",
                              "less communication", TILED),
     "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),
@@ -180,8 +174,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                        PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
-    "windowed-operands": (lambda x, w, v: jnp.tanh(jnp.tanh(x).T @ w) @ v, LONG, "x.0:data x.1:data w.1:model",
-                          "less peak", WINDOWED),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

@@ -19,7 +19,6 @@ from programs import PLAIN, Case, arg, case_of, problem_of, round_mesh, sample
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
 from toast_cli.compiler.scatter_fates import sides_of
-from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import Mesh, find_preset, load_spec
 from toast_cli.plan.lower import lower
@@ -32,9 +31,7 @@ from toast_cli.verify.collectives import CompiledCollective, collectives_in
 
 TPU = find_profile(find_preset("v4").chip)
 # A compiler that takes the round chips for what it takes TPUs for when it rewrites collectives.
-TILED = replace(
-    PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products"}
-)
+TILED = replace(PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers"})
 LINE, SQUARE = ("v4-32", {"data": 8, "model": 2}, (0,)), ("v4-32", {"data": 4, "model": 4}, (1,))
 
 
@@ -146,54 +143,6 @@ def test_the_first_reduction_decides_how_a_gradient_lies() -> None:
     assert stays_scatter(
         find_profile(mesh.chip), mesh, over, (96, 16, 24), 0, 16, Made(HEADS_LAST, ((12, 16, 24), (6, 16, 24)))
     )
-
-
-# Depth of a product in f32 at which it becomes a windowed one, as measured to 2 %; None: at no depth up to 32768.
-@pytest.mark.parametrize(
-    ("spec", "axes", "over", "depth"),
-    [
-        ("v4-32", {"data": 8, "model": 2}, (0,), 1536),
-        ("v4-32", {"data": 8, "model": 2}, (1,), None),  # two devices
-        ("v4-32", {"data": 4, "model": 4}, (0,), 3072),
-        ("v4-32", {"data": 4, "model": 4}, (1,), None),  # a square
-        ("v5e-16", {"data": 4, "model": 4}, (0,), 2128),
-        ("v5e-16", {"data": 8, "model": 2}, (0,), 1072),
-        ("v6e-64", {"data": 4, "model": 16}, (0,), 4960),
-        ("h100-8", {"data": 8}, (0,), None),
-    ],
-)
-def test_products_that_take_long_are_passed_around(
-    spec: str, axes: dict[str, int], over: tuple[int, ...], depth: int | None
-) -> None:
-    mesh, rows, columns = mesh_of(spec, axes), 1024, 512
-    size = rows * columns * 4 / prod(mesh.sizes[axis] for axis in over)
-    for k, longer in ((depth * 3 // 4, False), (depth * 5 // 4, True)) if depth else ((32768, False),):
-        assert passed_around(find_profile(mesh.chip), mesh, over, 2.0 * rows * columns * k, size) is longer
-
-
-def test_windowed_products_are_scattered_whatever_their_tiles() -> None:
-    """[4 x 4, 256]: 4 rows a device do not come apart, unless the product is passed around; not when another axis of
-    the mesh is idle, or summed over as well.
-    """
-    for depth, other, kind in (
-        (64, "w.1", "all-reduce"),
-        (32768, "w.1", "reduce-scatter"),
-        (32768, None, "all-reduce"),
-        (32768, "x.0", "all-reduce"),
-    ):
-        mesh = round_mesh(data=4, model=2)
-        case = case_of(
-            lambda x, w, v: jnp.tanh(x.T @ w) @ v,
-            arg(2 * depth, 16),
-            arg(2 * depth, 256),
-            arg(256, 256),
-            mesh=mesh,
-            profile=TILED,
-        )
-        inner, scattered = case.shard("x.0", "data"), case.shard("x.1", "data")
-        plan = (inner, scattered, *((case.shard(other, "model"),) if other else ()))
-        found = next(use for use in case.evaluator.collectives(plan) if use.axes == (0,))
-        assert (found.kind, found.waited_for) == (kind, kind == "all-reduce"), (depth, other)
 
 
 @pytest.mark.parametrize(

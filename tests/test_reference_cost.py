@@ -39,7 +39,7 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     for item in items.arrays:
         copies, made = pricer.copies(item, lowered), lowered[item.pattern].shardings[item.result]
         communication += sum(use.seconds for use in pricer.array_collectives(item, made, copies))
-        for kind, size in holdings.held(item, lowered, copies):
+        for kind, size in holdings.held(item, lowered[item.pattern], copies):
             for value in item.values:
                 for first, last in holdings.of_value(item, kind, value):
                     for step in range(first, last + 1):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler import lookup_rows, tile_dimensions, windowed_operands
+from toast_cli.compiler import lookup_rows, tile_dimensions
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import kernels
@@ -23,7 +23,6 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import Images, space_to_batch
 from toast_cli.compiler.tile_dimensions import tilings
 from toast_cli.compiler.tiling import Tiling, paddings, tile_of
-from toast_cli.compiler.windowed_operands import Operand
 from toast_cli.hardware.model import Chip
 from toast_cli.program.model import Program
 
@@ -36,7 +35,6 @@ class Compilation:
         stored, tiled: [values] whether each is written to memory, and how it can lie there. parts: with which part of
             its bits, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. needs: see `narrowing`.
-        windowed: value -> how products read it, see `windowed_operands`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
     """
 
@@ -48,7 +46,6 @@ class Compilation:
     late: list[bool]
     images: list[Images | None]
     needs: Narrowing
-    windowed: dict[int, Operand]
     kernels: list[Kernel | None]
     lives: Lives
     elapsed: NDArray[np.float64]
@@ -75,7 +72,6 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
         needs=Narrowing(program, profile),
-        windowed=windowed_operands.operands(program, stored, free, profile),
         kernels=done,
         lives=lives,
         elapsed=elapsed_seconds(program, chip, profile, done, lives.times),

@@ -51,8 +51,6 @@ from toast_cli.compiler import (
     tile_dimensions,
     tiling,
     weight_parts,
-    windowed_operands,
-    windowed_products,
 )
 
 
@@ -75,12 +73,11 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
-    narrowing, sunk_conversions, small_gathers, windowed_products, reduce_scatter, reduction_combining,
+    narrowing, sunk_conversions, small_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, one_hot_scatters, sliced_products, scatter_chains, weight_parts, padded_operands,
-    windowed_operands,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

@@ -6,24 +6,18 @@ Enters: a problem, and an op with its split. Leaves: the fate of the reduce-scat
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
 
 from toast_cli.compiler import reduce_scatter
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduce_scatter import Made, Sides, stays_scatter
-from toast_cli.compiler.windowed_products import passed_around
 from toast_cli.plan.iteration import Iteration, SlotAxes, axes_summed_over
-from toast_cli.plan.partials import found_by_partitioner, in_one_step
+from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
 from toast_cli.program.ops import ADD, CARRY, TRANSPOSE
 from toast_cli.program.sums import scatters_into
 from toast_cli.program.transposed import transposed
-
-# Passed around while the product is made, and hidden behind that; kept as it is; or an all-reduce, of which each device
-# keeps its piece.
-Fate = Literal["around", "kept", "all-reduced"]
 
 
 class ScatterFates:
@@ -34,9 +28,9 @@ class ScatterFates:
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
         self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
         self._tied: dict[int, int] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], Fate] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, SlotAxes, bool], bool] = {}
 
-    def fate(
+    def stays(
         self,
         op: int,
         k: int,
@@ -46,19 +40,15 @@ class ScatterFates:
         *,
         updates: bool,
         alone: bool,
-    ) -> Fate:
-        """Of the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far. updates: it
-        is a gradient, with which a device updates what it keeps. alone: nothing is added to it before."""
+    ) -> bool:
+        """Whether the reduce-scatter over `axes` of partial result k of `op`, which lies in `sharding` so far, stays
+        one; else it is an all-reduce, of which each device keeps its piece. updates: it is a gradient, with which a
+        device updates what it keeps. alone: nothing is added to it before."""
         key = op, k, axes, sharding, iteration.reduced_to[k], iteration.slot_axes, alone
         known = self._known.get(key)
         if known is None:
-            if alone and self._passed_around(op, k, axes, iteration):
-                known = "around"
-            else:
-                stays = self._stays(op, k, axes, sharding, iteration, updates)
-                turned = alone and self._turned(axes, k, iteration)
-                known = "kept" if stays and not turned else "all-reduced"
-            self._known[key] = known
+            turned = alone and self._turned(axes, k, iteration)
+            known = self._known[key] = not turned and self._fits(op, k, axes, sharding, iteration, updates)
         return known
 
     def reduced_first(self, number: int, iteration: Iteration, axes: tuple[int, ...]) -> bool:
@@ -72,21 +62,13 @@ class ScatterFates:
         whole = shards((axes,), self._sizes) == prod(self._sizes)
         return list(axes) != summed or (whole and reduce_scatter.NAME in self._profile.passes)
 
-    def _passed_around(self, number: int, k: int, axes: tuple[int, ...], iteration: Iteration) -> bool:
-        """Whether the partitioner, left to find the reduce-scatter of a product, makes a windowed product of it."""
-        op, sizes = self._program.ops[number], self._sizes
-        if not found_by_partitioner(op, iteration, k, sizes):
-            return False
-        size = self._program.values[op.results[k]].bytes / shards(iteration.reduced_to[k], sizes)
-        return passed_around(self._profile, self._mesh, axes, op.flops / prod(sizes), size)
-
     def _turned(self, axes: tuple[int, ...], k: int, iteration: Iteration) -> bool:
         """Whether the axes come to split a dimension in another order than the partitioner scatters them in."""
         if reduce_scatter.NAME not in self._profile.passes or in_one_step(iteration, k, self._sizes):
             return False
         return not in_mesh_order(tuple(tuple(a for a in split if a in axes) for split in iteration.reduced_to[k]))
 
-    def _stays(
+    def _fits(
         self, number: int, k: int, axes: tuple[int, ...], sharding: Sharding, iteration: Iteration, updates: bool
     ) -> bool:
         sizes, target = self._sizes, iteration.reduced_to[k]

@@ -94,8 +94,7 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     for read in items.neighbours:
         bucket(read.patterns).neighbours.append(read)
     for array in filter(attrgetter("costs"), items.arrays):
-        products = (pattern for pattern, _ in array.products)
-        bucket([array.pattern, *(r.pattern for r in array.readers), *products]).arrays.append(array)
+        bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
     for each in buckets.values():
         each.views = sorted({rows.place[p][0] for p in each.patterns})
         each.key = itemgetter(*each.views)

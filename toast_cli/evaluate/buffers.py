@@ -7,8 +7,7 @@
   end;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
-  gradients' reductions are combined and not hurried;
-* what a windowed product takes apart, where it is not written anyway (see `windowed_operands`).
+  gradients' reductions are combined and not hurried.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
 """
@@ -23,7 +22,7 @@ from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
 from toast_cli.evaluate.items import ArrayItem, Items
-from toast_cli.evaluate.pricing import Lowered, Pricer
+from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -31,7 +30,7 @@ from toast_cli.plan.reshard import Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
-OWN, PARTIAL, REDUCED, OPERAND = "own", "partial", "reduced", "operand"
+OWN, PARTIAL, REDUCED = "own", "partial", "reduced"
 
 
 class Ahead(NamedTuple):
@@ -52,24 +51,15 @@ class Buffers:
         self._pricer = pricer
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
-        self._operands = items.compilation.windowed
         self._deaths = late_reductions.deaths(items.lives, profile)
         self._gathers_first = loop_gathers.NAME in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
-    def held(self, item: ArrayItem, lowered: Lowered, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
+    def held(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
         """Kinds of arrays that an item holds, with the bytes of one; `intervals` tells when.
 
-        lowered: what the ops around it iterate over. copies: of it, see `Pricer.copies`.
+        iteration: of the op that makes the item. copies: of it, see `Pricer.copies`.
         """
-        yield from self.kept(item, lowered[item.pattern], copies)
-        if item.products:
-            size = self._pricer.written_operand(item, copies, lowered)
-            if size:
-                yield OPERAND, size
-
-    def kept(self, item: ArrayItem, iteration: Iteration, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
-        """Of these all but what is written for windowed products. iteration: of the op that makes the item."""
         made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._pricer.kept(item, made)
@@ -97,8 +87,6 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
-        if kind == OPERAND:
-            return [self._until_product(value)]
         made = self._lives.times[self._problem.program.producer[value]]
         return [(made, made)] if kind == PARTIAL else self._waiting(item, made, value)
 
@@ -120,16 +108,10 @@ class Buffers:
     def role(self, item: ArrayItem, kind: Kind) -> str:
         """What to call it: "argument", "carry", "temporary", "gathered" or "partial"."""
         if kind != OWN:
-            return "gathered" if isinstance(kind, tuple) else "temporary" if kind == OPERAND else "partial"
+            return "gathered" if isinstance(kind, tuple) else "partial"
         program = self._problem.program
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
-
-    def _until_product(self, value: int) -> Interval:
-        """From when an operand could be written to the last product that reads it."""
-        lives, operand = self._lives, self._operands[value]
-        born = lives.times[self._problem.program.producer[operand.source]]
-        return born, max([born, *(lives.deaths[op] for op, _ in operand.uses)])
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is

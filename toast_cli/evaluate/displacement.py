@@ -63,6 +63,6 @@ class Displacement:
         lowered = {reader.pattern: iteration_of(reader.pattern) for reader in item.readers}
         sharding = made.shardings[item.result]
         copies = self._pricer.copies_from(item, sharding, lowered)
-        for kind, size in self._buffers.kept(item, made, copies):
+        for kind, size in self._buffers.held(item, made, copies):
             found.add(self._buffers, item, kind, size)
         return sum([use.seconds for use in self._pricer.array_collectives(item, sharding, copies)])

@@ -313,7 +313,7 @@ class Evaluator:
     # -- arrays ---------------------------------------------------------------------------------------------------
 
     def _held(self, item: ArrayItem, lowered: Lowered) -> Iterator[tuple[Kind, float]]:
-        return self._holdings.held(item, lowered, self._pricer.copies(item, lowered))
+        return self._holdings.held(item, lowered[item.pattern], self._pricer.copies(item, lowered))
 
     def _bucket_spans(self, bucket: Bucket, rows: list[int]) -> Spans:
         """What the arrays of one bucket hold; of the rows looked at last it is remembered."""

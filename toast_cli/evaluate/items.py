@@ -26,7 +26,7 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import DTYPE_BITS, Op
+from toast_cli.program.model import Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 from toast_cli.program.regions import Region, readings
 
@@ -118,9 +118,8 @@ class ArrayItem:
         shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: it is neither early nor late, see `overlap`.
-        readers: without those that take it as it is made under every plan. products: (pattern, operand position) of
-            those that have it written where they are windowed, see `windowed_operands`; operand_bytes: of it then.
-        costs: it can cost something: it is stored, may be partial, or has such readers or products.
+        readers: without those that take it as it is made under every plan.
+        costs: it can cost something: it is stored, may be partial, or has such readers.
         values: numbers of the values.
     """
 
@@ -135,8 +134,6 @@ class ArrayItem:
     free: bool
     stored: bool
     waited_for: bool
-    products: tuple[tuple[int, int], ...]
-    operand_bytes: float
     readers: tuple[ItemReader, ...]
     costs: bool
     values: tuple[int, ...]
@@ -270,7 +267,6 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             problem.free[value],
             stored[value],
             not (made.early[value] or late[value]),
-            *_as_operand(problem, made, value),
             readers,
         )
         found[key].append(value)
@@ -280,19 +276,8 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
         item = ArrayItem(pattern, k, *measures, left, costs=sums, values=tuple(values))
-        items.append(replace(item, costs=True) if item.stored or left or item.products else item)
+        items.append(replace(item, costs=True) if item.stored or left else item)
     return tuple(items)
-
-
-def _as_operand(problem: Problem, made: Compilation, value: int) -> tuple[tuple[tuple[int, int], ...], float]:
-    """(products, operand bytes) of a value, see `ArrayItem`."""
-    found = made.windowed.get(value)
-    if found is None:
-        return (), 0.0
-    bits = DTYPE_BITS.get(problem.program.values[value].dtype, 32)
-    part = min(bits, made.profile.product_bits) / bits
-    products = sorted({(problem.op_pattern[op], position) for op, position in found.uses})
-    return tuple(products), problem.program.values[value].bytes * part
 
 
 def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemReader, ...]:

@@ -11,7 +11,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from toast_cli.compiler.reduction_combining import combined_bytes
-from toast_cli.compiler.scatter_fates import ScatterFates, sides_of
+from toast_cli.compiler.scatter_fates import ScatterFates
 from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.compiler.tiling import tile_of
@@ -137,21 +137,6 @@ class Pricer:
             seconds = self._seconds_of(step.kind, size, step.axes)
             yield _use(step.kind, step.axes, size, item.runs, seconds, number, value, "reshard")
 
-    def takes_apart(self, op: int, position: int, iteration: Iteration) -> bool:
-        """Whether a product is made piece by piece along a dimension that this operand brings in."""
-        partial = partial_of(iteration)
-        if partial is None or not iteration.scattered[0]:
-            return False
-        side, sharding = sides_of(self._problem.program.ops[op])[position], iteration.computed[0]
-        how = _Reduced(op, 1.0, (1.0,), late=False, in_loop=False)
-        for hop in self._hops_of(partial, how, iteration, 0):
-            if hop.kind == REDUCE_SCATTER:
-                fate = self._scatters.fate(op, 0, hop.axes, sharding, iteration, updates=False, alone=True)
-                if fate == "around" and any(not set(hop.axes).isdisjoint(iteration.reduced_to[0][d]) for d in side):
-                    return True
-                sharding = split_further(sharding, iteration.reduced_to[0], hop.axes)
-        return False
-
     def _hops_of(
         self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: Cuts = ()
     ) -> tuple[Hop, ...]:
@@ -184,11 +169,11 @@ class Pricer:
         """A reduce-scatter to `size` bytes of partial result k, which lies in `sharding`; or the all-reduce that stays
         in its place."""
         updates = how.late and not how.in_loop
-        fate = self._scatters.fate(how.op, k, axes, sharding, iteration, updates=updates, alone=how.terms == 1)
-        if fate == "all-reduced":
+        alone = how.terms == 1
+        if not self._scatters.stays(how.op, k, axes, sharding, iteration, updates=updates, alone=alone):
             whole = size * shards((axes,), self._sizes)
             return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
-        return self._reduction("reduce-scatter", axes, size, k, how, hidden=fate == "around")
+        return self._reduction("reduce-scatter", axes, size, k, how)
 
     def _reduction(
         self,
@@ -198,8 +183,6 @@ class Pricer:
         k: int,
         how: _Reduced,
         written: tuple[str, float] | None = None,
-        *,
-        hidden: bool = False,
     ) -> CollectiveUse:
         """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's
         iterations."""
@@ -208,9 +191,8 @@ class Pricer:
         seconds *= how.each if kind == "all-reduce" and written is None else 1.0
         value = self._problem.program.ops[how.op].results[k]
         written = written or (kind, size)
-        waited_for = not (how.late or hidden)
         return _use(
-            kind, axes, moved, how.runs, seconds, how.op, value, "partial", waited_for=waited_for, written=written
+            kind, axes, moved, how.runs, seconds, how.op, value, "partial", waited_for=not how.late, written=written
         )
 
     # -- arrays --------------------------------------------------------------------------------------------------
@@ -234,16 +216,6 @@ class Pricer:
     def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
         """Of one whole array as it moves for readers at those places."""
         return min(item.moved_bytes, item.bytes * max([item.readers[place].needed for place in places]))
-
-    def written_operand(self, item: ArrayItem, copies: list[Copy], lowered: Lowered) -> float:
-        """Bytes on one device of what is written of the item's array for windowed products alone; 0 where there are
-        none, or they read a copy."""
-        elsewhere, made = [copy.sharding for copy in copies], lowered[item.pattern].shardings[item.result]
-        for pattern, position in item.products:
-            at, op = lowered[pattern].operands[position], self._reader_op(item, pattern, position)
-            if at not in elsewhere and self.takes_apart(op, position, lowered[pattern]):
-                return self.laid_out(item, item.operand_bytes, at, made)
-        return 0.0
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""

@@ -117,13 +117,9 @@ class ShareMemo:
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         # Of an op that leaves partial results more counts than what becomes of them.
         partial = iteration.reduced or iteration.scattered[item.result]
-        products = item.products
-        written = item.stored or partial or (products and any(lowered[p].scattered[0] for p, _ in products))
-        if not written and shardings.count(made) == len(shardings):
+        if not (item.stored or partial) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
         key = (item.values[0], iteration.number if partial else made, *shardings)
-        if products:
-            key = (*key, *[lowered[p].number for p, _ in products])
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)
@@ -131,7 +127,7 @@ class ShareMemo:
                 sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
             )
             rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
-            memory = self._memory(item, tuple(self._holdings.held(item, lowered, copies)))
+            memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
             found = self._of_arrays[key] = (seconds, rest, memory) if copies or rest or memory else NOTHING
         return found
 

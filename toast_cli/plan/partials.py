@@ -6,8 +6,7 @@ are added up (see `program.sums`) are reduced once, at the end of the sum, if al
 lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
 reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
 other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both
-are scattered over one axis, along the only dimension that is split, and reduced over no other (see
-`sums.scatters_into`).
+are scattered over one axis and reduced over no other (see `sums.scatters_into`).
 
 These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
@@ -196,9 +195,8 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
 
 
 def _scattered_once(partial: Partial) -> bool:
-    """Whether a value is scattered over one axis, along the only dimension that is split, and reduced over no other."""
-    split = [(before, after) for before, after in zip(partial.at, partial.to, strict=True) if after]
-    return not partial.reduced and len(split) == 1 and len(split[0][1]) == len(split[0][0]) + 1
+    """Whether a value is scattered over one axis and reduced over no other."""
+    return not partial.reduced and len(axes_of(partial.to)) == len(axes_of(partial.at)) + 1
 
 
 # -- how it is reduced -------------------------------------------------------------------------------------------------
@@ -343,8 +341,10 @@ def in_turn(cuts: Iterable[tuple[int, ...]]) -> Cuts:
 
 
 def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
-    """Whether XLA gets from the sharding a product is computed in to the one it goes on in by itself, with a
-    reduce-scatter.
+    """Whether a product is reduced over some axes and scattered over others, and XLA, left to get from the sharding it
+    is computed in to the one it goes on in, scatters it first: of a product that is constrained in between it
+    all-reduces all over all these axes, and cuts. A product that is scattered only is constrained: XLA scatters it
+    either way, and left to itself XLA:TPU makes a slower loop of some (see docs/emitting.md).
 
     It does for products in one step that keep the whole mesh busy and go on split along a dimension that was whole,
     where the axes of each dimension are in the mesh's order; else it may find odder ways, such as an all-reduce, a
@@ -352,7 +352,7 @@ def found_by_partitioner(op: Op, iteration: Iteration, k: int, sizes: tuple[int,
     elementwise, and without one the sharding of the result may spread over all of that. Whether it does hangs on the
     order in which propagation sees the operations, which is not XLA's. So does a sum, of which no op computes all.
     """
-    if op.name != DOT_GENERAL or not in_one_step(iteration, k, sizes):
+    if op.name != DOT_GENERAL or not iteration.reduced or not in_one_step(iteration, k, sizes):
         return False
     target = iteration.shardings[k]
     busy = {axis for axes in iteration.slot_axes for axis in axes}

@@ -51,8 +51,8 @@ ON_CHIP = {
 
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
-    "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "product-operands",
-    "one-hot-scatters", "weight-parts", "padded-operands", "windowed-operands", "reduction-motion",
+    "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
+    "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion",
 }  # fmt: skip
 
 SOURCES = {

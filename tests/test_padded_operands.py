@@ -1,64 +1,16 @@
-"""What is written for products: operands that are taken apart or padded, and buffers that are not shared."""
+"""What is written for products: operands that are padded, and buffers that are not shared."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import PLAIN, arg, evaluator_of, mesh_of, source_of
-from test_passes import case_on, plan_of
+from programs import arg, evaluator_of, mesh_of, source_of
 
 from toast_cli.compiler.in_place_updates import shrinking
 from toast_cli.compiler.padded_operands import padded
-
-PIECEWISE = replace(
-    PLAIN,
-    passes=PLAIN.passes
-    | {"narrowing", "tiled-reduce-scatter", "small-gathers", "windowed-products", "windowed-operands"},
-)
-ROWS, WIDTH = 65536, 256
-PLAN = "x.0:data x.1:data w.1:model"
-
-
-def written(fn: Any, plan: str, *shapes: Any) -> float:
-    """Bytes on one device that the pass adds to the peak."""
-    source = source_of(fn, *shapes)
-    peaks = []
-    for without in ((), ("windowed-operands",)):
-        case = case_on(PIECEWISE, source, without)
-        peaks.append(case.evaluator.exact_cost(plan_of(case, plan)).peak_bytes)
-    return peaks[0] - peaks[1]
-
-
-def gradient(x: Any, w: Any) -> Any:
-    return jnp.tanh(x).T @ w
-
-
-def gradients(x: Any, w: Any) -> Any:
-    y = jnp.tanh(x)
-    return y.T @ w, y.T @ jnp.sin(w)
-
-
-X, W = arg(ROWS, 16), arg(ROWS, WIDTH)
-OPERAND = ROWS // 4 * 16 * 2  # rows are split by 4; products multiply bf16
-
-
-@pytest.mark.parametrize(
-    ("what", "fn", "plan", "size"),
-    [
-        ("the operand with the scattered dimension is written in 16 bits", gradient, PLAN, OPERAND),
-        ("once for all products that read it", gradients, PLAN, OPERAND),
-        ("nothing where the product is all-reduced", gradient, "x.0:data w.1:model", 0),
-        ("nothing where nothing is added up", gradient, "w.1:model", 0),
-        ("nothing where it is there", lambda x, w: x.T @ w, PLAN, 0),
-        ("nothing of the other operand", lambda x, w: x.T @ jnp.tanh(w), PLAN, 0),
-    ],
-)
-def test_operands_of_windowed_products(what: str, fn: Any, plan: str, size: float) -> None:
-    assert written(fn, plan, X, W) == size, what
 
 
 def test_what_is_narrower_than_what_it_is_made_of_has_its_own_buffer() -> None:
