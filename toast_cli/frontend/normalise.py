@@ -17,6 +17,7 @@ from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import inline_calls
+from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
@@ -109,6 +110,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
+    if held.names.issuperset(PRODUCTS):
+        rewrite_inner_products(module)
     findings = take_shardings(module, function, path)
     notices = sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
