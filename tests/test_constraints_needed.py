@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
-from programs import problem_of, sample
+from programs import arg, case_of, problem_of, sample
 from test_features import FEATURES, case, plan_of
 
 from toast_cli.emit import minimal
 from toast_cli.emit.minimal import Chooser, choose_marks
 from toast_cli.emit.propagate import numbered
+from toast_cli.plan.decisions import Shard
 from toast_cli.plan.lower import lower
+from toast_cli.program.ops import CARRY
 from toast_cli.tactics.strategies import strategy
 
 MOST = 15  # constraints in any of these programs
@@ -62,3 +66,25 @@ def test_a_few_that_are_wrong_are_pinned_in_one_round(monkeypatch: pytest.Monkey
         assert chosen[few].unsettled == ()
     assert chosen[1].rounds == 2 < chosen[0].rounds
     assert len(chosen[1].marks.pins) > len(chosen[0].marks.pins)
+
+
+def test_what_a_loop_carries_is_said_before_a_use_is_closed() -> None:
+    """A closed constraint on a loop's argument moves all that the body reads of it, and the rest is cut from there: a
+    Newton iteration gathered its matrix in f32, though all but one product read their own rows of it."""
+
+    def newton(m: jax.Array, h: jax.Array) -> jax.Array:
+        def step(carried: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
+            m, h = carried
+            t = jnp.eye(8) - m / 4
+            return (t @ t @ m, h @ t), None
+
+        return jax.lax.scan(step, (m, h), None, length=3)[0][1]
+
+    of = case_of(newton, arg(8, 8), arg(8, 8))
+    lowered = of.lowered((Shard(0, 0, (0, 0)),))
+    with numbered(of.source, lowered):
+        chooser = Chooser(of.source, lowered)
+        carried = [r for r in chooser.reshards if of.program.ops[of.program.producer[r.value]].name == CARRY]
+        closed = [chooser._closed(reshard) for reshard in carried]
+    assert closed
+    assert [(one.through, one.open) for one in closed] == [((one.start,), frozenset()) for one in carried]

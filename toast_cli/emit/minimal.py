@@ -117,12 +117,13 @@ class Chooser:
 
     def _closed(self, reshard: Reshard) -> Reshard:
         """The reshard with nothing left open. Shardy takes that for a statement about what it reads; so where this
-        comes into a loop from outside, the sharding it has there is said before, or it would be moved before the loop.
+        comes into a loop from outside, the sharding it has there is said before, or it would be moved before the loop;
+        and so it is where a loop carries it, or all else that reads it would be moved with this use, and cut again.
         """
         program, value = self._program, reshard.value
-        loops = {program.ops[reshard.edges[0][0]].loop, program.ops[program.producer[value]].loop}
-        inside = len(loops) > 1 and not reshard.ahead
-        through = reshard.through or ((reshard.start,) if inside else ())
+        reader, maker = program.ops[reshard.edges[0][0]], program.ops[program.producer[value]]
+        restated = (reader.loop != maker.loop or maker.name == CARRY) and not reshard.ahead
+        through = reshard.through or ((reshard.start,) if restated else ())
         return replace(reshard, open=frozenset(), through=through)
 
     def _marks(self, pinned: Iterable[int]) -> Marks:
