@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from programs import PLAIN, arg, program_of
 
+from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.product_operands import written_parts
-from toast_cli.program.ops import CARRY
+from toast_cli.program.ops import CARRY, DOT_GENERAL
 
 
 def stacked_by(run: Any) -> list[float]:
@@ -42,3 +43,15 @@ def test_stacks_of_operands_are_written_in_the_type_that_is_multiplied() -> None
 
     assert stacked_by(multiplied) == [0.5]
     assert stacked_by(added) == [1.0]
+
+
+def test_a_product_with_a_vector_adds_up_in_f32() -> None:
+    """XLA:TPU multiplies element by element: what only a matrix-vector product reads lies in memory, and moves, in its
+    own type."""
+    profile = replace(PLAIN, passes=PLAIN.passes | {"product-operands", "narrowing"})
+    for shape, part in (((64, 32), 0.5), ((64, 1), 1.0), ((64,), 1.0)):
+        program = program_of(lambda x, w, v: jnp.tanh(x @ w) @ v, arg(16, 64), arg(64, 64), arg(*shape))
+        product = next(n for n in reversed(range(len(program.ops))) if program.ops[n].name == DOT_GENERAL)
+        left = program.ops[product].operands[0]
+        assert written_parts(program, [True] * len(program.values), profile)[left] == part
+        assert Narrowing(program, profile).of_use(left, product) == part

@@ -1,8 +1,9 @@
 """Narrowing: an array moves in the narrowest type that its readers take.
 
 XLA:TPU puts a conversion to a narrower type before the collective it follows, and sees through what only moves data on
-the way; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion.
-(libtpu 0.0.42.1 does so with all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
+the way; a product of f32, which it computes in one bf16 pass unless told otherwise, counts as such a conversion, but
+not one with a vector, which it computes as a multiplication and a sum, in f32. (libtpu 0.0.42.1 does so with
+all-gathers, all-to-alls, permutes and all-reduces, and not with reduce-scatters.)
 
 Enters: a program. Leaves: for every value, and every op that reads one, the part of an element's bits that is needed.
 Without this pass that is all of them.
@@ -42,7 +43,8 @@ class Narrowing:
         if not (self._narrows and self._floating[value]):
             return whole
         if op.kind.matrix_unit:
-            return self._product_bits if self._program.values[value].dtype == "f32" else whole
+            narrows = self._program.values[value].dtype == "f32" and not op.multiplies_by_vector
+            return self._product_bits if narrows else whole
         results = [v for v in op.results if self._floating[v]]
         if op.name == CONVERT and results:
             return min(whole, *(self._needed[v] for v in results))

@@ -1,6 +1,6 @@
 """Product operands: what only contractions read is written in the type that they multiply.
 
-A TPU multiplies f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to bf16. It
+A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to bf16. It
 moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries, keys and
 values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not count;
 what only rearranges it passes the conversion on. What a scan stacks for contractions of a later loop alone (queries,
@@ -56,7 +56,7 @@ def _bits_read(
     if op.loop != maker.loop:  # a conversion stays on its side of a loop's boundary
         return 32
     if op.kind.matrix_unit:
-        return product_bits
+        return 32 if op.multiplies_by_vector else product_bits
     if op.name == REDUCE and maker.kind.fusible | maker.kind.matrix_unit:
         return 0
     if op.name == CONVERT or op.kind.rearranges or not stacks.isdisjoint(op.results):

@@ -67,10 +67,21 @@ class Rule:
     @property
     def only_scales(self) -> bool:
         """Of a contraction: whether it adds up nothing and one operand has no dimension that the other has not."""
-        if any(self.sizes[factor] > 1 for factor in self.reduction):
-            return False
+        first, second = self._occupied
+        nothing_added = all(self.sizes[factor] <= 1 for factor in self.reduction)
+        return nothing_added and bool(first or second) and (first <= second or second <= first)
+
+    @property
+    def with_vector(self) -> bool:
+        """Of a contraction: whether one operand has no dimension that the other has not."""
+        first, second = self._occupied
+        return first <= second or second <= first
+
+    @property
+    def _occupied(self) -> tuple[set[int], set[int]]:
+        """Factors of more than one element of the first operand, and of the second."""
         first, second = ({f for dim in dims for f in dim if self.sizes[f] > 1} for dims in self.operands[:2])
-        return bool(first or second) and (first <= second or second <= first)
+        return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,13 @@ class Op:
     def __post_init__(self) -> None:
         scaling = self.name == DOT_GENERAL and self.rule.only_scales
         object.__setattr__(self, "kind", kind_of(self.name, scaling))
+
+
+    @property
+    def multiplies_by_vector(self) -> bool:
+        """Whether it is a contraction with a vector, or with one for each number of a batch: XLA:TPU multiplies element
+        by element and adds up, in the type that it is given."""
+        return self.name == DOT_GENERAL and self.rule.with_vector
 
 
 @dataclass(frozen=True, slots=True)
