@@ -127,6 +127,12 @@ def halves(x: Any, w: Any) -> Any:
     return jnp.tanh(a) * b
 
 
+def picked(x: Any, w: Any, labels: Any) -> Any:
+    """A loss in f32 of logits in bf16."""
+    logits = (x @ w).astype(jnp.float32)
+    return logits.sum(1) - jnp.take_along_axis(logits, labels, 1)[:, 0]
+
+
 def looked_up_twice(table: Any, i: Any, x: Any) -> Any:
     """The gradient of a table that is multiplied by and looked up twice, before something else of its size."""
     zeros = jnp.zeros_like(table)
@@ -139,7 +145,9 @@ S, SQUARE = arg(16, 16), arg(64, 64)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
 PIECES = replace(
-    PLAIN, passes=PLAIN.passes | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands"}
+    PLAIN,
+    passes=PLAIN.passes
+    | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"},
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
@@ -174,6 +182,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                        PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
+    "widened-lookups": (picked, (arg(64, 16, dtype=BF16), arg(16, 1024, dtype=BF16), arg(64, 1, dtype=jnp.int32)), "",
+                        "less peak", PIECES),
     "tiling": (lambda x: jnp.sort(x, 0).sum(0), (arg(100, 100),), "", "less peak", "v4-32"),
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),

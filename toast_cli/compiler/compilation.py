@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.compiler import lookup_rows, tile_dimensions
+from toast_cli.compiler import lookup_rows, tile_dimensions, widened_lookups
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import kernels
@@ -32,8 +32,8 @@ class Compilation:
     """What a chip's compiler makes of a program whatever the plan.
 
     Attributes:
-        stored, tiled: [values] whether each is written to memory, and how it can lie there. parts: with which part of
-            its bits, see `product_operands`.
+        stored, tiled: [values] whether each is written to memory, also a second time in another type (see
+            `widened_lookups`), and how it can lie there. parts: with which part of its bits, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. needs: see `narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
     """
@@ -63,9 +63,12 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     )
     parts = written_parts(program, stored, profile)
     lives = find_lives(program, stored, free, profile, parts)
+    again = widened_lookups.written_again(program, stored, lives, profile)
+    for value, intervals in again.items():
+        lives.intervals[value] = intervals
     return Compilation(
         profile=profile,
-        stored=stored,
+        stored=[there or value in again for value, there in enumerate(stored)],
         parts=parts,
         tiled=tiled,
         early=early_values(program, free, profile),

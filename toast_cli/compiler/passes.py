@@ -51,6 +51,7 @@ from toast_cli.compiler import (
     tile_dimensions,
     tiling,
     weight_parts,
+    widened_lookups,
 )
 
 
@@ -78,6 +79,7 @@ PASSES = _listed(
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, one_hot_scatters, sliced_products, scatter_chains, weight_parts, padded_operands,
+    widened_lookups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
