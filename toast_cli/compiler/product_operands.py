@@ -1,12 +1,12 @@
 """Product operands: what only contractions read is written in the type that they multiply.
 
-A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to bf16. It
-moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries, keys and
-values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not count;
-what only rearranges it passes the conversion on. What a scan stacks for contractions of a later loop alone (queries,
-keys, values and probabilities that a scan over layers keeps for the backward pass) is stacked in bf16. Seen in training
-steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and v5e. Without this pass an array is written in its
-own type.
+A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to
+bf16. It moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries,
+keys and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
+count; what only rearranges it passes the conversion on. What a scan stacks for contractions of a later loop alone
+(queries, keys, values and probabilities that a scan over layers keeps for the backward pass) is stacked in bf16. Seen
+in training steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and v5e. Without this pass an array is
+written in its own type.
 
 Enters: a program and which of its values are written. Leaves: for each value the part of its bits that is written.
 """

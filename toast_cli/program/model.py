@@ -161,7 +161,6 @@ class Op:
         scaling = self.name == DOT_GENERAL and self.rule.only_scales
         object.__setattr__(self, "kind", kind_of(self.name, scaling))
 
-
     @property
     def multiplies_by_vector(self) -> bool:
         """Whether it is a contraction with a vector, or with one for each number of a batch: XLA:TPU multiplies element
