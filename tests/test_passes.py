@@ -147,7 +147,8 @@ CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATC
 PIECES = replace(
     PLAIN,
     passes=PLAIN.passes
-    | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"},
+    | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"}
+    | {"product-reductions"},
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
@@ -176,6 +177,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
+    "product-reductions": (lambda x, w: jnp.argmin((w * w).sum(0) - x @ w, 1), (arg(64, 16), arg(16, 1024)), "",
+                          "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
     "scatter-chains": (looked_up_twice, (arg(4096, 64), arg(128, dtype=jnp.int32), arg(128, 64)), "", "more peak",

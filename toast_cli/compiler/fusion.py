@@ -7,8 +7,8 @@ across the boundary of a loop. What a barrier against optimisation takes is writ
 array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
-`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `scatter_chains`,
-`shared_exponentials` and `weight_parts`.
+`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `product_reductions`,
+`scatter_chains`, `shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -22,6 +22,7 @@ from toast_cli.compiler import (
     output_fusion,
     padded_operands,
     polynomials,
+    product_reductions,
     recomputation,
     scatter_chains,
     shared_exponentials,
@@ -30,7 +31,7 @@ from toast_cli.compiler import (
 )
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
-from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, RESULT
+from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, JOIN, REDUCE, RESULT
 
 NAME = "fusion"
 NONE = -1
@@ -85,6 +86,7 @@ class _Fusion:
         self._program = program
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
+        self._product_reductions = product_reductions.NAME in profile.passes
         self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
@@ -103,13 +105,16 @@ class _Fusion:
         self.sources: list[dict[int, int]] = [{}] * len(program.values)
         self._latest = self._latest_kernels()
 
-    def _latest_kernels(self) -> list[int]:
-        """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none."""
-        latest = [-1] * len(self._program.values)
+    def _latest_kernels(self) -> list[float]:
+        """[values] the last op that must have a kernel of its own among all that a value is made from, -1 for none.
+        Reductions need not wait for their place in the program: one stands right behind the last of what it is made
+        from."""
+        latest: list[float] = [NONE] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
             fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
-            own = -1 if fused else number
-            found = max([own, *[latest[v] for v in op.operands]])
+            found = max([NONE, *[latest[v] for v in op.operands]])
+            if not fused:
+                found = found + 0.5 if op.name == REDUCE else max(number, found)
             for value in op.results:
                 latest[value] = found
         return latest
@@ -224,6 +229,8 @@ class _Fusion:
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
+        if self._product_reductions and product_reductions.reduces(self._program, self._latest, reader, product, value):
+            return True
         return output_fusion.finishes(self._program, self._latest, reader, product, value)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:

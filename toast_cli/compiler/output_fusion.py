@@ -15,10 +15,11 @@ from toast_cli.program.model import Program
 NAME = "output-fusion"
 
 
-def finishes(program: Program, latest: list[int], reader: int, product: int, value: int) -> bool:
+def finishes(program: Program, latest: list[float], reader: int, product: int, value: int) -> bool:
     """Whether op `reader` can be part of the kernel of `product`, whose result `value` is or becomes.
 
-    latest: [values] the last op that must have a kernel of its own among all that a value is made from, -1 for none.
+    latest: [values] the last op that must have a kernel of its own among all that a value is made from, -1 for none; a
+        reduction stands right behind the last of what it is made from.
     """
     op = program.ops[reader]
     if not (op.kind.elementwise or op.kind.view_or_convert) or latest[op.results[0]] > product:

@@ -34,6 +34,7 @@ from toast_cli.compiler import (
     padded_operands,
     polynomials,
     product_operands,
+    product_reductions,
     recomputation,
     reduce_scatter,
     reduction_combining,
@@ -78,8 +79,8 @@ PASSES = _listed(
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, one_hot_scatters, sliced_products, scatter_chains, weight_parts, padded_operands,
-    widened_lookups,
+    narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
+    weight_parts, padded_operands, widened_lookups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

@@ -52,7 +52,7 @@ ON_CHIP = {
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
     "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
-    "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups",
+    "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
 }  # fmt: skip
 
 SOURCES = {
