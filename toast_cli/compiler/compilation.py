@@ -54,8 +54,8 @@ class Compilation:
 def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profile: CompilerProfile) -> Compilation:
     """What the compiler of that profile makes of a program. free: [values] derived from constants alone."""
     tile = tile_of(profile)
-    lanes = lookup_rows.lanes_of_rows(program, profile)
-    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes, lanes=lanes)
+    rows = lookup_rows.dims_of_rows(program, profile)
+    tiled = tilings(program, tile, chosen=tile_dimensions.NAME in profile.passes, rows=rows)
     stored = materialised(program, free, profile)
     written = materialised(program, free, profile, most=False)
     done = kernels(

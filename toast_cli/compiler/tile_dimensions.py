@@ -23,10 +23,10 @@ NAME = "tile-dimensions"
 
 
 def tilings(
-    program: Program, tile: TileShape, *, chosen: bool = True, lanes: Mapping[int, int] = MappingProxyType({})
+    program: Program, tile: TileShape, *, chosen: bool = True, rows: Mapping[int, Dims] = MappingProxyType({})
 ) -> list[Tiling]:
     """[values] how each is tiled by a chip with such tiles. chosen: by the rules of this pass, else by whichever two
-    waste least. lanes: value -> the dimension that is in the lanes, see `lookup_rows`."""
+    waste least. rows: value -> the dimensions along which its rows run, see `lookup_rows`."""
     if tile == UNPADDED:
         return [UNTILED] * len(program.values)
     if not chosen:
@@ -52,8 +52,9 @@ def tilings(
         if ops[producer[number]].name == ARGUMENT:
             found.append(Tiling(allowed[number] or (), copies=True))
             continue
-        if number in lanes:
-            found.append(Tiling(tuple(range(len(value.shape))), lanes=(lanes[number],)))
+        if number in rows:
+            along = rows[number]
+            found.append(Tiling(tuple(range(len(value.shape))), lanes=along) if len(along) == 1 else Tiling(along))
             continue
         dims, reshape = allowed[number], reshaped[number]
         if dims is None and reshape:
