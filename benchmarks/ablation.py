@@ -61,6 +61,8 @@ MADE_ON: dict[str, frozenset[str]] = {
     "scatter-chains": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
+    "widened-lookups": frozenset(),
+    "product-reductions": frozenset(),
     "reduction-motion": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "loop-copies": frozenset({"decoding"}),
