@@ -29,7 +29,8 @@ GROUPS = [
     ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, dimensions={0}", ("data",)),
     ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", ("data", "model")),
     ("replica_groups=mesh['axis_0'=1,'axis_1'=2,'axis_2'=4], device_ids=([4,2]T(1,0)) {'axis_1'}", ("model",)),
-    ("replica_groups={{0,3},{1,2},{4,7},{5,6}}", UNKNOWN),
+    ("replica_groups={{0,3},{1,2},{4,7},{5,6}}", ("groups of 2",)),
+    ("replica_groups={{0,3,1},{2,4,7,5,6}}", UNKNOWN),
 ]
 
 
@@ -122,6 +123,38 @@ def test_collectives() -> None:
         CompiledCollective("all-to-all", ("model",), 16, 1.0),
         CompiledCollective("collective-permute", ("model",), 16, 0.5),
         CompiledCollective("reduce-scatter", ("data",), 32, 1.0),
+    ]
+
+
+ONE_CHANNEL = """HloModule jit_f
+
+%step (p: f32[4]) -> f32[4] {
+  %k = f32[4]{0} collective-permute(%a), channel_id=1, source_target_pairs={{0,1},{1,0}}, metadata={op_name="jit(f)/ppermute"}
+  ROOT %v = f32[4]{0} collective-permute(%b), channel_id=1, source_target_pairs={{0,1},{1,0}}, metadata={op_name="jit(f)/ppermute"}
+}
+
+%overlapped (p: f32[4]) -> f32[4] {
+  ROOT %sum = f32[4]{0} all-reduce(%p), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%add, metadata={op_name="jit(f)/psum"}
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %one = f32[4]{0} call(%p), to_apply=%step
+  %again = f32[4]{0} call(%one), to_apply=%overlapped
+  %first = f32[4]{0} all-reduce(%p), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%add, metadata={op_name="jit(f)/psum"}
+  ROOT %other = f32[4]{0} all-reduce(%p), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%add, metadata={op_name="jit(f)/grad/psum"}
+}
+"""  # noqa: E501
+
+
+def test_collectives_that_share_a_channel() -> None:
+    """JAX gives one channel to all collectives in `shard_map`. Two in one computation are two; those in others, where
+    they have one place, are repeated."""
+    found = collectives_in(ONE_CHANNEL, *MESH)
+    assert sorted((c.kind, c.name) for c in found) == [
+        ("all-reduce", "jit(f)/grad/psum"),
+        ("all-reduce", "jit(f)/psum"),
+        ("collective-permute", "jit(f)/ppermute"),
+        ("collective-permute", "jit(f)/ppermute"),
     ]
 
 

@@ -2,8 +2,9 @@
 
 Enters: its HLO text and the mesh. Leaves: one record per array communicated: kind, mesh axes, bytes, count. Combined
 collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`, repeats an
-asynchronous collective in each computation that overlaps with it, with one channel; pads what a reduce-scatter takes
-apart, which is not counted here; and turns a gather before a product or a scatter after one into a loop
+asynchronous collective in each computation that overlaps with it, with one channel (JAX gives one to all collectives
+that a program states in `shard_map`: those are told apart by their places); pads what a reduce-scatter takes apart,
+which is not counted here; and turns a gather before a product or a scatter after one into a loop
 (`%…windowed_dot_general_body_ag…`, `…_rs…`) that passes one device's piece around and multiplies meanwhile; where the
 pieces go both ways around, one more permute brings what a scatter has summed up home, or sends the first piece of a
 gather. Around four devices the loop of a scatter is unrolled.
@@ -57,6 +58,7 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     zeros: dict[
         tuple[object, ...], CompiledCollective
     ] = {}  # what unrolled scatters begin with, unless it is something else
+    repeated: Counter[tuple[object, ...]] = Counter()  # computation and what tells collectives in it apart
     devices, frames = prod(axis_sizes), places(text)
     for number, instruction in enumerate(instructions(text, OPCODES)):
         kind = kind_of(instruction)
@@ -81,7 +83,12 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
             if name:
                 passed_around.add((axes, size, name))
             continue
-        key = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
+        alike = (kind, channel[1] if channel else f"#{number}", instruction.sizes, axes)
+        repeated[instruction.computation, alike] += 1
+        key: tuple[object, ...] = (*alike, repeated[instruction.computation, alike])
+        known = found[key][0] if key in found else None
+        if known and name and known.name and (known.name, known.location) != (name, location):
+            key = (*key, name, location)
         if key not in found or (name and not found[key][0].name):
             sizes = result_sizes(kind, instruction.opcode, instruction.sizes)
             if instruction.opcode == "fusion":

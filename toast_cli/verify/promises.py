@@ -19,6 +19,7 @@ class PromisedCollective:
     location: str
     written_kind: str = ""
     written_bytes: int = 0
+    by_hand: bool = False  # the program does it itself
 
     def as_written(self) -> PromisedCollective:
         """What the partitioner writes, before the chip's compiler reworks it."""

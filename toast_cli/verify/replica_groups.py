@@ -8,13 +8,21 @@ with an optional `device_ids=([4,2]T(1,0))`.
 from __future__ import annotations
 
 import re
-from itertools import combinations
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-Groups = tuple[tuple[int, ...], ...]
+from toast_cli.hardware.device_groups import (
+    Groups,
+    along,
+    as_groups,
+    axes_of_groups,
+    crossed_axes,
+    groups_name,
+    is_groups_name,
+)
+
 UNKNOWN = ("?",)
 
 _LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
@@ -46,36 +54,25 @@ def groups_in(attributes: str, devices: int) -> Groups | None:
 
 
 def axes_of(groups: Groups, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """The fewest mesh axes that make these groups, in mesh order; `UNKNOWN` when no set of axes does."""
-    mesh = np.arange(prod(axis_sizes)).reshape(axis_sizes)
-    wanted = {frozenset(group) for group in groups}
-    real = [axis for axis, size in enumerate(axis_sizes) if size > 1]
-    for count in range(len(real) + 1):
-        for chosen in combinations(real, count):
-            if {frozenset(group) for group in along(mesh, list(chosen))} == wanted:
-                return tuple(axis_names[axis] for axis in chosen)
-    return UNKNOWN
+    """The fewest mesh axes that make these groups, in mesh order. When no set of axes does, how many devices are in
+    each, or `UNKNOWN` where they differ in that."""
+    chosen = axes_of_groups(groups, axis_sizes)
+    if chosen is not None:
+        return tuple(axis_names[axis] for axis in chosen)
+    counts = {len(group) for group in groups}
+    return (groups_name(counts.pop()),) if len(counts) == 1 else UNKNOWN
+
+
+def are_axes(found: tuple[str, ...]) -> bool:
+    """Whether these are mesh axes: devices in groups of one size need not be in the same groups."""
+    return found != UNKNOWN and not any(is_groups_name(name) for name in found)
 
 
 def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
     """The mesh axes along which a collective-permute moves anything."""
     found = _PAIRS.search(attributes)
-    moved: set[int] = set()
-    for pair in _BRACED.findall(found[1]) if found else ():
-        source, target = (np.unravel_index(device, axis_sizes) for device in numbers(pair))
-        moved.update(axis for axis in range(len(axis_sizes)) if source[axis] != target[axis])
-    return tuple(axis_names[axis] for axis in sorted(moved))
-
-
-def along(mesh: NDArray[np.int64], axes: list[int]) -> Groups:
-    """Devices that differ in nothing but their place on `axes`."""
-    rest = [axis for axis in range(mesh.ndim) if axis not in axes]
-    size = prod(mesh.shape[axis] for axis in axes)
-    return as_groups(mesh.transpose([*rest, *axes]).reshape(-1, size))
-
-
-def as_groups(rows: NDArray[np.int64]) -> Groups:
-    return tuple(tuple(int(device) for device in row) for row in rows)
+    pairs = [tuple(numbers(pair)) for pair in _BRACED.findall(found[1])] if found else []
+    return tuple(axis_names[axis] for axis in crossed_axes(pairs, axis_sizes))
 
 
 def dealt(dimensions: str, order: str | None) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from toast_cli.verify.collectives import KINDS, CompiledCollective, name_and_place, result_sizes
 from toast_cli.verify.graph import Graph, Node, graphs
-from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
+from toast_cli.verify.replica_groups import UNKNOWN, are_axes, axes_of, groups_in, permuted_axes
 from toast_cli.verify.stack_frames import places
 
 _CALLEE = re.compile(r"to_apply=%?([^\s,]+)")
@@ -48,7 +48,7 @@ class CompiledSumStep:
     how: tuple[str, ...]
 
     def like(self, other: CompiledSumStep) -> bool:
-        return (self.axes, self.how) == (other.axes, other.how) and self.axes != UNKNOWN
+        return (self.axes, self.how) == (other.axes, other.how) and are_axes(self.axes)
 
 
 Chain = tuple[CompiledSumStep, ...]  # in order, the last one nearest
@@ -144,7 +144,7 @@ def is_reduced_scatter(graph: Graph, name: str) -> bool:
 def further(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
     """What is reduced over one axis after the other (as the partitioner writes sums over two dimensions) is reduced
     over both."""
-    if not inner.axes or step.how != inner.how or UNKNOWN in (step.axes, inner.axes):
+    if not inner.axes or step.how != inner.how or not (are_axes(step.axes) and are_axes(inner.axes)):
         return None
     return CompiledSumStep(step.name, tuple(name for name in mesh.names if name in step.axes + inner.axes), step.how)
 

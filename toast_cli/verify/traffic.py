@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from toast_cli.hardware.device_groups import group_size
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.promises import PromisedCollective
 
@@ -155,7 +156,7 @@ def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
     An all-reduce of b bytes sends 2b(n-1)/n, a reduce-scatter to b bytes b(n-1), an all-gather or all-to-all to b bytes
     b(n-1)/n.
     """
-    n = prod(mesh.get(axis, 1) for axis in flow.axes)
+    n = group_size(flow.axes, mesh)
     factor = {
         "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1.0, "all-gather": (n - 1) / n, "all-to-all": (n - 1) / n,
     }.get(flow.kind, 1.0)  # fmt: skip
