@@ -21,6 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from toast_cli.compiler.profiles import find_profile
+from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -149,7 +150,10 @@ class _Selection:
         self.problem = _Free(**(fields | {"patterns": patterns, "op_pattern": tuple(range(count))}))
         profile = find_profile(self.problem.mesh.chip)
         self.items: Items = make_items(self.problem, profile)
-        self.pricer, self.work = Pricer(self.problem, self.items), WorkPricer(self.problem, profile)
+        self.pricer, self.work = (
+            Pricer(self.problem, self.items, NO_CORRECTIONS, {}),
+            WorkPricer(self.problem, profile, {}),
+        )
         self.work_of: dict[int, list[WorkItem]] = defaultdict(list)
         self.sums_of: dict[int, list[SumItem]] = defaultdict(list)
         for work in self.items.work:

@@ -7,6 +7,7 @@ import pytest
 from programs import sample
 
 from toast_cli.compiler.profiles import find_profile
+from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.evaluate.items import make_items
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.hardware import load_spec
@@ -21,7 +22,7 @@ def test_no_plan_completes_sums_sooner(name: str, spec: str) -> None:
     source, dimensions = sample(name)
     problem = make_problem(source.program, dimensions, load_spec(spec).mesh(None))
     items = make_items(problem, find_profile(problem.mesh.chip))
-    pricer, moves, rng = Pricer(problem, items), Moves(problem), np.random.default_rng(0)
+    pricer, moves, rng = Pricer(problem, items, NO_CORRECTIONS, {}), Moves(problem), np.random.default_rng(0)
     taken = 0.0
     for _ in range(12):
         plan = problem.fixed

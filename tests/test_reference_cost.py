@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from random_programs import cases, plans
 
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.evaluate.buffers import Buffers
 from toast_cli.evaluate.items import make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
@@ -23,7 +24,7 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     nothing remembered.
     """
     items = make_items(problem, profile)
-    pricer, working = Pricer(problem, items), WorkPricer(problem, profile)
+    pricer, working = Pricer(problem, items, NO_CORRECTIONS, {}), WorkPricer(problem, profile, {})
     holdings = Buffers(problem, items, pricer)
     lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
     compute = communication = arguments = 0.0

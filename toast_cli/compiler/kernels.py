@@ -52,7 +52,8 @@ def kernels(
     padding: list[float] | None = None,
     parts: list[float] | None = None,
 ) -> list[Kernel | None]:
-    """[ops] the kernels of a program. Arguments, carries and results of the program have none.
+    """[ops] the kernels of a program. Arguments, carries and results of the program have none, nor have collectives;
+    manual regions have kernels of their own.
 
     padding: [values] elements in memory over elements, see `tiling`; bytes, elements and flops count with it. parts:
     [values] the part of its bits with which each lies there, see `product_operands`; bytes count with it.
@@ -67,7 +68,9 @@ def kernels(
     sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
     residency = loop_residency(program, stored, sizes, free, profile)
     for number, op in enumerate(program.ops):
-        if op.name in (ARGUMENT, CARRY, RESULT) or not any(stored[v] for v in op.results):
+        if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
+            continue
+        if not any(stored[v] for v in op.results):
             continue
         pending = [number]
         while pending:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
+from toast_cli.hardware.device_groups import groups_name
 from toast_cli.plan.partitioned import Reason
+
+BY_HAND: Final = "by hand"
+INSIDE: Final = "inside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,11 @@ class CollectiveUse:
         op: the op that needs or makes the array. value: the array.
         waited_for: it stands on the critical path, see `overlap`.
         written: kind and bytes as the partitioner writes it, before the chip's compiler changes it.
-        reason: why it is there, see `plan.partitioned`.
+        reason: why it is there, see `plan.partitioned`; "by hand": a manual region does it;
+            "inside": the partitioner does it in one, along axes that are left to it.
+        group: devices in each group where the groups are not those along whole axes, else 0; `axes` are then those
+            within which they lie.
+        place: location of what does it, as the module has it, in a manual region.
     """
 
     kind: str
@@ -78,12 +87,19 @@ class CollectiveUse:
     value: int
     waited_for: bool
     written: tuple[str, float]
-    reason: Reason
+    reason: Reason | Literal["by hand", "inside"]
+    group: int = 0
+    place: str = ""
+
+    def over(self, names: tuple[str, ...]) -> list[str]:
+        """What it runs over: axes with these names, or devices in groups of so many."""
+        return [groups_name(self.group)] if self.group else [names[axis] for axis in self.axes]
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """One array alive at the peak; role is "argument", "temporary", "carry", "gathered" or "partial"."""
+    """One array alive at the peak; role is "argument", "temporary", "carry", "gathered" or "partial", or "inside": all
+    that is alive in the manual region that makes it."""
 
     value: int
     bytes: float

@@ -156,7 +156,7 @@ class _Cutter:
     def _op(self, op: Op) -> tuple[Form, tuple[int, ...], bool]:
         """The op's form, the class of each of its slots, and whether every dimension lined up."""
         arrays = tuple(self._array(v) for v in op.operands + op.results)
-        key = (op.rule, arrays)
+        key = (op.rule, arrays, op.region is not None)
         found = self._ops.get(key)
         if found is None:
             found = self._ops[key] = self._cut_op(op, arrays)
@@ -173,7 +173,8 @@ class _Cutter:
         plan = self._plans[op.rule]
         pieces: dict[int, list[int]] = {}  # factor -> its classes
         extents: dict[int, list[int]] = {}  # factor -> sizes of the dimensions that are this factor but of another size
-        blocked: set[int] = {*op.rule.need_replication, *lost_factors(op.rule)}
+        # A manual region adds up inside what no result has.
+        blocked: set[int] = {*op.rule.need_replication, *(() if op.region is not None else lost_factors(op.rule))}
         aligned = True
         for factor, positions in plan.alone:
             size = op.rule.sizes[factor]
@@ -189,7 +190,9 @@ class _Cutter:
                 blocked.add(factor)
                 aligned = False
             if len(same) < len(found):
-                if factor not in op.rule.permutation or factor not in pieces:
+                # A manual region splits by hand what is longer outside of it than its factor.
+                linked = factor in op.rule.permutation or op.region is not None
+                if not linked or factor not in pieces:
                     blocked.add(factor)
                 elif factor not in blocked:
                     self._link(found)

@@ -7,7 +7,8 @@
   end;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
-  gradients' reductions are combined and not hurried.
+  gradients' reductions are combined and not hurried;
+* what is alive in a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
 """
@@ -30,7 +31,7 @@ from toast_cli.plan.reshard import Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
-OWN, PARTIAL, REDUCED = "own", "partial", "reduced"
+OWN, PARTIAL, REDUCED, INSIDE = "own", "partial", "reduced", "inside"
 
 
 class Ahead(NamedTuple):
@@ -63,6 +64,8 @@ class Buffers:
         made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._pricer.kept(item, made)
+        if item.region >= 0:
+            yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
             yield REDUCED, self._pricer.kept(item, made)
             if iteration.scattered[item.result]:
@@ -88,7 +91,7 @@ class Buffers:
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
         made = self._lives.times[self._problem.program.producer[value]]
-        return [(made, made)] if kind == PARTIAL else self._waiting(item, made, value)
+        return [(made, made)] if kind in (PARTIAL, INSIDE) else self._waiting(item, made, value)
 
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
         """Of these intervals those that arrays of `size` bytes may spend in on-chip memory."""
@@ -106,7 +109,9 @@ class Buffers:
         return self.on_chip.brief(interval) and (kind not in (OWN, REDUCED) or self.on_chip.may_hold(value))
 
     def role(self, item: ArrayItem, kind: Kind) -> str:
-        """What to call it: "argument", "carry", "temporary", "gathered" or "partial"."""
+        """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
+        if kind == INSIDE:
+            return INSIDE
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple) else "partial"
         program = self._problem.program

@@ -25,6 +25,7 @@ from toast_cli.evaluate.displacement import Displacement
 from toast_cli.evaluate.items import ArrayItem, Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.manual_regions import region_prices
 from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.share_memo import ShareMemo
 from toast_cli.evaluate.timeline import Spans, Timeline
@@ -75,8 +76,9 @@ class Evaluator:
         self.items: Items = make_items(problem, self.profile, known)
         self.evaluations = 0
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
-        self._pricer = Pricer(problem, self.items, corrections)
-        self._work = WorkPricer(problem, self.profile)
+        regions = region_prices(problem, self.profile, corrections)
+        self._pricer = Pricer(problem, self.items, corrections, regions)
+        self._work = WorkPricer(problem, self.profile, regions)
         self._holdings = Buffers(problem, self.items, self._pricer)
         self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
         self._rows = IterationMemo(problem)
@@ -171,14 +173,11 @@ class Evaluator:
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """What every kernel of `plan` does and takes, equal ones together, the longest first."""
         rows = self._evaluate(plan).rows
-        found = []
+        found: list[KernelUse] = []
         for bucket in self._buckets:
             lowered = self._lower(bucket, rows)
             for work in bucket.work:
-                seconds = self._work.seconds(work, lowered[work.pattern])
-                if seconds:
-                    size = self._work.size(work, lowered[work.pattern])
-                    found.append(KernelUse(work.ops, work.kind.name, work.runs, *size, seconds))
+                found += self._work.uses(work, lowered[work.pattern])
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:

@@ -37,6 +37,7 @@ _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 # Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes, staying
 # bytes, those beside them, and the bytes of the widest array that passes (see `kernel.Side`).
 Side = tuple[float, float, float, float, float, float, float]
+NO_REGION = -1
 NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -54,6 +55,7 @@ class WorkItem:
             stay partial.
         needed: [results] the part of the bits that readers need, see `narrowing`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
+        region: the op, where it is a manual region, which has a price of its own; else -1.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
     """
 
@@ -71,6 +73,7 @@ class WorkItem:
     needed: tuple[float, ...]
     late: bool
     in_loop: bool
+    region: int
     runs: float
     op: int
     ops: tuple[int, ...]
@@ -119,6 +122,7 @@ class ArrayItem:
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: it is neither early nor late, see `overlap`.
         readers: without those that take it as it is made under every plan.
+        region: the manual region that makes the first result of it, or -1.
         costs: it can cost something: it is stored, may be partial, or has such readers.
         values: numbers of the values.
     """
@@ -135,6 +139,7 @@ class ArrayItem:
     stored: bool
     waited_for: bool
     readers: tuple[ItemReader, ...]
+    region: int
     costs: bool
     values: tuple[int, ...]
 
@@ -176,7 +181,9 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
         kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
-        if kernel is None and not pattern.result_pins and not _COMMUNICATE.intersection(pattern.form.kinds):
+        region = NO_REGION if op.region is None else number
+        known = kernel is not None or region != NO_REGION or pattern.result_pins
+        if not known and not _COMMUNICATE.intersection(pattern.form.kinds):
             continue
         key = (
             problem.op_pattern[number],
@@ -189,6 +196,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             tuple(needs.of_value(v) for v in op.results),
             all(late[v] for v in op.results),
             op.loop >= 0,
+            region,
         )
         runs[key] += op.trips
         members[key].append(number)
@@ -268,15 +276,17 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             stored[value],
             not (made.early[value] or late[value]),
             readers,
+            maker if program.ops[maker].region is not None and place[value] == 0 else NO_REGION,
         )
         found[key].append(value)
     items: list[ArrayItem] = []
     for key, values in found.items():
-        (pattern, k), measures, readers = key[:2], key[2:-1], key[-1]
+        (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
-        item = ArrayItem(pattern, k, *measures, left, costs=sums, values=tuple(values))
-        items.append(replace(item, costs=True) if item.stored or left else item)
+        item = ArrayItem(pattern, k, *measures, left, region, costs=sums, values=tuple(values))
+        costs = item.stored or left or region != NO_REGION
+        items.append(replace(item, costs=True) if costs else item)
     return tuple(items)
 
 

@@ -1,18 +1,22 @@
 """What the ops of a work item take to compute on one device, once it is known what they iterate over.
 
-Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes. What they communicate is in
+Enters: work items with the iteration of their pattern. Leaves: seconds, FLOPs and bytes; those of manual regions are
+known (see `manual_regions`). What they communicate is in
 `pricing`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 from toast_cli.compiler import on_chip_reuse
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.cost.matrix_unit import Grid, grid_of, growth
+from toast_cli.cost.model import KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
+from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -21,8 +25,9 @@ from toast_cli.plan.sharding import Sharding, shards
 class WorkPricer:
     """Prices the work of one problem."""
 
-    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
+    def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
         self._problem = problem
+        self._regions = regions
         self._attained = profile.attained
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
@@ -31,6 +36,8 @@ class WorkPricer:
 
     def seconds(self, work: WorkItem, iteration: Iteration) -> float:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
+        if work.region >= 0:
+            return work.runs * self._regions[work.region].price(iteration.slot_axes).seconds
         if not work.kernels and not work.flops:
             return 0.0
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
@@ -98,7 +105,16 @@ class WorkPricer:
         fits = self._on_chip.bytes * count >= beside
         return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
 
-    def size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
+    def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
+        """What the item's kernels do and take."""
+        if work.region >= 0:
+            yield from self._regions[work.region].price(iteration.slot_axes).kernels_in(work.runs)
+            return
+        seconds = self.seconds(work, iteration)
+        if seconds:
+            yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
+
+    def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""
         sizes = self._sizes
         flops = work.flops / prod(shards((axes,), sizes) for axes in iteration.slot_axes)

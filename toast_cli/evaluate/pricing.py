@@ -16,10 +16,11 @@ from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
-from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
+from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
+from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
@@ -52,8 +53,9 @@ class _Reduced(NamedTuple):
 class Pricer:
     """Prices items of one problem."""
 
-    def __init__(self, problem: Problem, items: Items, corrections: Corrections = NO_CORRECTIONS) -> None:
+    def __init__(self, problem: Problem, items: Items, corrections: Corrections, regions: RegionPrices) -> None:
         self._problem = problem
+        self._regions = regions
         self._corrections = corrections.collectives
         self._items = items
         self._sizes = problem.mesh.sizes
@@ -68,7 +70,9 @@ class Pricer:
 
     def work_collectives(self, work: WorkItem, iteration: Iteration) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of partial results that are in no sum, reshards to where results are pinned,
-        permutes of what moves elements about."""
+        permutes of what moves elements about, and what manual regions do."""
+        if work.region >= 0:
+            yield from self._regions[work.region].price(iteration.slot_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
@@ -247,6 +251,10 @@ class Pricer:
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self._problem.program.values[value].shape
+
+    def inside_bytes(self, item: ArrayItem, iteration: Iteration) -> float:
+        """Bytes on one device of what is alive in the manual region that makes the item, at its peak."""
+        return self._regions[item.region].price(iteration.slot_axes).bytes
 
     def is_argument(self, item: ArrayItem) -> bool:
         program = self._problem.program

@@ -117,9 +117,10 @@ class ShareMemo:
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         # Of an op that leaves partial results more counts than what becomes of them.
         partial = iteration.reduced or iteration.scattered[item.result]
-        if not (item.stored or partial) and shardings.count(made) == len(shardings):
+        inside = item.region >= 0
+        if not (item.stored or partial or inside) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
-        key = (item.values[0], iteration.number if partial else made, *shardings)
+        key = (item.values[0], iteration.number if partial or inside else made, *shardings)
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)

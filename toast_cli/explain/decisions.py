@@ -129,7 +129,7 @@ def _times(study: Study, uses: list[CollectiveUse]) -> dict[str, float]:
     names = study.problem.mesh.names
     found: dict[str, float] = defaultdict(float)
     for use in uses:
-        found[f"{use.kind} over {'+'.join(names[a] for a in use.axes)}"] += use.seconds
+        found[f"{use.kind} over {'+'.join(use.over(names))}"] += use.seconds
     return found
 
 

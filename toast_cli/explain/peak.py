@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+from toast_cli.cost.model import Alive
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
@@ -26,7 +27,7 @@ def explain_peak(study: Study) -> Explanation:
     entries = [
         NamedArray(
             paths.get(a.value) or study.place(program.producer[a.value]),
-            (a.role, str(program.values[a.value]), round(a.bytes), *_place(study, a.value, paths)),
+            (a.role, _type(study, a), round(a.bytes), *_place(study, a.value, paths)),
         )
         for a in alive
     ]
@@ -63,6 +64,10 @@ def explain_peak(study: Study) -> Explanation:
     )
 
 
+def _type(study: Study, alive: Alive) -> str:
+    return "" if alive.role == "inside" else str(study.problem.program.values[alive.value])
+
+
 def _place(study: Study, value: int, paths: dict[int, str]) -> tuple[str, ...]:
     """What else must be equal for two arrays to be one row: where they are made, but for the numbers in it."""
     return () if value in paths else (re.sub(r"\d+", "*", study.place(study.problem.program.producer[value])),)
@@ -75,6 +80,7 @@ def _words(role: str) -> str:
         "carry": "loop carries",
         "gathered": "gathered or moved copies",
         "partial": "results being reduced",
+        "inside": "what manual regions hold inside",
     }
     return plurals.get(role, role)
 

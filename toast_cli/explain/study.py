@@ -178,14 +178,14 @@ class Study:
                 return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
 
-    def place(self, op: int) -> str:
-        return self.source.location(op) or self.problem.program.ops[op].name
+    def place(self, op: int, inside: str = "") -> str:
+        return self.source.location(op, inside) or self.problem.program.ops[op].name
 
     def collective_item(self, number: int, share: float = 1.0) -> Item:
         use = self.collectives[number]
-        axes = "+".join(self.problem.mesh.names[a] for a in use.axes)
+        axes = "+".join(use.over(self.problem.mesh.names))
         text, count = f"{use.kind} over {axes}", round(use.count * share)
-        return Item(text, self.place(use.op), count, use.seconds * share, round(use.bytes))
+        return Item(text, self.place(use.op, use.place), count, use.seconds * share, round(use.bytes))
 
     # -- collectives stand for those on all arrays alike ---------------------------------------------------------
 

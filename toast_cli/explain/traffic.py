@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from toast_cli.cost.model import CollectiveUse
+from toast_cli.cost.model import BY_HAND, INSIDE, CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
@@ -108,7 +108,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
             else "in this plan the devices never communicate",
         )
     use = study.collectives[number - 1]
-    names = "+".join(study.problem.mesh.names[a] for a in use.axes)
+    names = "+".join(use.over(study.problem.mesh.names))
     sentences = [
         f"{use.kind} over {names}, {format_count(round(use.count))} times a step, {format_bytes(use.bytes)} on "
         "each device each time: "
@@ -125,10 +125,10 @@ def explain_collective(study: Study, number: int) -> Explanation:
     items = [
         study.collective_item(k)
         for k, other in enumerate(study.collectives)
-        if other.value == use.value and other is not use
+        if other.value == use.value and other is not use and BY_HAND not in (use.reason, other.reason)
     ]
     return study.explanation(
-        f"collective {number}: {use.kind} over {names} at {study.place(use.op)}", sentences,
+        f"collective {number}: {use.kind} over {names} at {study.place(use.op, use.place)}", sentences,
         listed="other collectives on the same array", items=items[:_LISTED],
         alternatives="what it hangs on", changes=changes,
     )  # fmt: skip
@@ -138,6 +138,10 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     """How the array is made and what its reader needs, and which decisions say so."""
     problem = study.problem
     program, names = problem.program, problem.mesh.names
+    if use.reason == BY_HAND:
+        return ["The program does it itself, in a manual region: it is there under every plan."]
+    if use.reason == INSIDE:
+        return ["It is in a manual region, along axes that the region leaves to the partitioner."]
     maker = program.producer[use.value]
     made = problem.op_pattern[maker]
     sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]

@@ -7,8 +7,10 @@ from typing import Any
 
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loaded import load_module
+from toast_cli.frontend.nameless import axes_on
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.statements import meshes_of
 from toast_cli.program.pins import NO_PINS, Pins
 
 
@@ -45,13 +47,25 @@ def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[i
     constraints, notices = constraints_on(source.stated, axis_names, axis_sizes)
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
     places = _places(source)
-    pins = Pins(notices=tuple(notices))
+    pins = Pins(notices=tuple(notices), manual=_manual_axes(source, axis_names, axis_sizes))
     for constraint in constraints:
         if constraint.uses:
             pins.uses.update({places[use]: constraint.axes for use in constraint.uses if use in places})
         elif constraint.value in numbers:
             pins.values.setdefault(numbers[constraint.value], constraint.axes)
     return pins
+
+
+def _manual_axes(source: Source, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
+    """The axes of regions on meshes without names."""
+    found = {}
+    meshes = meshes_of(source.module)
+    for number, op in enumerate(source.program.ops):
+        if op.region is not None and any(axis not in names for axis in op.region.axes):
+            mesh = next((mesh for mesh in meshes.values() if {name for name, _ in mesh} >= {*op.region.axes}), ())
+            said = axes_on((op.region.axes,), mesh, names, sizes)
+            found[number] = names if said is None else said[0] or ()
+    return found
 
 
 def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:

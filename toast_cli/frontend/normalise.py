@@ -172,10 +172,10 @@ def collective_notices(function: Any) -> list[str]:
 
 
 def region_notices(function: Any) -> list[str]:
-    """What manual regions do by hand has no part in the figures: nobody looks into them."""
+    """What manual regions do by hand is no plan's to change."""
     count = len(walk_ops(function, MANUAL_REGION))
     what = "a manual region (shard_map) does" if count == 1 else f"{count} manual regions (shard_map) do"
-    return [f"what {what} by hand, sending included, stays as it is and is not in the figures"] if count else []
+    return [f"what {what} by hand stays as it is under every plan"] if count else []
 
 
 def settle_attributes(module: Any, path: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Reads a normalised MLIR module into a `Program`.
 
 Enters: a module whose one function `main` has no calls, with Shardy's rules populated. Leaves: a `Source`. Regions of
-`while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; bodies of reductions,
-sorts and manual regions are not looked into.
+`while`, `case` and `if` are flattened in program order as `toast_cli.program.model` describes; a manual region is one
+op that holds a program of its own; bodies of reductions and sorts are not looked into.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
+from toast_cli.frontend.region_rules import region_rule
 from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
 from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
-from toast_cli.program.model import Argument, Loop, Op, Program, Result, Value
+from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
+CONSTRAINT = "sdy.sharding_constraint"
 # Reading descends once per loop or branch. Programs have a handful in each other.
 MAX_DEPTH = 100
 
@@ -54,6 +57,8 @@ class Reader:
         self._depth = 0  # of the block that is being read
         self._within: tuple[int, ...] = ()  # branches around it, in its loop
         self._branches_read = 0
+        self._in_region = False
+        self._inner_loops = 0  # in manual regions
         self._deciding: list[int] = []  # values that say, from data, whether a loop goes on or which branch runs
 
     # -- values and ops ------------------------------------------------------------------------------------------
@@ -84,10 +89,13 @@ class Reader:
 
     def function(self, function: Any) -> None:
         """Arguments, body and results of the entry function."""
-        for argument in function.arguments:
+        self.whole(function.operation, function.entry_block)
+
+    def whole(self, owner: Any, block: Any) -> None:
+        """The same of any operation with this one block."""
+        for argument in block.arguments:
             number = self._define(argument)
-            self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), function.operation)
-        block = function.entry_block
+            self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), owner)
         self._block(block, 1.0, -1)
         terminator = block.operations[len(block.operations) - 1]
         for position, operand in enumerate(terminator.operands):
@@ -110,7 +118,9 @@ class Reader:
                 self._branches(operation, trips, loop)
             elif name == "stablehlo.optimization_barrier":
                 self._barrier(operation, trips, loop)
-            elif name not in ("stablehlo.return", "func.return"):
+            elif name == CONSTRAINT and self._in_region:  # JAX puts one behind every op, mostly an open one
+                self._numbers[operation.results[0]] = self._numbers[operation.operands[0]]
+            elif name not in ("stablehlo.return", "func.return", "sdy.return"):
                 self._plain(operation, name, trips, loop)
         self._depth -= 1
 
@@ -136,8 +146,35 @@ class Reader:
             whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
         flops = op_flops(operation, name, shapes, result_shapes, rule)
+        region = None
+        if name == MANUAL_REGION:
+            region = self._region(operation)
+            if leaves_axes(operation):
+                rule = region_rule(region.body)
+            flops = region.body.flops * devices_of(operation)
         windows = windows_of(operation, name, shapes, result_shapes)
-        self._add(Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows), operation)
+        op = Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region)
+        self._add(op, operation)
+
+    def _region(self, operation: Any) -> ManualRegion:
+        """What a manual region does on each device."""
+        reader = Reader()
+        reader._depth, reader._in_region = self._depth, True
+        reader.whole(operation, operation.regions[0].blocks[0])
+        reader.drop_dead_ops()
+        self._unsure.update(reader._unsure)
+        self._inner_loops += len(reader.loops) + reader._inner_loops
+        values = [op.results[0] for op in reader.ops if op.name == ARGUMENT]
+        outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
+        body = Program(
+            operation.name,
+            tuple(reader.ops),
+            tuple(reader.values),
+            tuple(Argument(value, "") for value in values),
+            tuple(Result(value, "") for value in outputs),
+            tuple(reader.loops),
+        )
+        return ManualRegion(manual_axes(operation), body, exchanges_of(reader.ops, reader.operations))
 
     def _barrier(self, operation: Any, trips: float, loop: int) -> None:
         """One op per operand: what passes together need not be split together."""
@@ -205,7 +242,7 @@ class Reader:
 
     def loop_notices(self) -> list[str]:
         """What trip counts that nobody knows before the program runs are taken as."""
-        loops = len(self.loops)
+        loops = len(self.loops) + self._inner_loops
         return [
             f"{count} of {loops} loops have an unknown trip count, taken as {what}"
             for what, count in self._unsure.items()

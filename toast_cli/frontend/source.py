@@ -56,10 +56,11 @@ class Source:
         operation, operand = self.uses.get((op, position), (self.operations[op], position))
         return Use(operation, operand)
 
-    def location(self, op: int) -> str:
+    def location(self, op: int, inside: str = "") -> str:
         """Place of a program op in the source, `model.py:123 function (name stack)`; empty where the program holds
-        none. See `toast_cli.frontend.places`."""
-        return place_text(str(self.operations[op].location), self.frames)
+        none. See `toast_cli.frontend.places`. inside: location of an op within it, to be told instead (see
+        `Exchange`)."""
+        return place_text(inside or str(self.operations[op].location), self.frames)
 
     def stack(self, op: int) -> tuple[Frame, ...]:
         """Every frame of a program op's location, the innermost first."""

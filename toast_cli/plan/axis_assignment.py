@@ -45,7 +45,7 @@ class SplitRules(NamedTuple):
         majors: [slots] slots that must be fully split before. whole: slots that the op needs whole.
         summed: slots over which results are partial. results: slots of each result's dimensions; none where nothing is
             summed.
-        space: of a convolution with windows.
+        space: of a convolution with windows. closed: axes that nobody can have.
     """
 
     limits: tuple[int, ...]
@@ -55,6 +55,7 @@ class SplitRules(NamedTuple):
     summed: tuple[int, ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
     space: Space | None
+    closed: frozenset[int] = frozenset()
 
 
 class AssignmentState(NamedTuple):
@@ -83,7 +84,7 @@ class AxisAssigner:
         self._chosen: dict[int, int] = {}
         self._choice_number: dict[Choice, int] = {}
         self.choices: list[Choice] = []
-        self._enter(AssignmentState(((),) * len(rules.limits), frozenset(), ()))
+        self._enter(AssignmentState(((),) * len(rules.limits), rules.closed, ()))
 
     def after(self, state: int, claim: AxisClaim) -> int:
         """The state that one more claim leads to."""
@@ -193,7 +194,9 @@ class AxisAssigners:
         return found
 
 
-def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> SplitRules:
+def rules_of(
+    form: Form, space: Space | None, sizes: tuple[int, ...], closed: frozenset[int] = frozenset()
+) -> SplitRules:
     """What counts of a form on a mesh of these sizes: shards are products of some of them."""
     devices = prod(sizes)
     summed = tuple([slot for slot, kind in enumerate(form.kinds) if kind is SlotKind.REDUCTION])
@@ -205,6 +208,7 @@ def rules_of(form: Form, space: Space | None, sizes: tuple[int, ...]) -> SplitRu
         summed,
         form.results if summed else (),
         space,
+        closed,
     )
 
 

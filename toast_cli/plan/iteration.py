@@ -36,6 +36,7 @@ class OpPattern:
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
         buffer. kind: the same of its kind of arguments (see `Problem.roles`).
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
+    closed: mesh axes that cannot split it, those over which a manual region is.
     """
 
     form: Form
@@ -46,6 +47,7 @@ class OpPattern:
     operand_pins: tuple[PinnedSharding | None, ...] = ()
     result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
+    closed: frozenset[int] = frozenset()
     # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for
     # the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
@@ -87,6 +89,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
     sums = form.results if SlotKind.REDUCTION in form.kinds else ()
     return (
         pattern.groups,
+        pattern.closed,
         pattern.strands,
         pattern.role,
         pattern.kind,
@@ -107,9 +110,10 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
     def sharding(dims: tuple[tuple[int, ...], ...], axes_of: Sequence[tuple[int, ...]] = slot_axes) -> Sharding:
         return tuple([_along(slots, axes_of) for slots in dims])
 
+    pinned = _pin_further if pattern.closed else _pin
     operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
-        operands = tuple(_pin(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
+        operands = tuple(pinned(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
     partial = axes_summed_over(form.kinds, slot_axes)
     computed = tuple(map(sharding, form.results))
     shardings = list(computed)
@@ -126,7 +130,9 @@ def lay_out(pattern: OpPattern, choice: Choice) -> Iteration:
         shardings[k] = sharding(form.results[k], own)
     reduced_to = tuple(shardings)
     if pattern.result_pins:
-        shardings = [_pin(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
+        shardings = [pinned(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
+        if pattern.closed:  # a region makes its results as its boundary says
+            computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it simply rests as pinned
             computed = reduced_to = tuple(shardings)
     return Iteration(
@@ -142,6 +148,12 @@ def axes_summed_over(kinds: Sequence[SlotKind], slot_axes: SlotAxes) -> list[int
 def _along(slots: tuple[int, ...], slot_axes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Axes that split a dimension made of these slots."""
     return slot_axes[slots[0]] if len(slots) == 1 else tuple([axis for slot in slots for axis in slot_axes[slot]])
+
+
+def _pin_further(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
+    """`sharding` with what is pinned in front of each dimension: a region splits its pieces further, over other
+    axes."""
+    return sharding if pin is None else tuple((*(want or ()), *axes) for axes, want in zip(sharding, pin, strict=True))
 
 
 def _pin(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:

@@ -67,11 +67,12 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        key = (form, groups, strands, role, kind, operand_pins, result_pins, space)
+        closed = _closed_axes(op, mesh, stated.manual.get(number))
+        key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)
-            patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space))
+            patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space, closed))
         op_pattern.append(at)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
@@ -89,6 +90,16 @@ def make_problem(
         argument_kind=argument_kind,
         accumulations=accumulations,
     )
+
+
+def _closed_axes(op: Op, mesh: Mesh, manual: tuple[str, ...] | None) -> frozenset[int]:
+    """Mesh axes over which an op is manual, all where it calls them otherwise. manual: their names, where known."""
+    if op.region is None:
+        return frozenset()
+    names = op.region.axes if manual is None else manual
+    if any(name not in mesh.names for name in names):
+        return frozenset(range(len(mesh.names)))
+    return frozenset(mesh.names.index(name) for name in names)
 
 
 def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:

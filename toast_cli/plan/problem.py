@@ -102,12 +102,12 @@ class Problem:
     def assigners(self) -> tuple[AxisAssigner, ...]:
         """[patterns] what says who gets which axis in their ops."""
         sizes = self.mesh.sizes
-        known: dict[tuple[Form, Space | None], AxisAssigner] = {}
+        known: dict[tuple[Form, Space | None, frozenset[int]], AxisAssigner] = {}
         for pattern in self.patterns:
-            key = pattern.form, pattern.space
+            key = pattern.form, pattern.space, pattern.closed
             if key not in known:
-                known[key] = self.axis_assigners.of(rules_of(pattern.form, pattern.space, sizes), sizes)
-        return tuple(known[pattern.form, pattern.space] for pattern in self.patterns)
+                known[key] = self.axis_assigners.of(rules_of(pattern.form, pattern.space, sizes, pattern.closed), sizes)
+        return tuple(known[pattern.form, pattern.space, pattern.closed] for pattern in self.patterns)
 
     def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
         """Other groups of the ops doing arithmetic that one decision splits and another about the same group leaves

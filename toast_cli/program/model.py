@@ -126,6 +126,39 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What devices exchange in one op of a manual region.
+
+    Attributes:
+        kind: "all-reduce" and the like. groups: numbers of the devices that communicate with each other; none where all
+            do; of a collective-permute, source and target of each message. pairs: they are such.
+        place: location of the op, as the module has it.
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    place: str
+
+    @property
+    def pairs(self) -> bool:
+        return self.kind == "collective-permute"
+
+
+@dataclass(frozen=True)
+class ManualRegion:
+    """What a manual region (`shard_map`) does on each device of its axes.
+
+    Attributes:
+        axes: names of the mesh axes over which it is manual, as the region has them.
+        body: the region as a program, on local shapes. exchanges: ops of it that communicate -> what they exchange.
+    """
+
+    axes: tuple[str, ...]
+    body: Program
+    exchanges: dict[int, Exchange]
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One op. `operands` and `results` are value numbers; the op's own number is its place in `Program.ops`.
 
@@ -142,6 +175,7 @@ class Op:
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
         branches: numbers of the branches of `case` and `if` around it, within its loop, outermost first; operand k of a
             `toast.join` is read in the k-th branch from the last of them on.
+        region: what is in it, of a manual region.
     """
 
     name: str
@@ -155,6 +189,7 @@ class Op:
     opaque: bool = False
     windows: tuple[Window, ...] = ()
     branches: tuple[int, ...] = ()
+    region: ManualRegion | None = field(default=None, repr=False, compare=False)
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -145,6 +145,7 @@ stablehlo.iota                      source
 stablehlo.dynamic_iota              source
 stablehlo.create_token              source
 sdy.constant                        source
+sdy.sharding_constraint             identity
 chlo.constant                       source
 
 stablehlo.abs                       elementwise positive

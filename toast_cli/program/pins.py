@@ -13,11 +13,13 @@ PinnedAxes = tuple[tuple[str, ...] | None, ...]
 
 @dataclass(frozen=True)
 class Pins:
-    """`values` [value number], `uses` [(op number, operand position)]; `notices` say what could not be carried over."""
+    """`values` [value number], `uses` [(op number, operand position)]; `notices` say what could not be carried over;
+    `manual`: axes of regions over some axes [op number], where the regions call them otherwise."""
 
     values: dict[int, PinnedAxes] = field(default_factory=dict)
     uses: dict[tuple[int, int], PinnedAxes] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    manual: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_PINS = Pins()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import inf, prod
 
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.cost.model import Cost
+from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
@@ -140,6 +140,8 @@ def _lower(evaluator: Evaluator, result: SearchResult) -> float:
 def _live(source: Source, problem: Problem, value: int, size: float, role: str) -> LiveValue:
     program = problem.program
     maker = program.producer[value]
+    if role == "inside":
+        return LiveValue("inside a manual region", "", round(size), source.location(maker), role)
     name = next((a.path for a in program.arguments if a.value == value and a.path), program.ops[maker].name)
     return LiveValue(
         name, str(program.values[value]), round(size), source.location(maker) if role != "argument" else "", role
@@ -187,15 +189,26 @@ def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[C
     facts = []
     for use in evaluator.collectives(plan):
         seen, written = (use.kind, round(use.bytes)), (use.written[0], round(use.written[1]))
-        key = (seen, written, tuple(use.axes))
+        key = (seen, written, tuple(use.axes), use.group, use.reason == BY_HAND)
         count, seconds = owed.get(key, (0.0, 0.0))
         count, seconds = count + use.count, seconds + use.seconds
         whole = round(count)
         owed[key] = (count - whole, 0.0 if whole else seconds)
         if whole:
-            axes = [names[axis] for axis in use.axes]
             before = written if written != seen else ("", 0)
-            facts.append(CollectiveFacts(use.kind, axes, seen[1], whole, seconds, source.location(use.op), *before))
+            place = source.location(use.op, use.place)
+            facts.append(
+                CollectiveFacts(
+                    use.kind,
+                    use.over(names),
+                    seen[1],
+                    whole,
+                    seconds,
+                    place,
+                    *before,
+                    by_hand=use.reason == BY_HAND,
+                )
+            )
     return facts
 
 

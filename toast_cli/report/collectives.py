@@ -15,6 +15,8 @@ from toast_cli.report.model import CollectiveFacts, Report
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
+# Before the place of what the program does itself.
+BY_HAND = "by hand: "
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
@@ -44,7 +46,8 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     room = style.room(width, rows)
     drawn = style.table([*heads, ("caused by", "fold")])
     for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
-        location = shorten_location(one.location or "(unknown)", room)
+        hand = BY_HAND if one.by_hand else ""
+        location = hand + shorten_location(one.location or "(unknown)", room - len(hand))
         drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
     total = f"{format_count(sum(one.count for one in ordered))} a step"
     rest = "" if len(shown) == len(ordered) else ", those that take longest"
@@ -55,7 +58,7 @@ def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     """Those that differ in nothing a reader sees as one, the ones that take longest first."""
     alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
     for one in collectives:
-        alike[one.kind, *one.axes, one.bytes, one.location.split(" (")[0]].append(one)
+        alike[one.kind, *one.axes, one.bytes, one.by_hand, one.location.split(" (")[0]].append(one)
     merged = [
         replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
         for ones in alike.values()

@@ -64,7 +64,7 @@ class LiveValue:
     type: str
     bytes: int
     location: str
-    role: str  # "argument", "temporary", "gathered", "partial", "carry"
+    role: str  # "argument", "temporary", "gathered", "partial", "carry", "inside" (see `cost.model.Alive`)
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,17 @@ class BaselineFacts:
 @dataclass(frozen=True)
 class CollectiveFacts:
     """As the chip's compiler emits it; `written_kind`, `written_bytes` as the partitioner writes it, where that
-    differs."""
+    differs. by_hand: the program does it itself, in a manual region, under every plan."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
-    axes: list[str]
+    axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
     bytes: int  # of the result, per device, one run
     count: int  # loops counted
     seconds: float  # all of them
     location: str
     written_kind: str = ""
     written_bytes: int = 0
+    by_hand: bool = False
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
             share = count / sum(trips)
             found.append((lives.times[op], _KERNEL, op, kernel.seconds * share, COMPUTE, name, count, False))
     for use in uses:
-        name = f"{use.kind} over {', '.join(names[axis] for axis in use.axes)}"
+        name = f"{use.kind} over {', '.join(use.over(names))}"
         when = _BEFORE if use.reason in ("reshard", "neighbours") else _AFTER
         for op, share in _places(problem, use, alike[problem.op_pattern[use.op]]):
             runs = use.count * share

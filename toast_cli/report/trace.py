@@ -46,7 +46,7 @@ def trace(source: Source, evaluator: Evaluator, result: SearchResult) -> bytes:
         path = [*_stack(source, kernel.op), kernel.name.removeprefix("stablehlo.")]
         compute.add(path, kernel.seconds, {"runs": kernel.runs, "flops": kernel.flops, "bytes": kernel.bytes})
     for use in evaluator.collectives(result.plan):
-        over = ", ".join(names[axis] for axis in use.axes)
+        over = ", ".join(use.over(names))
         path = [*_stack(source, use.op), f"{use.kind} over {over}"]
         communication.add(path, use.seconds, {})
     events: list[dict[str, Any]] = []

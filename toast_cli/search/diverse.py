@@ -95,7 +95,7 @@ def spent(evaluator: Evaluator, plan: Plan) -> SecondsSpent:
         split = problem.choice(problem.op_pattern[kernel.op], plan)[0]
         found["kernel", kernel.op, tuple(tuple(sorted(axes)) for axes in split)] += kernel.seconds
     for use in evaluator.collectives(plan):
-        found[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes] += use.seconds
+        found[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes, use.group] += use.seconds
     return found
 
 

@@ -19,7 +19,7 @@ def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteratio
     """All that ops of a pattern could iterate over, each once."""
     form = pattern.form
     found: dict[Iteration, None] = {}
-    for split in _every_split(form, sizes):
+    for split in _every_split(form, sizes, pattern.closed):
         slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
         partial = axes_summed_over(form.kinds, slot_axes)
         slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
@@ -32,11 +32,11 @@ def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteratio
     return list(found)
 
 
-def _every_split(form: Form, sizes: tuple[int, ...]) -> list[SlotAxes]:
+def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> list[SlotAxes]:
     """All ways in which mesh axes can split an op: shards divide, and a minor slot is split where its majors are
     fully split.
     """
-    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    axes = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in closed]
     found: dict[SlotAxes, None] = {}
     for order in permutations(axes):
         for places in product((NOWHERE, *range(len(form.sizes))), repeat=len(order)):

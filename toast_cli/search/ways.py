@@ -17,8 +17,10 @@ from itertools import compress
 import numpy as np
 
 from toast_cli.compiler.profiles import find_profile
+from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.evaluate.items import WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.manual_regions import region_prices
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -60,7 +62,9 @@ class PatternWays:
         self.problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
         profile = find_profile(problem.mesh.chip)
         self.items = make_items(problem, profile)
-        self.pricer, self._kernels = Pricer(problem, self.items), WorkPricer(problem, profile)
+        regions = region_prices(problem, profile)
+        self.pricer = Pricer(problem, self.items, NO_CORRECTIONS, regions)
+        self._kernels = WorkPricer(problem, profile, regions)
         self._work: dict[int, list[WorkItem]] = defaultdict(list)
         for work in self.items.work:
             self._work[work.pattern].append(work)

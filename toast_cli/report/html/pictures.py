@@ -35,6 +35,7 @@ ROLES = {
     "temporary": "temporaries",
     "gathered": "gathered copies",
     "partial": "partial sums",
+    "inside": "in manual regions",
 }
 
 

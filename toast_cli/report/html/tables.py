@@ -7,7 +7,7 @@ from collections import defaultdict
 from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
-from toast_cli.report.collectives import together
+from toast_cli.report.collectives import BY_HAND, together
 from toast_cli.report.html.frame import fold, table
 from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report, matters
 
@@ -46,9 +46,10 @@ def collectives(report: Report) -> str:
 def _collective(one: CollectiveFacts) -> str:
     figures = (format_count(one.count), format_seconds(one.seconds), format_bytes(one.bytes))
     cells = "".join(f"<td class='n'>{figure}</td>" for figure in figures)
+    place = (BY_HAND if one.by_hand else "") + one.location.partition(" (")[0]
     return (
         f"<tr><td>{escape(one.kind)}</td><td>{escape(', '.join(one.axes))}</td>{cells}"
-        f"<td class='wide' title='{escape(one.location)}'>{escape(one.location.partition(' (')[0])}</td></tr>"
+        f"<td class='wide' title='{escape(one.location)}'>{escape(place)}</td></tr>"
     )
 
 

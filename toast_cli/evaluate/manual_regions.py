@@ -1,0 +1,202 @@
+"""What manual regions (`shard_map`) take on each device, by the rules that price everything else.
+
+A region is a program of its own on local shapes: its kernels and its memory are those of that program, and the
+collectives that the user wrote into it are there under every plan. Along mesh axes that a region leaves to the
+partitioner its inside is split as its operands and results are: as that program is under the plan that says so.
+
+Enters: a problem. Leaves: a `RegionPrice` for each op that is a region and each way to split it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.cost.collectives import collective_seconds
+from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
+from toast_cli.cost.model import BY_HAND, INSIDE, CollectiveUse
+from toast_cli.dimensions import analyse
+from toast_cli.dimensions.model import Dimensions
+from toast_cli.evaluate.buffers import Buffers, CountedBuffers
+from toast_cli.evaluate.items import Items, make_items
+from toast_cli.evaluate.kernel_pricing import WorkPricer
+from toast_cli.evaluate.pricing import Lowered, Pricer
+from toast_cli.evaluate.region_price import RegionPrice, RegionPrices
+from toast_cli.evaluate.timeline import Timeline
+from toast_cli.hardware.device_groups import axes_of_groups, crossed_axes
+from toast_cli.hardware.model import Mesh
+from toast_cli.plan.decisions import Plan, Shard
+from toast_cli.plan.iteration import OpPattern, SlotAxes
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.program.model import Exchange, ManualRegion, Program, once
+
+
+def region_prices(
+    problem: Problem, profile: CompilerProfile, corrections: Corrections = NO_CORRECTIONS
+) -> RegionPrices:
+    """What the manual regions of a problem take."""
+    known: dict[object, _Region] = {}  # layers have equal regions
+    found = {}
+    for number, op in enumerate(problem.program.ops):
+        if op.region is not None:
+            pattern = problem.patterns[problem.op_pattern[number]]
+            key = _meaning(op.region), pattern.form, pattern.closed
+            if key not in known:
+                known[key] = _Region(op.region, pattern, problem.mesh, profile, corrections)
+            found[number] = _At(known[key], number, (*op.results, *op.operands)[0])
+    return found
+
+
+@dataclass(frozen=True)
+class _At:
+    """A region as the op that it is, and an array at its boundary that stands for it."""
+
+    region: _Region
+    op: int
+    value: int
+    known: dict[SlotAxes, RegionPrice] = field(default_factory=dict)
+
+    def price(self, split: SlotAxes) -> RegionPrice:
+        """What it takes when its slots are split so."""
+        if split not in self.known:
+            self.known[split] = self.region.price(split).at(self.op, self.value)
+        return self.known[split]
+
+
+class _Region:
+    """Equal regions of a problem."""
+
+    def __init__(
+        self, region: ManualRegion, pattern: OpPattern, mesh: Mesh, profile: CompilerProfile, corrections: Corrections
+    ) -> None:
+        self._region, self._mesh, self._corrections = region, mesh, corrections
+        # Nothing more is split over axes that are split by hand.
+        axes = [replace(axis, size=1, links=()) if k in pattern.closed else axis for k, axis in enumerate(mesh.axes)]
+        self._problem = make_problem(region.body, _dimensions(region.body), replace(mesh, axes=tuple(axes)))
+        within = region_prices(replace(self._problem, mesh=mesh), profile, corrections)
+        self._items = make_items(self._problem, profile)
+        self._pricer = Pricer(self._problem, self._items, corrections, within)
+        self._kernels = WorkPricer(self._problem, profile, within)
+        self._groups = _groups(self._problem, pattern)
+        self._known: dict[Plan, RegionPrice] = {}
+
+    def price(self, split: SlotAxes) -> RegionPrice:
+        """What one run takes when its slots are split so."""
+        plan = self._plan(split)
+        if plan not in self._known:
+            self._known[plan] = self._price(plan)
+        return self._known[plan]
+
+    def _plan(self, split: SlotAxes) -> Plan:
+        """The plan for the inside that says so."""
+        groups = self._problem.dimensions.groups
+        return tuple(
+            [
+                Shard(group, axis, (0,) * len(groups[group].resolutions))
+                for group, axes in zip(self._groups, split, strict=True)
+                for axis in axes
+                if group >= 0
+            ]
+        )
+
+    def _price(self, plan: Plan) -> RegionPrice:
+        problem, items, pricer = self._problem, self._items, self._pricer
+        lowered = {pattern: problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))}
+        kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
+        sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
+        sent += [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in self._partitioned(lowered)]
+        held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)
+        return RegionPrice(tuple(kernels), tuple(sent), max(0.0, held))
+
+    def _partitioned(self, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """What the partitioner puts in along the axes that are left to it; and what regions within do."""
+        items, pricer = self._items, self._pricer
+        for work in items.work:
+            yield from pricer.work_collectives(work, lowered[work.pattern])
+        for added in items.sums:
+            yield from pricer.sum_collectives(added, lowered)
+        for read in items.neighbours:
+            yield from pricer.neighbour_collectives(read, lowered)
+        for array in items.arrays:
+            made = lowered[array.pattern].shardings[array.result]
+            yield from pricer.array_collectives(array, made, pricer.copies(array, lowered))
+
+    def _exchanged(self, number: int, exchange: Exchange, lowered: Lowered) -> Iterator[CollectiveUse]:
+        """One collective for each array that an op exchanges."""
+        body, sizes = self._region.body, self._mesh.sizes
+        op, made = body.ops[number], lowered[self._problem.op_pattern[number]].computed
+        groups = exchange.groups or (tuple(range(self._mesh.devices)),)
+        axes = crossed_axes(groups, sizes)
+        alone = 0 if exchange.pairs or axes_of_groups(groups, sizes) is not None else max(map(len, groups))
+        for value, sharding in zip(op.results, made, strict=True) if axes else ():
+            size = body.values[value].bytes / shards(sharding, self._problem.mesh.sizes)
+            # A reduce-scatter in smaller groups sums up less.
+            part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
+            seconds = collective_seconds(self._mesh, exchange.kind, size * part, axes)
+            seconds *= self._corrections.collectives.get(exchange.kind, 1.0)
+            yield CollectiveUse(
+                exchange.kind,
+                axes,
+                size,
+                op.trips,
+                op.trips * seconds,
+                number,
+                value,
+                waited_for=True,
+                written=(exchange.kind, size),
+                reason=BY_HAND,
+                group=alone,
+                place=exchange.place,
+            )
+
+    def _boundary_bytes(self, lowered: Lowered) -> float:
+        """Of operands and results, which the program around the region counts."""
+        body, sizes = self._region.body, self._problem.mesh.sizes
+        values = {argument.value for argument in body.arguments} | {result.value for result in body.results}
+        return sum(body.values[value].bytes / shards(self._made(value, lowered), sizes) for value in values)
+
+    def _made(self, value: int, lowered: Lowered) -> Sharding:
+        """How a value lies where it is made."""
+        body = self._region.body
+        maker = body.producer[value]
+        return lowered[self._problem.op_pattern[maker]].shardings[body.ops[maker].results.index(value)]
+
+
+def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
+    """[slots of the region] the group of the inside that each is; -1 for none."""
+    body, dimensions, found = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
+    arrays = [argument.value for argument in body.arguments] + [result.value for result in body.results]
+    for value, outside in zip(arrays, (*pattern.form.operands, *pattern.form.results), strict=True):
+        maker = body.producer[value]
+        inside = dimensions.forms[maker].results[body.ops[maker].results.index(value)]
+        for slots, within in zip(outside, inside, strict=True):
+            if slots and within and found[slots[0]] < 0:
+                found[slots[0]] = dimensions.class_group[dimensions.slot_classes[maker][within[0]]]
+    return found
+
+
+def _meaning(region: ManualRegion) -> tuple[object, ...]:
+    """What regions with one price have in common."""
+    body, exchanged = region.body, region.exchanges.items()
+    within = tuple([_meaning(op.region) for op in body.ops if op.region is not None])
+    return body.ops, body.values, tuple([(op, one.kind, one.groups) for op, one in exchanged]), within
+
+
+@once
+def _dimensions(body: Program) -> Dimensions:
+    return analyse(body)
+
+
+def _peak(items: Items, holdings: Buffers, pricer: Pricer, lowered: Lowered) -> float:
+    """Bytes alive at the peak, operands and results of the region included."""
+    held = CountedBuffers()
+    for item in items.arrays:
+        if item.costs:
+            for kind, size in holdings.held(item, lowered[item.pattern], pricer.copies(item, lowered)):
+                held.add(holdings, item, kind, size)
+    timeline = Timeline(items.lives, holdings.on_chip.capacity)
+    return float(timeline.profile([held.spans(timeline)]).max(initial=0.0))

@@ -1,0 +1,91 @@
+"""The rule of a manual region over some of the mesh's axes: how the others can split it.
+
+A factor is a dimension that runs through the region, from operand to operation to result, and that every operation in
+it can be split along. One that something inside adds up over is a factor, too: the region completes the sum itself.
+
+Enters: a region's body. Leaves: a `Rule`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from toast_cli.program.disjoint_set import DisjointSets
+from toast_cli.program.model import Op, Program, Rule, ValueFactors
+
+Dimension = tuple[int, int]  # value, dimension
+
+
+def region_rule(body: Program) -> Rule:
+    """The rule of a region. What it splits by hand is longer outside than its factor, which splits it further."""
+    dimensions: DisjointSets[Dimension] = DisjointSets()
+    whole: set[Dimension] = set()
+    for op in body.ops:
+        for dims in _factors(op).values():
+            for dimension in dims[1:]:
+                dimensions.union(dims[0], dimension)
+        whole.update(_needed_whole(op))
+    blocked = {dimensions.find(dimension) for dimension in whole} | _twice(body, dimensions)
+    inside = [argument.value for argument in body.arguments], [result.value for result in body.results]
+    numbers: dict[Dimension, int] = {}
+    sizes: list[int] = []
+
+    def factors(value: int) -> ValueFactors:
+        found: list[tuple[int, ...]] = []
+        for d, size in enumerate(body.values[value].shape):
+            name = dimensions.find((value, d))
+            if name in blocked or size == 1:
+                found.append(())
+                continue
+            number = numbers.setdefault(name, len(sizes))
+            if number == len(sizes):
+                sizes.append(size)
+            found.append((number,) if sizes[number] == size else ())
+        return tuple(found)
+
+    come, leave = (tuple(map(factors, values)) for values in inside)
+    return Rule(tuple(sizes), come, leave)
+
+
+def _arrays(op: Op) -> Iterator[tuple[int, ValueFactors]]:
+    yield from zip(op.operands, op.rule.operands, strict=True)
+    yield from zip(op.results, op.rule.results, strict=True)
+
+
+def _factors(op: Op) -> dict[int, list[Dimension]]:
+    """Factor of an op -> the dimensions that it is, or is the major part of."""
+    found: dict[int, list[Dimension]] = defaultdict(list)
+    for value, dims in _arrays(op):
+        for d, factors in enumerate(dims):
+            if factors:
+                found[factors[0]].append((value, d))
+    return found
+
+
+def _needed_whole(op: Op) -> Iterator[Dimension]:
+    """Dimensions that an op cannot be split along, and minor parts of others."""
+    rule = op.rule
+    stuck = rule.need_replication | rule.permutation
+    minor = {factor for _, dims in _arrays(op) for factors in dims for factor in factors[1:]}
+    for value, dims in _arrays(op):
+        for d, factors in enumerate(dims):
+            if not factors or not stuck.isdisjoint(factors) or factors[0] in minor:
+                yield value, d
+
+
+def _twice(body: Program, dimensions: DisjointSets[Dimension]) -> set[Dimension]:
+    """What occurs twice in one array."""
+    found: set[Dimension] = set()
+    for value, array in enumerate(body.values):
+        names = [dimensions.find((value, d)) for d in range(len(array.shape))]
+        found.update(_repeated(names))
+    return found
+
+
+def _repeated(names: Iterable[Dimension]) -> Iterator[Dimension]:
+    seen = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
