@@ -15,11 +15,13 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.model import BY_HAND
+from toast_cli.errors import InputError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.evaluate.manual_regions import region_prices
 from toast_cli.evaluate.region_price import RegionPrice
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.plan.decisions import Shard
+from toast_cli.report.model import Report
 from toast_cli.report.promises import promised_collectives
 from toast_cli.request import Request
 from toast_cli.verify.partitioned import collectives_after_partitioning
@@ -245,6 +247,45 @@ def test_memory_inside_counts_while_a_region_runs() -> None:
     assert sorted(set(more)) == [0.0, price.bytes]
     roles = outcome.evaluator.memory_by(plan, lambda value, role: role)
     assert roles["inside"].max() > 0.0 and sum(roles["inside"] > 0.0) == 1
+
+
+REGION = """
+sdy.mesh @mesh = <["data"=4, "model"=4]>
+func.func @main(%x: tensor<16x64xf32>) -> tensor<16x64xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}, {"model"}]>]
+      out_shardings=[<@mesh, [{"data"}, {"model"}]>] manual_axes={"data", "model"} (%a: tensor<4x16xf32>) {
+    %1 = "stablehlo.all_reduce"(%a) <{replica_groups = GROUPS}> ({
+    ^bb0(%b: tensor<f32>, %c: tensor<f32>):
+      %2 = stablehlo.add %b, %c : tensor<f32>
+      stablehlo.return %2 : tensor<f32>
+    }) : (tensor<4x16xf32>) -> tensor<4x16xf32>
+    sdy.return %1 : tensor<4x16xf32>
+  } : (tensor<16x64xf32>) -> tensor<16x64xf32>
+  return %0 : tensor<16x64xf32>
+}
+"""
+GROUPS = [
+    ("dense<> : tensor<0x0xi64>", ["data", "model"]),
+    ("dense<[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]> : tensor<4x4xi64>", ["model"]),
+    ("dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>", ["groups of 2"]),
+    ("dense<[[0, 1, 2], [3, -1, -1]]> : tensor<2x3xi64>", ["groups of 3"]),
+    ("dense<[[0], [1]]> : tensor<2x1xi64>", None),
+]
+
+
+def report_of(groups: str) -> Report:
+    request = Request("regions.mlir", "v4-32", "data=4,model=4", content=REGION.replace("GROUPS", groups).encode())
+    return partition(request).report
+
+
+@pytest.mark.parametrize(("groups", "axes"), GROUPS)
+def test_groups(groups: str, axes: list[str] | None) -> None:
+    assert [one.axes for one in report_of(groups).collectives if one.by_hand] == ([] if axes is None else [axes])
+
+
+def test_devices_that_the_mesh_has_not() -> None:
+    with pytest.raises(InputError, match="names device 16; the mesh has 16"):
+        report_of(f"dense<[{list(range(17))}]> : tensor<1x17xi64>")
 
 
 def test_groups_that_are_no_axes_are_named() -> None:

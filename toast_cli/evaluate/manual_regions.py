@@ -47,7 +47,7 @@ def region_prices(
             key = _meaning(op.region), pattern.form, pattern.closed
             if key not in known:
                 known[key] = _Region(op.region, pattern, problem.mesh, profile, corrections)
-            found[number] = _At(known[key], number, (*op.results, *op.operands)[0])
+            found[number] = _At(known[key], number, (*op.results, *op.operands, -1)[0])
     return found
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
+from toast_cli.errors import InputError
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loaded import load_module
 from toast_cli.frontend.nameless import axes_on
+from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.statements import meshes_of
+from toast_cli.program.model import Program
 from toast_cli.program.pins import NO_PINS, Pins
 
 
@@ -44,6 +48,7 @@ def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[i
     if not source.stated:
         return NO_PINS
     check_manual_axes(source.module, axis_names, axis_sizes, source.path)
+    _check_devices(source, source.program, prod(axis_sizes))
     constraints, notices = constraints_on(source.stated, axis_names, axis_sizes)
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
     places = _places(source)
@@ -54,6 +59,22 @@ def stated_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[i
         elif constraint.value in numbers:
             pins.values.setdefault(numbers[constraint.value], constraint.axes)
     return pins
+
+
+def _check_devices(source: Source, program: Program, devices: int) -> None:
+    """Raises `InputError` where something in a manual region names a device that the mesh does not have."""
+    for op in program.ops:
+        if op.region is None:
+            continue
+        for exchange in op.region.exchanges.values():
+            unknown = next((n for group in exchange.groups for n in group if not 0 <= n < devices), None)
+            if unknown is not None:
+                raise InputError(
+                    f"an {exchange.kind} names device {unknown}; the mesh has {devices}",
+                    where=place_text(exchange.place, source.frames) or source.path,
+                    hint="is the file intact?",
+                )
+        _check_devices(source, op.region.body, devices)
 
 
 def _manual_axes(source: Source, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[int, tuple[str, ...]]:

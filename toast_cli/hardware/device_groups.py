@@ -31,9 +31,9 @@ def axes_of_groups(groups: Groups, sizes: tuple[int, ...]) -> tuple[int, ...] | 
 def crossed_axes(groups: Iterable[tuple[int, ...]], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Axes along which devices of one group differ; groups of two may be the source and the target of a permute."""
     crossed: set[int] = set()
-    for first, *others in groups:
-        place = np.unravel_index(first, sizes)
-        for other in others:
+    for group in groups:
+        for other in group[1:]:
+            place = np.unravel_index(group[0], sizes)
             there = np.unravel_index(other, sizes)
             crossed.update(axis for axis in range(len(sizes)) if place[axis] != there[axis])
     return tuple(sorted(crossed))
