@@ -55,8 +55,12 @@ COLUMNS = {
     "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}",
     "agreeing": "{agreeing}", "step ms": "{step}", "numbers": "{numbers}",
 }  # fmt: skip
+BESIDE = {
+    "program": "{program}", "plan": "{plan}", "compiler": "{compiler} {mesh}", "StableHLO ms": "{stablehlo:.3f}",
+    "form": "{form}", "ms": "{step}", "of StableHLO's": "{ratio:.3f}",
+}  # fmt: skip
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
-AIM = 0.95
+AIM, LONGER_AIM = 0.95, 0.03
 FOLDER = Path("build/fidelity")
 CORPUS = "corpus:"
 
@@ -82,6 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
             note(" ".join(form.format_map(row) for form in COLUMNS.values()))
     rows = merged(rows)
     show("written programs, predicted and compiled", COLUMNS, rows, {"wrong": "red"})
+    if beside := forms_beside(rows):
+        show("steps of one plan in several forms", BESIDE, beside)
     write_json(options.json, rows)
     if options.write:
         Path(options.write).write_text(page(rows), encoding="utf-8")
@@ -224,6 +230,11 @@ def page(rows: list[Row]) -> str:
         "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads),
     ]  # fmt: skip
     lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
+    if beside := forms_beside(rows):
+        heads = list(BESIDE)
+        lines += ["", "## Steps of one plan in several forms", "", f"Beside StableHLO's. {within(beside)}", ""]
+        lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        lines += ["| " + " | ".join(form.format_map(row) for form in BESIDE.values()) + " |" for row in beside]
     lines += ["", f"## What differs where less than {100 * AIM:.0f} % agree", "", REASONS, ""]
     lines += ["The three largest of each; × is how often a step.", ""]
     for row in judged:
@@ -245,7 +256,7 @@ def stored_rows(file: Path) -> list[Row]:
         rows: list[Row] = json.loads(text)
         return rows
     lines = text.splitlines()
-    (top,) = (k for k, line in enumerate(lines) if line.startswith("| program |"))
+    top = next(k for k, line in enumerate(lines) if line.startswith("| program |"))
     heads, found = cells_of_line(lines[top]), list[Row]()
     for line in lines[top + 2 :]:
         if not line.startswith("|"):
@@ -264,6 +275,25 @@ def stored_rows(file: Path) -> list[Row]:
                 }
             )  # fmt: skip
     return found
+
+
+def forms_beside(rows: list[Row]) -> list[Row]:
+    """Each row of another form than StableHLO that has a step, with the step that the same plan takes in StableHLO and
+    how many times as long it is."""
+    steps = {title(row): float(row["step"]) for row in rows if row["step"] != "-"}
+    found = []
+    for row in rows:
+        first = steps.get(title(row | {"form": "stablehlo"}))
+        if row["form"] != "stablehlo" and row["step"] != "-" and first:
+            found.append(row | {"stablehlo": first, "ratio": float(row["step"]) / first})
+    return found
+
+
+def within(beside: list[Row]) -> str:
+    """How many steps in HLO text are no longer than StableHLO's, but for the aim."""
+    ratios = [row["ratio"] for row in beside if row["form"] == "hlo"]
+    good = sum(ratio <= 1 + LONGER_AIM for ratio in ratios)
+    return f"At most {100 * LONGER_AIM:.0f} % longer in HLO text: {good} of {len(ratios)}."
 
 
 def cells_of_line(line: str) -> list[str]:

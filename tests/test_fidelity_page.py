@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity import merged, page, stored_rows
+from benchmarks.fidelity import forms_beside, merged, page, stored_rows
 
 DIFFERENCE = {
     "side": "missing", "kind": "all-reduce", "axes": ["data", "model"], "bytes": 2048.0, "count": 16.0,
@@ -38,3 +38,11 @@ def test_a_row_measured_again_takes_the_place_of_the_stored_one() -> None:
     """And the forms of one plan stand beside each other."""
     old, other, form = ROW | {"step": "-"}, ROW | {"plan": "search"}, ROW | {"form": "spmd"}
     assert merged([old, other, form, ROW]) == [ROW, form, other]
+
+
+def test_steps_of_one_plan_stand_beside_each_other() -> None:
+    """Of those that were measured in StableHLO as well, on the same compiler and mesh."""
+    first, elsewhere = ROW | {"form": "stablehlo", "step": "4.000"}, ROW | {"mesh": "v5e-16"}
+    (row,) = forms_beside([first, ROW, FAILED, elsewhere])
+    assert (row["form"], row["stablehlo"], row["ratio"]) == ("hlo", 4.0, 4.73 / 4)
+    assert "| mlp | fsdp x megatron | tpu v4-32 | 4.000 | hlo | 4.730 | 1.183 |" in page([first, ROW])

@@ -16,10 +16,11 @@ from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.program.ops import CARRY, RESULT
+from toast_cli.program.model import Program
+from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DOT_GENERAL, RESHAPE, RESULT
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
-from toast_cli.xla import ir
+from toast_cli.xla import dot_dimensions, ir
 
 Operand = tuple[Any, int]  # an operation, and which of its operands
 
@@ -89,15 +90,17 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     reshards = tuple(all_reshards(source, lowered))
     lowered = scattered_as_found(lowered)
     folded = folded_transposes(source, lowered)
-    alone = {source.operations[transpose] for transpose in folded.values()}
+    reshaped = reshaped_products(source, lowered)
+    behind = {source.operations[transpose] for transpose in folded.values()}
+    behind |= {source.definitions[value].owner.operation for value, so in reshaped.items() if not so}
     whole = [
-        pin if needs_pin(pin.handle) or is_overwritten(pin.handle, alone) else Pin(pin.handle, pin.shardings[1:])
+        pin if needs_pin(pin.handle) or is_overwritten(pin.handle, behind) else Pin(pin.handle, pin.shardings[1:])
         for pin in all_pins(source, lowered, reshards)
     ]
     return Marks(
         boundary.arguments,
         boundary.results,
-        operations=tuple(operation_shardings(source, lowered, folded)),
+        operations=tuple(operation_shardings(source, lowered, folded, {*reshaped})),
         pins=tuple(pin for pin in whole if pin.shardings),
         reshards=reshards,
         barriers=barriers(source, lowered),
@@ -117,24 +120,41 @@ def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
 
 
 def needs_pin(handle: Any) -> bool:
-    """Whether a sharding on the operation that defines `handle` would not arrive in HLO.
+    """Whether a sharding on the operation that defines `handle` would not arrive in HLO, or not where it belongs.
 
     CHLO operations are expanded on the way; of a loop, what it only passes through is left out, and its sharding counts
-    wrong.
+    wrong. Products that add up nothing XLA makes elementwise ones before it partitions, and leaves their sharding on
+    its broadcasts of the operands, which lie otherwise.
     """
-    return isinstance(handle, ir.BlockArgument) or handle.owner.name.startswith(("chlo.", LOOP))
+    if isinstance(handle, ir.BlockArgument):
+        return True
+    return handle.owner.name.startswith(("chlo.", LOOP)) or adds_nothing_up(handle.owner)
 
 
-def is_overwritten(handle: Any, folded: set[Any]) -> bool:
+def adds_nothing_up(operation: Any) -> bool:
+    """Whether it is a product of two arrays over dimensions that they share or that one of them has."""
+    if operation.name != DOT_GENERAL:
+        return False
+    _, _, contracted, _ = dot_dimensions(operation.attributes["dot_dimension_numbers"])
+    return not contracted
+
+
+def is_overwritten(handle: Any, behind: set[Any]) -> bool:
     """Whether the sharding on the operation that defines `handle` may be overwritten, or taken elsewhere.
 
     What reads it without changing it (a reshape and one back, a product with one, a slice of all) is folded away, and
     leaves its own sharding on what it read: one in the place of those of several results. And XLA:TPU moves a transpose
-    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise.
+    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise; so have
+    broadcasts that it moves past reshapes.
     """
     if isinstance(handle, ir.BlockArgument):
         return False
-    return len(handle.owner.results) > 1 or handle.owner.operation in folded
+    return len(handle.owner.results) > 1 or handle.owner.operation in behind or is_repeated(handle)
+
+
+def is_repeated(handle: Any) -> bool:
+    """Whether an array is made by a broadcast."""
+    return bool(handle.owner.name == BROADCAST_IN_DIM)
 
 
 def result_shardings(source: Source, lowered: PartitionedProgram) -> tuple[Sharding, ...]:
@@ -222,16 +242,18 @@ def hands_on(handle: Any, user: Any) -> bool:
 
 
 def operation_shardings(
-    source: Source, lowered: PartitionedProgram, folded: dict[int, int]
+    source: Source, lowered: PartitionedProgram, folded: dict[int, int], reshaped: set[int]
 ) -> Iterator[tuple[Any, tuple[Sharding, ...]]]:
     """Each operation that makes arrays of the program, with the sharding in which it computes each of its results.
 
     Not contractions and transposes that XLA folds into one contraction before it partitions (see `folded_transposes`):
     it takes what stands on the first for that of the folded one, whose dimensions lie otherwise. A constraint behind
-    the transpose is enough.
+    the transpose is enough. Nor products of what a reshape makes (see `reshaped_products`), and broadcasts of arrays,
+    save those that are made anew for each use (see `is_overwritten`).
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer, transposes = source.program.producer, {*folded.values()}
+    remade = remade_values(source.program)
     seen: set[Any] = set()
     for value, handle in enumerate(source.definitions):
         if not lowered.shardings[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
@@ -239,7 +261,12 @@ def operation_shardings(
         operation = handle.owner.operation
         if operation.name.startswith("sdy.") or needs_pin(handle) or operation in seen:
             continue
-        if value in folded or producer[value] in transposes:
+        if (
+            value in folded
+            or value in reshaped
+            or producer[value] in transposes
+            or (is_repeated(handle) and not remade[value])
+        ):
             continue
         if len(operation.results) > 1:
             seen.add(operation)
@@ -256,6 +283,31 @@ def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, 
             if of is not None and (of.op, 0) not in lowered.required and len(lowered.path(value)) == 1:
                 found[value] = of.op
     return found
+
+
+def reshaped_products(source: Source, lowered: PartitionedProgram) -> dict[int, bool]:
+    """Results of contractions that read what a reshape makes, with no constraint between them; and whether all that
+    reads the result takes it as it lies.
+
+    XLA:TPU reshapes behind the contraction instead, and leaves its sharding on that of the array with other dimensions,
+    which it then partitions as a windowed product. It finds by itself how a result lies that is taken so, and a
+    constraint on it would keep what it joins apart.
+    """
+    program, found = source.program, dict[int, bool]()
+    for number, op in enumerate(source.program.ops):
+        if not op.kind.contraction or len(op.results) != 1:
+            continue
+        reads = [(number, k) for k, value in enumerate(op.operands) if made_by(program, value) == RESHAPE]
+        if any(edge not in lowered.required and len(lowered.path(op.operands[edge[1]])) == 1 for edge in reads):
+            (value,) = op.results
+            taken_so = not any(edge in lowered.required for edge in program.users[value])
+            found[value] = taken_so and len(lowered.path(value)) == 1
+    return found
+
+
+def made_by(program: Program, value: int) -> str:
+    """The name of the op that makes a value."""
+    return program.ops[program.producer[value]].name
 
 
 def sharding_finder(
