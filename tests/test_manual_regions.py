@@ -288,6 +288,20 @@ def test_devices_that_the_mesh_has_not() -> None:
         report_of(f"dense<[{list(range(17))}]> : tensor<1x17xi64>")
 
 
+def test_ragged_exchanges_are_all_to_alls() -> None:
+    """They are custom calls, with their groups in the configuration."""
+
+    def send(x: Any, sizes: Any) -> Any:
+        return lax.ragged_all_to_all(x, jnp.zeros_like(x), sizes, sizes, sizes, sizes, axis_name="model")
+
+    arguments = [jax.ShapeDtypeStruct((256, 128), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)]
+    function = by_hand(send, (P(("data", "model")), P(("data", "model"))), P(("data", "model")))
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    report = partition(Request("ragged.mlir", "v4-32", "data=4,model=4", content=text.encode())).report
+    sent = [(one.kind, one.axes, one.bytes) for one in report.collectives if one.by_hand]
+    assert sent == [("all-to-all", ["model"], 16 * 128 * 4)]
+
+
 def test_groups_that_are_no_axes_are_named() -> None:
     (half,) = [one for one in outcome_of("halves").report.collectives if one.by_hand]
     assert (half.kind, half.axes, half.count) == ("all-reduce", ["groups of 2"], 1)
