@@ -144,16 +144,16 @@ def is_overwritten(handle: Any, behind: set[Any]) -> bool:
 
     What reads it without changing it (a reshape and one back, a product with one, a slice of all) is folded away, and
     leaves its own sharding on what it read: one in the place of those of several results. And XLA:TPU moves a transpose
-    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise; so have
-    broadcasts that it moves past reshapes.
+    behind the elementwise work that follows a product, which then has shardings of arrays that lie otherwise.
     """
     if isinstance(handle, ir.BlockArgument):
         return False
-    return len(handle.owner.results) > 1 or handle.owner.operation in behind or is_repeated(handle)
+    return len(handle.owner.results) > 1 or handle.owner.operation in behind
 
 
 def is_repeated(handle: Any) -> bool:
-    """Whether an array is made by a broadcast."""
+    """Whether an array is made by a broadcast. XLA:TPU moves broadcasts past reshapes, and leaves their shardings on
+    arrays that lie otherwise. How one lies tells what reads it; a constraint behind keeps apart what XLA joins."""
     return bool(handle.owner.name == BROADCAST_IN_DIM)
 
 
@@ -249,7 +249,7 @@ def operation_shardings(
     Not contractions and transposes that XLA folds into one contraction before it partitions (see `folded_transposes`):
     it takes what stands on the first for that of the folded one, whose dimensions lie otherwise. A constraint behind
     the transpose is enough. Nor products of what a reshape makes (see `reshaped_products`), and broadcasts of arrays,
-    save those that are made anew for each use (see `is_overwritten`).
+    save those that are made anew for each use (see `is_repeated`).
     """
     sharding_of = sharding_finder(source, lowered, {value: lowered.path(value)[0] for value in lowered.computed})
     producer, transposes = source.program.producer, {*folded.values()}
