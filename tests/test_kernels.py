@@ -155,6 +155,17 @@ def test_what_passes_between_kernels_stays_on_the_chip_while_it_is_small(kept_by
     assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
 
 
+@pytest.mark.parametrize(("passed_bytes", "moved_kib"), [(0, 6), (2 * KIB - 1, 6), (2 * KIB, 4)])
+def test_what_passes_from_one_kernel_to_the_next_stays_on_the_chip_while_little_is_written(
+    passed_bytes: int, moved_kib: int
+) -> None:
+    """Two products as above; until the first has been read it is written, and the second."""
+    attained = replace(PLAIN.attained, kept_bytes=KIB / 2, passed_bytes=passed_bytes)
+    profile = replace(PLAIN, attained=attained, passes=PLAIN.passes | {"on-chip-reuse"})
+    evaluator = evaluator_of(source_of(lambda x, v, w: (x @ v) @ w, S, S, S), round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(moved_kib * KIB / 1e9)
+
+
 def test_each_array_that_passes_is_small_or_not_whatever_passes_beside_it() -> None:
     """A sum that reads two sorted arrays of 1 KiB each: both stay on the chip, and only what is sorted is read."""
     attained = replace(PLAIN.attained, kept_bytes=KIB)

@@ -13,7 +13,7 @@ class Side:
         bytes, elements: read on the side of an operand, written on the side of a result.
         flops: elementwise operations. read: bytes that what finishes a contraction reads, on the side of a result.
         passing: of all these bytes those of arrays that the program makes and does not keep. widest: bytes of the
-            largest of these arrays.
+            largest of these arrays, as they count in `on_chip_reuse`.
         staying: of all these bytes those of arrays that lie in on-chip memory as long as the loop runs, where they fit
             there beside the others that the loop keeps so; `beside`: bytes of all of them, see `loop_residency`.
     """
@@ -23,7 +23,7 @@ class Side:
     flops: float = 0.0
     read: int = 0
     passing: int = 0
-    widest: int = 0
+    widest: float = 0.0
     staying: float = 0.0
     beside: float = 0.0
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toast_cli.compiler import multi_output_fusion, reduction_fusion
+from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion
 from toast_cli.compiler.kernel import Kernel, Side
 from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
 from toast_cli.compiler.multi_output_fusion import Hosts
@@ -30,14 +30,16 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding, parts: [values] see `kernels`. cost: see `polynomials`. residency: see `loop_residency`. read: (value, op
-    that takes a part of it or -1) already counted. product: the contraction found on the way; others: more of them.
+    padding, parts: [values] see `kernels`. cost: see `polynomials`. residency: see `loop_residency`. widths: [values]
+    see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already counted. product: the contraction found
+    on the way; others: more of them.
     """
 
     padding: list[float]
     parts: list[float]
     cost: Mapping[str, float]
     residency: LoopResidency
+    widths: list[float]
     read: set[tuple[int, int]] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     product: int = -1
@@ -67,6 +69,7 @@ def kernels(
     cost = expansions(profile)
     sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
     residency = loop_residency(program, stored, sizes, free, profile)
+    widths = on_chip_reuse.widths(program, stored, sizes, profile)
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
             continue
@@ -75,12 +78,12 @@ def kernels(
         pending = [number]
         while pending:
             end = pending.pop()
-            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost, residency))
+            walk = _add(program, taken, free, end, found, _Walk(padded, parts, cost, residency, widths))
             reads[end] = {value for value, _ in walk.read}
             pending.extend(walk.others)
             joined = hosts.of(end, walk.read) if joins and walk.product < 0 else []
             if joined:
-                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost, residency))
+                _join(program, taken, free, end, found, hosts, joined, _Walk(padded, parts, cost, residency, widths))
             hosts.enter(joined[-1] if joined else walk.product if walk.product >= 0 else end, end, walk.read)
     if reduction_fusion.NAME in profile.passes:
         reduction_fusion.let_reductions_ride(program, found, reads)
@@ -193,7 +196,7 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
         side.staying, side.beside = side.staying + size, beside
     elif program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
         side.passing += size
-        side.widest = max(side.widest, size)
+        side.widest = max(side.widest, min(size, walk.widths[value]))
     side.elements += round(min(it.elements, part.elements) * padding)
 
 
@@ -211,4 +214,6 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
     if stays:
         return Side(size, elements, staying=size, beside=beside)
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
-    return Side(size, elements, passing=0 if kept else size, widest=0 if kept else size)
+    if kept:
+        return Side(size, elements)
+    return Side(size, elements, passing=size, widest=min(size, walk.widths[value]))

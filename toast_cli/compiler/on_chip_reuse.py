@@ -1,16 +1,24 @@
-"""On-chip reuse: what one kernel makes and others read does not pass through device memory while it is small.
+"""On-chip reuse: what one kernel makes and others read does not pass through device memory while it is small or brief.
 
 A part of the on-chip memory (128 MiB of CMEM or VMEM on TPUs) passes arrays from one kernel to the next. Up to
 `Attained.kept_bytes` on one device an array that the program makes and does not keep is no memory traffic; arguments,
-carries and results always are. Fitted to the cycles of whole programs that libtpu 0.0.42.1 compiled (`python
-benchmarks/calibrate.py`). Without this pass all that kernels read and write is traffic.
+carries and results always are. On v5e larger ones are none either where no more than `Attained.passed_bytes` are
+written from when the array is made until it is read for the last time, itself among them: the scores of an attention
+between two products, of 48 MiB. (In the slices of v4, v5p and v6e that were compiled such arrays do pass through device
+memory.) Fitted to the cycles of whole programs that libtpu 0.0.42.1 compiled (`python benchmarks/calibrate.py`).
+Without this pass all that kernels read and write is traffic.
 
-Enters: a profile. Leaves: up to how many bytes an array stays on the chip.
+Enters: a program and what is stored, a profile. Leaves: up to how many bytes an array stays on the chip, and as how
+large each counts for that.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ARGUMENT
 
 NAME = "on-chip-reuse"
 NOTHING = -1.0  # less than any array has
@@ -19,3 +27,20 @@ NOTHING = -1.0  # less than any array has
 def kept_bytes(profile: CompilerProfile) -> float:
     """Bytes of the largest array that stays on the chip between kernels."""
     return profile.attained.kept_bytes if NAME in profile.passes else NOTHING
+
+
+def widths(program: Program, stored: list[bool], sizes: list[float], profile: CompilerProfile) -> list[float]:
+    """[values] bytes of which whole arrays count as for `kept_bytes`. sizes: [values] bytes in memory."""
+    passed, kept = profile.attained.passed_bytes, profile.attained.kept_bytes
+    if not passed:
+        return sizes
+    written = (
+        0.0 if op.name == ARGUMENT else sum([sizes[value] for value in op.results if stored[value]])
+        for op in program.ops
+    )
+    before = list(accumulate(written, initial=0.0))
+    lasts = ([user for user, _ in users[-1:]] for users in program.users)
+    flows = (
+        before[max([maker, *last]) + 1] - before[maker] for maker, last in zip(program.producer, lasts, strict=True)
+    )
+    return [min(size, flow * kept / passed) for size, flow in zip(sizes, flows, strict=True)]

@@ -22,7 +22,8 @@ class Attained:
             least.
         narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
         kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as
-            memory traffic.
+            memory traffic. passed_bytes: neither does what is larger, where no more than that is written from when it
+            is made until it is read for the last time; 0: it does.
         kernel_seconds: of starting and draining one kernel, however small.
     """
 
@@ -32,6 +33,7 @@ class Attained:
     pass_bytes: float = 0.0
     narrow_write: float = 1.0
     kept_bytes: float = 0.0
+    passed_bytes: float = 0.0
     kernel_seconds: float = 0.0
 
 

@@ -30,6 +30,7 @@ V5E = Attained(
     narrow_write=2.65,
     kernel_seconds=1.9e-6,
     kept_bytes=32 * MIB,
+    passed_bytes=64 * MIB,
 )
 V5P = Attained(
     matrix=0.91, vector=0.66, memory=0.545, pass_bytes=4.0, narrow_write=2.7, kernel_seconds=3.8e-6, kept_bytes=16 * MIB
@@ -57,7 +58,8 @@ PASSES = plain.PASSES | {
 
 SOURCES = {
     "passes": "programs compiled for v4, v5e, v5p and v6e; each pass tells in its file what was seen",
-    "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of programs.jsonl",
+    "attained": f"fitted to {VERSION}'s estimates, benchmarks/data/ops.csv; kept_bytes: fit programs of "
+    "programs.jsonl; passed_bytes: those, and steps of published programs in real.jsonl",
     "memory_tile": f"layouts in {VERSION}'s compiled programs: T(8,128)",
     "fusion": f"{VERSION}'s compiled programs; polynomials: `python benchmarks/calibrate_ops.py --compile`",
     "space_to_batch": f"{VERSION}'s compiled programs, `python benchmarks/calibrate_memory.py --programs unet_small`",
