@@ -61,6 +61,30 @@ def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
     assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("data", "fsdp"), 4 * 4 * 16)}
 
 
+@pytest.mark.parametrize("name", ["a reduction", "a look-up", "a sum of products", "a product"])
+def test_what_is_scattered_along_two_dimensions_is_reduced_whole_but_for_products(name: str) -> None:
+    """XLA takes pieces along one dimension of what it all-reduces for a reduce-scatter; a product has two of them."""
+    functions: dict[str, Callable[..., jax.Array]] = {
+        "a reduction": lambda x, y, i: jnp.sort(jnp.tanh(x).sum(0), 0),
+        "a look-up": lambda x, y, i: jnp.zeros((8, 16, 32)).at[i].add(x),
+        "a sum of products": lambda x, y, i: jnp.einsum("bij,bk->ijk", x, y) + jnp.einsum("bij,bk->ijk", x, y * y),
+        "a product": lambda x, y, i: jnp.einsum("bij,bk->ijk", x, y),
+    }
+    case = case_of(functions[name], arg(64, 16, 32), arg(64, 8), arg(64, dtype=jnp.int32))
+    plan = (
+        case.shard("x.0", "data"),
+        case.shard("x.0", "model"),
+        case.shard("x.1", "data"),
+        case.shard("x.2", "model"),
+    )
+    lowered = case.lowered(plan)
+    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})
+    assert not isinstance(found, Failure)
+    promised = {one.kind for one in lowered.collectives}
+    assert promised == {one.kind for one in found}
+    assert ("reduce-scatter" in promised) is (name == "a product")
+
+
 @pytest.mark.parametrize("reduced", [False, True])
 def test_the_partitioner_is_left_with_products_that_it_would_else_reduce_whole(reduced: bool) -> None:
     """Those that are scattered over one axis and reduced over another; XLA:TPU makes slow loops of others."""

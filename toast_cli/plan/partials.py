@@ -206,7 +206,8 @@ class Completion(NamedTuple):
     """How a partial value is completed.
 
     Attributes:
-        apart: scattered in steps (see `scattered_apart`), not over all axes at once. beside: scattered over some axes
+        apart: scattered in steps (see `scattered_apart`), not over all axes at once; what is scattered along several
+            dimensions is all-reduced otherwise. beside: scattered over some axes
             where it is all-reduced over others (see `scattered_beside`). gathers: see `gathers_terms`.
     """
 
@@ -238,14 +239,15 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
             of that.
     """
     at, to, reduced = partial
-    scattered = tuple([axis for axes in _over(at, to) for axis in axes])
+    over_dims = [axes for axes in _over(at, to) if axes]
+    scattered = tuple([axis for axes in over_dims for axis in axes])
     if how.gathers:
         over = tuple(sorted({*scattered, *reduced}))
         yield Hop(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
         return
     taken = axes_of(cut)
     later = tuple(sorted(taken.union(reduced)))
-    if scattered and later and not how.beside:
+    if scattered and ((later and not how.beside) or (len(over_dims) > 1 and not how.apart)):
         yield Hop(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(at, sizes), at, at)
         return
     lies, fraction = at, 1 / shards(at, sizes)
