@@ -166,8 +166,7 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
     hint = f"patterns are relative to {_shown(root)}"
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file())
-    # Which of these Path.glob raises for what it cannot follow depends on the version of Python.
-    except (ValueError, NotImplementedError, RecursionError, re.error) as error:
+    except (ValueError, NotImplementedError, RecursionError, re.error) as error:  # Path.glob's, by version of Python
         raise UsageError(f'the pattern "{pattern}" cannot be followed: {error}', where=place, hint=hint) from error
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=hint)
