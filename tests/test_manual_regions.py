@@ -284,7 +284,7 @@ def test_groups(groups: str, axes: list[str] | None) -> None:
 
 
 def test_devices_that_the_mesh_has_not() -> None:
-    with pytest.raises(InputError, match="names device 16; the mesh has 16"):
+    with pytest.raises(InputError, match="name device 16; the mesh has 16"):
         report_of(f"dense<[{list(range(17))}]> : tensor<1x17xi64>")
 
 

@@ -70,7 +70,7 @@ def _check_devices(source: Source, program: Program, devices: int) -> None:
             unknown = next((n for group in exchange.groups for n in group if not 0 <= n < devices), None)
             if unknown is not None:
                 raise InputError(
-                    f"an {exchange.kind} names device {unknown}; the mesh has {devices}",
+                    f"the groups of {exchange.kind} name device {unknown}; the mesh has {devices}",
                     where=place_text(exchange.place, source.frames) or source.path,
                     hint="is the file intact?",
                 )
