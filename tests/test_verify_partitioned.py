@@ -105,13 +105,32 @@ ROWS = {
         [reduced("x", "p", DATA), reduced("y", "q", DATA), "%s = f32[8,4]{1,0} add(%x, %y)"],
         [("all-reduce", ("data",), 128)],
     ),
-    "three sums are added up after conversion, and a piece is kept": (
+    "two sums are added up after conversion: XLA:TPU reduces each as it is": (
+        [
+            *(reduced(name, "p", DATA, kind="bf16[8,4]{1,0}") for name in "xy"),
+            *(f"%{name}f = f32[8,4]{{1,0}} convert(%{name})" for name in "xy"),
+            "%s = f32[8,4]{1,0} add(%xf, %yf)",
+        ],
+        [("all-reduce", ("data",), 64), ("all-reduce", ("data",), 64)],
+    ),
+    "three pieces of sums are added up after conversion": (
         [
             *(reduced(name, "p", DATA, kind="bf16[8,4]{1,0}") for name in "xyz"),
-            *(f"%{name}f = f32[8,4]{{1,0}} convert(%{name})" for name in "xyz"),
-            "%s = f32[8,4]{1,0} add(%xf, %yf)",
-            "%u = f32[8,4]{1,0} add(%s, %zf)",
-            "%t = f32[2,4]{1,0} dynamic-slice(%u, %d, %zero), dynamic_slice_sizes={2,4}",
+            *(
+                f"%{name}s = bf16[2,4]{{1,0}} dynamic-slice(%{name}, %d, %zero), dynamic_slice_sizes={{2,4}}"
+                for name in "xyz"
+            ),
+            *(f"%{name}f = f32[2,4]{{1,0}} convert(%{name}s)" for name in "xyz"),
+            "%s = f32[2,4]{1,0} add(%xf, %yf)",
+            "%u = f32[2,4]{1,0} add(%s, %zf)",
+        ],
+        [("reduce-scatter", ("data",), 16)] * 3,
+    ),
+    "a piece is kept of a sum after conversion": (
+        [
+            reduced("x", "p", DATA, kind="bf16[8,4]{1,0}"),
+            "%xf = f32[8,4]{1,0} convert(%x)",
+            "%t = f32[2,4]{1,0} dynamic-slice(%xf, %d, %zero), dynamic_slice_sizes={2,4}",
         ],
         [("reduce-scatter", ("data",), 16)],
     ),
