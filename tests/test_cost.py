@@ -403,6 +403,27 @@ def test_memory_is_looked_at_wherever_a_search_would_not() -> None:
         assert evaluator.cost(plan).peak_bytes == pytest.approx(exact.peak_bytes)
 
 
+def test_what_is_all_reduced_and_then_cut_is_there_whole_until_it_is_cut() -> None:
+    """A sum that goes on split along two dimensions is all-reduced, and cut by the kernel that reads it: the cosine's.
+    Split along one it is scattered, and nobody has it whole."""
+
+    def fn(x: Any, v: Any, w: Any) -> Any:
+        return jnp.sort(jnp.cos(w + x.sum(0) * jnp.sort(v))) @ jnp.ones((256, 8))
+
+    case = case_of(fn, arg(64, 256, 256), arg(256, 256), arg(256, 256), mesh=round_mesh(data=4, model=2))
+    cosine = next(n for n, op in enumerate(case.program.ops) if op.name == "stablehlo.cosine")
+    rows = case.shard("x.0", "data")
+    twice = (rows, case.shard("x.0", "model"), case.shard("w.0", "data"), case.shard("w.1", "model"))
+    for plan, kind, held in ((twice, "all-reduce", 256 - 32), ((rows, case.shard("w.0", "data")), "reduce-scatter", 0)):
+        assert case.evaluator.collectives(plan)[0].kind == kind
+        partial = case.evaluator.memory_by(plan, lambda value, role: role)["partial"] / 2**10
+        moments = case.evaluator.timeline.candidates.tolist()
+        made = partial.argmax()
+        assert partial[made] == 256
+        assert set(partial[made + 1 : moments.index(2 * cosine) + 1]) == {held}
+        assert not partial[moments.index(2 * cosine) + 1 :].any()
+
+
 @pytest.mark.parametrize("name", ["scan_tiny", "rnn_tiny", "itx_decode_tiny", "t2b_tiny"])
 def test_nothing_is_over_before_it_began(name: str) -> None:
     """What reads a loop's result runs after the loop, so that arrays alive at a moment are as large as the profile

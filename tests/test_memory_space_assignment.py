@@ -61,6 +61,15 @@ def test_brief_temporaries_take_no_device_memory(
     assert np.sum(list(roles.values()), axis=0).max() / KIB == pytest.approx(peak), what
 
 
+def test_what_is_to_be_reduced_stays_out() -> None:
+    """x @ y lies in on-chip memory; as a partial product it is whole in device memory until it is reduced."""
+    case = case_of(lambda x, y: x @ y @ y, S, S, mesh=round_mesh(data=2), profile=with_memory(8))
+    together, split = (), (case.shard("x.1", "data"),)
+    roles = [case.evaluator.memory_by(plan, lambda value, role: role) for plan in (together, split)]
+    assert roles[0]["temporary"].max() == KIB  # the result alone
+    assert roles[1]["partial"].max() == KIB
+
+
 def test_time_inside_a_loop_is_that_of_one_iteration_and_after_it_that_of_all() -> None:
     case = case_of(
         lambda x: lax.fori_loop(0, 100, lambda _, c: c @ c @ c, x) @ x,

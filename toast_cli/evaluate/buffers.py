@@ -7,7 +7,8 @@
   end;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
-  gradients' reductions are combined and not hurried;
+  gradients' reductions are combined and not hurried. What is waited for and all-reduced, though devices go on with
+  pieces of it, is there whole until the last kernel that cuts it;
 * what is alive in a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -31,7 +32,7 @@ from toast_cli.plan.reshard import Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
-OWN, PARTIAL, REDUCED, INSIDE = "own", "partial", "reduced", "inside"
+OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 
 
 class Ahead(NamedTuple):
@@ -71,6 +72,8 @@ class Buffers:
             if iteration.scattered[item.result]:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
+                if self._pricer.is_cut_late(item, iteration):
+                    yield UNCUT, self._pricer.kept(item, computed) - self._pricer.kept(item, made)
         for copy in copies:
             kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
             yield kind, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
@@ -91,6 +94,9 @@ class Buffers:
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
         made = self._lives.times[self._problem.program.producer[value]]
+        if kind == UNCUT:
+            last = self._cut_by(value)
+            return [(made + 1, last)] if made < last else []
         return [(made, made)] if kind in (PARTIAL, INSIDE) else self._waiting(item, made, value)
 
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
@@ -105,7 +111,10 @@ class Buffers:
         ]
 
     def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
-        """Whether that array, if it is small enough, may spend this interval there."""
+        """Whether that array, if it is small enough, may spend this interval there: nothing that is to be reduced, or
+        was and is whole."""
+        if kind in (PARTIAL, UNCUT):
+            return False
         return self.on_chip.brief(interval) and (kind not in (OWN, REDUCED) or self.on_chip.may_hold(value))
 
     def role(self, item: ArrayItem, kind: Kind) -> str:
@@ -138,6 +147,25 @@ class Buffers:
             if self._lives.intervals[value]:
                 return True
         return False
+
+    def _cut_by(self, value: int) -> int:
+        """Half step of the last kernel that reads a value, or what is computed of it as it is read. Products are none:
+        a piece is made for them; nor is what another loop reads."""
+        program, lives = self._problem.program, self._lives
+        loop, last = program.ops[program.producer[value]].loop, -1
+        seen, waiting = {value}, [value]
+        while waiting:
+            for number, _ in program.users[waiting.pop()]:
+                op = program.ops[number]
+                if op.loop != loop or op.kind.matrix_unit:
+                    continue
+                result = op.results[0] if op.results else -1
+                if result < 0 or not op.kind.fusible or lives.intervals[result]:
+                    last = max(last, lives.times[number])
+                elif result not in seen:
+                    seen.add(result)
+                    waiting.append(result)
+        return last
 
     def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int, *, ahead: bool) -> list[Interval]:
         """Nothing where only loops or donated arguments take the copy over. ahead: it stands before loops."""

@@ -24,11 +24,21 @@ from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.partials import REDUCE_SCATTER, Completion, Cuts, Hop, Partial, completed, completion_of, partial_of
+from toast_cli.plan.partials import (
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Completion,
+    Cuts,
+    Hop,
+    Partial,
+    completed,
+    completion_of,
+    partial_of,
+)
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_region
-from toast_cli.plan.sharding import Sharding, shards, split_further
+from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further
 from toast_cli.program.ops import ARGUMENT
 
 Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
@@ -141,14 +151,11 @@ class Pricer:
             seconds = self._seconds_of(step.kind, size, step.axes)
             yield _use(step.kind, step.axes, size, item.runs, seconds, number, value, "reshard")
 
-    def _hops_of(
-        self, partial: Partial, how: _Reduced, iteration: Iteration, k: int, cut: Cuts = ()
-    ) -> tuple[Hop, ...]:
-        op = self._problem.program.ops[how.op]
-        key = partial, completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart), cut
+    def _hops_of(self, partial: Partial, how: Completion, cut: Cuts) -> tuple[Hop, ...]:
+        key = partial, how, cut
         hops = self._hops.get(key)
         if hops is None:
-            hops = self._hops[key] = tuple(completed(partial, self._sizes, key[1], cut))
+            hops = self._hops[key] = tuple(completed(partial, self._sizes, how, cut))
         return hops
 
     def _reductions(
@@ -156,7 +163,9 @@ class Pricer:
     ) -> Iterator[CollectiveUse]:
         """What makes partial result k, of `whole` bytes on all devices, complete. cut: see `completed`."""
         sharding = iteration.computed[k]
-        for hop in self._hops_of(partial, how, iteration, k, cut):
+        op = self._problem.program.ops[how.op]
+        completion = completion_of(op, iteration, k, self._sizes, how.terms, apart=how.apart)
+        for hop in self._hops_of(partial, completion, cut):
             size = whole * hop.fraction
             if hop.kind != REDUCE_SCATTER:
                 yield self._reduction(hop.kind, hop.axes, size, k, how)
@@ -200,6 +209,23 @@ class Pricer:
         )
 
     # -- arrays --------------------------------------------------------------------------------------------------
+
+    def is_cut_late(self, item: ArrayItem, iteration: Iteration) -> bool:
+        """Whether the item's arrays, which are scattered, are all-reduced, and each device takes its piece where it
+        reads them. iteration: of the op that makes them."""
+        op, k = self._problem.program.producer[item.values[0]], item.result
+        partial = partial_of(iteration, k)
+        if partial is None or not item.waited_for:
+            return False
+        how = completion_of(self._problem.program.ops[op], iteration, k, self._sizes)
+        lies = partial.at
+        for hop in self._hops_of(partial, how, ()):
+            if hop.kind != REDUCE_SCATTER:
+                return hop.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
+            if not self._scatters.stays(op, k, hop.axes, lies, iteration, updates=False, alone=True):
+                return True
+            lies = split_further(lies, partial.to, hop.axes)
+        return False
 
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
         """Shardings other than its own in which readers need the array, where getting there communicates."""
