@@ -72,6 +72,33 @@ REPEATED = """func.func public @main(%x: tensor<16x8xf32> loc("x"), %b: tensor<8
 }"""
 
 
+TURNED_OPERAND = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %w: tensor<8x16xf32> loc("w"))
+    -> tensor<64x8xf32> {
+  %0 = stablehlo.sine %w : tensor<8x16xf32>
+  %1 = stablehlo.transpose %0, dims = [1, 0] : (tensor<8x16xf32>) -> tensor<16x8xf32>
+  %2 = stablehlo.dot_general %x, %1, contracting_dims = [1] x [0] :
+      (tensor<64x16xf32>, tensor<16x8xf32>) -> tensor<64x8xf32>
+  return %2 : tensor<64x8xf32>
+}"""
+# Elementwise work that is read as it lies, and through a view: transposed, by a product with a vector that adds up over
+# its first dimension, and with a dimension of size 1 in front.
+VIEWED = """func.func public @main(%x: tensor<64x16xf32> loc("x"), %v: tensor<64xf32> loc("v"))
+    -> (tensor<64x16xf32>, RESULT) {
+  %0 = stablehlo.sine %x : tensor<64x16xf32>
+  %1 = VIEW
+  %2 = stablehlo.cosine %1 : RESULT
+  return %0, %2 : tensor<64x16xf32>, RESULT
+}"""
+VIEWS = {
+    "transpose": ("stablehlo.transpose %0, dims = [1, 0] : (tensor<64x16xf32>) -> RESULT", "tensor<16x64xf32>"),
+    "dot": (
+        "stablehlo.dot_general %0, %v, contracting_dims = [0] x [0] : (tensor<64x16xf32>, tensor<64xf32>) -> RESULT",
+        "tensor<16xf32>",
+    ),
+    "reshape": ("stablehlo.reshape %0 : (tensor<64x16xf32>) -> RESULT", "tensor<1x64x16xf32>"),
+}
+
+
 @pytest.mark.parametrize(
     ("program", "decisions"),
     [
@@ -141,3 +168,27 @@ def test_a_product_of_what_a_reshape_makes_has_no_sharding_of_its_own(gathered: 
     (read,) = (line for line in lines if f"({product.split()[0]})" in line)
     assert ("custom-call" in read) == gathered
     assert "devices=[4," in read
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_xla_moves_no_view_past_elementwise_work(name: str) -> None:
+    """XLA:TPU makes the work anew behind the view, and leaves its sharding on what lies otherwise: of gradients of
+    gradients, whole activations were exchanged."""
+    view, result = VIEWS[name]
+    source = source_of_text(VIEWED.replace("VIEW", view).replace("RESULT", result))
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    lines = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode().splitlines()
+    (constraint,) = (line for line in lines if "custom-call(sine" in line)
+    assert "sharding={devices=[4,1,2]<=[8]" in constraint
+    (view,) = (line for line in lines if f" {name}({constraint.split()[0]}" in line)
+    if name == "transpose":
+        assert any(f"custom-call({view.split()[0]})" in line and "devices=[1,4,2]" in line for line in lines)
+
+
+def test_a_transpose_that_goes_into_a_product_has_no_constraint_behind() -> None:
+    source = source_of_text(TURNED_OPERAND)
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    lines = emit_hlo(source, case.lowered(strategy(case, "x.0=data"))).decode().splitlines()
+    (turned,) = (line for line in lines if " transpose(" in line)
+    (product,) = (line for line in lines if " dot(" in line)
+    assert f", {turned.split()[0]})" in product

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toast_cli.emit.barriers import read_in_parts
+from toast_cli.emit.moved_views import constraints_before_views, moved_transposes
 from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -91,7 +92,8 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     lowered = scattered_as_found(lowered)
     folded = folded_transposes(source, lowered)
     reshaped = reshaped_products(source, lowered)
-    behind = {source.operations[transpose] for transpose in folded.values()}
+    turned = {*folded.values()}
+    behind = {source.operations[number] for number in turned | moved_transposes(source, lowered, turned)}
     behind |= {source.definitions[value].owner.operation for value, so in reshaped.items() if not so}
     whole = [
         pin if needs_pin(pin.handle) or is_overwritten(pin.handle, behind) else Pin(pin.handle, pin.shardings[1:])
@@ -102,7 +104,7 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         boundary.results,
         operations=tuple(operation_shardings(source, lowered, folded, {*reshaped})),
         pins=tuple(pin for pin in whole if pin.shardings),
-        reshards=reshards,
+        reshards=(*reshards, *constraints_before_views(source, lowered, turned)),
         barriers=barriers(source, lowered),
     )
 

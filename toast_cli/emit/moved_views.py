@@ -1,0 +1,98 @@
+"""Views that XLA:TPU moves past elementwise work before it partitions, and how HLO keeps them where they are.
+
+XLA:TPU moves a transpose in front of the elementwise work that it reads, makes that work anew for it where others read
+it too, and leaves the shardings of that work on arrays whose dimensions then lie otherwise (libtpu 0.0.42.1). So it
+does with reshapes, and with transposes that it makes of its own: a product with a vector becomes an elementwise one and
+a sum of that, for which it brings the dimensions to an order of its own. Then the partitioner exchanges whole arrays
+where nothing was to be sent. XLA moves no view past a constraint. Once partitioned, the constraints are gone, and XLA
+moves what it likes.
+
+Enters: a `Source` and a `PartitionedProgram`. Leaves: which transposes are to be kept in place, and constraints in
+front of views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from toast_cli.emit.reshards import Reshard, by_anchor
+from toast_cli.frontend.source import Source
+from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import TRANSPOSE
+from toast_cli.program.rematerialised import remade_values
+from toast_cli.program.sums import is_view
+from toast_cli.xla import dot_dimensions, ir
+
+Edge = tuple[int, int]  # an op, and which of its operands
+
+
+def moved_transposes(source: Source, lowered: PartitionedProgram, folded: Collection[int]) -> set[int]:
+    """Transposes that XLA may move, whose results are to have a constraint: all but those that
+    are `folded` into the product they read, or go into the products that read them."""
+    program, remade = source.program, remade_values(source.program)
+    return {
+        number
+        for number, op in enumerate(program.ops)
+        if op.name == TRANSPOSE and number not in folded and not remade[value := op.results[0]]
+        if program.producer[value] >= 0 and lowered.shardings[value]
+        if not all(program.ops[reader].kind.matrix_unit for reader, _ in program.users[value])
+    }
+
+
+def constraints_before_views(source: Source, lowered: PartitionedProgram, folded: Collection[int]) -> Iterator[Reshard]:
+    """A constraint that says how an array lies, in front of the views that may be moved past what makes it. None where
+    the array is sent elsewhere in between, and has one."""
+    program, remade = source.program, remade_values(source.program)
+    wanted: dict[tuple[int, ir.Value], dict[Edge, ir.Operation]] = {}
+    for number, k in (*views(program, folded), *turned_operands(source)):
+        value = program.ops[number].operands[k]
+        if (number, k) in lowered.required or remade[value] or not lowered.shardings[value]:
+            continue
+        use = source.use(number, k)
+        handle = use.operation.operands[use.operand]
+        if not isinstance(handle, ir.BlockArgument):  # which has a constraint
+            wanted.setdefault((value, handle), {})[number, k] = use.operation
+    for (value, _), operations in wanted.items():
+        lies = lowered.shardings[value]
+        for anchor, edges in by_anchor(operations):
+            uses = tuple(source.use(*edge) for edge in edges)
+            first = next(use for use in uses if use.operation == anchor)
+            yield Reshard(value, lies, lies, anchor, first, uses, tuple(edges))
+
+
+def views(program: Program, folded: Collection[int]) -> Iterator[Edge]:
+    """Views of what elementwise work makes, and transposes of products that are not folded into them."""
+    for number, op in enumerate(program.ops):
+        if len(op.results) != 1 or not op.operands or number in folded or program.producer[op.results[0]] < 0:
+            continue
+        maker = program.ops[program.producer[op.operands[0]]]
+        if op.name == TRANSPOSE:
+            if computes(maker):
+                yield number, 0
+        elif maker.kind.elementwise and is_view(op, program):
+            yield number, 0
+
+
+def turned_operands(source: Source) -> Iterator[Edge]:
+    """What products with vectors read in another order of dimensions than XLA multiplies and adds up in: what both
+    have, what only one has, what is added up."""
+    program = source.program
+    for number, op in enumerate(program.ops):
+        if not op.multiplies_by_vector or program.producer[op.results[0]] < 0:
+            continue
+        left, right, left_summed, right_summed = dot_dimensions(
+            source.operations[number].attributes["dot_dimension_numbers"]
+        )
+        for k, (shared, summed) in enumerate(((left, left_summed), (right, right_summed))):
+            value = op.operands[k]
+            shape = program.values[value].shape
+            only = [dim for dim in range(len(shape)) if dim not in shared and dim not in summed]
+            order = [dim for dim in (*shared, *only, *summed) if shape[dim] > 1]
+            if order != sorted(order) and computes(program.ops[program.producer[value]]):
+                yield number, k
+
+
+def computes(maker: Op) -> bool:
+    """Whether an op is one that views are moved past."""
+    return maker.kind.fusible or maker.kind.matrix_unit
