@@ -58,6 +58,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
+    "library-convolutions": frozenset(),
     "scatter-chains": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),

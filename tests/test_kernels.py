@@ -19,6 +19,7 @@ from toast_cli.cost.matrix_unit import padding
 from toast_cli.cost.model import Attained
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import find_preset
+from toast_cli.program.ops import ARGUMENT, RESULT
 
 S = arg(16, 16)
 KIB = 1024
@@ -210,3 +211,31 @@ def test_what_a_loop_carries_partial_is_not_written_apart() -> None:
     case = case_of(accumulated, arg(16, 16), arg(4, 64, 16), mesh=round_mesh(data=4))
     whole, split = (case.evaluator.cost(plan).compute_seconds for plan in ((), (case.shard("x.1", "data"),)))
     assert split < whole
+
+
+@pytest.mark.parametrize(
+    ("passes", "written"),
+    [(set(), ["cosine", "convolution"]), ({"library-convolutions"}, ["tanh", "convolution", "cosine", "convolution"])],
+)
+def test_what_a_librarys_convolution_reads_and_makes_is_written(passes: set[str], written: list[str]) -> None:
+    """tanh is computed as the first convolution reads it, cos finishes it; a library's read arrays and write arrays."""
+
+    def fn(x: Any, v: Any, w: Any) -> Any:
+        made = lax.conv(jnp.tanh(x), v, (1, 1), "SAME")
+        return lax.conv(jnp.cos(made), w, (1, 1), "SAME")
+
+    problem = problem_of(source_of(fn, arg(8, 16, 16, 16), *(arg(16, 16, 3, 3),) * 2), round_mesh(data=4))
+    program = problem.program
+    stored = materialised(program, problem.free, replace(PLAIN, passes=PLAIN.passes | passes))
+    made = [
+        op.name.partition(".")[2] for op in program.ops if op.name not in (ARGUMENT, RESULT) and stored[op.results[0]]
+    ]
+    assert made == written
+
+
+def test_a_product_of_which_a_slice_is_read_multiplies_that_alone() -> None:
+    program = problem_of(source_of(lambda x, w: (x @ w)[-4:], S, S), round_mesh(data=4)).program
+    (product,) = [op for op in program.ops if op.kind.contraction]
+    sliced = replace(PLAIN, passes=PLAIN.passes | {"sliced-products"})
+    assert arithmetic(program, product, sliced) == 4 * 16 * 16 * 2
+    assert arithmetic(program, product, PLAIN) == 16 * 16 * 16 * 2

@@ -148,7 +148,7 @@ PIECES = replace(
     PLAIN,
     passes=PLAIN.passes
     | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"}
-    | {"product-reductions"},
+    | {"product-reductions", "sliced-products"},
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "product-reductions": (lambda x, w: jnp.argmin((w * w).sum(0) - x @ w, 1), (arg(64, 16), arg(16, 1024)), "",
                           "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
-    "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PLAIN),
+    "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
     "scatter-chains": (looked_up_twice, (arg(4096, 64), arg(128, dtype=jnp.int32), arg(128, 64)), "", "more peak",
                        PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
@@ -191,6 +191,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),
     "space-to-batch": (convolved, IMAGES, "", "less peak", "v3-32"),
+    "library-convolutions": (lambda x, w: lax.conv(jnp.sin(x), w, (1, 1), "SAME").sum(),
+                             (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
     "loop-copies": (decoding, CACHE, "", "less peak", PLAIN),
     "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),

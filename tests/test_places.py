@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 from programs import source_of
 
+from toast_cli.frontend import load
 from toast_cli.frontend.places import frames_of, place_text
 
 FLAX = "/usr/venv/lib/python3.11/site-packages/flax/nnx/nn"
@@ -66,3 +70,14 @@ def test_a_program_of_jax_says_its_functions() -> None:
     assert " helper (" in source.location(product)
     assert source.stack(product)[0].function == "helper"
     assert len(source.stack(product)) > 1
+
+
+def test_lines_of_the_programs_own_text_are_named_by_its_file(tmp_path: Path) -> None:
+    """A program without locations has its own lines for a source; bytecode made of it elsewhere has not."""
+    path = tmp_path / "mine.mlir"
+    path.write_text(jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.zeros((4, 4))).as_text())
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "sine" in text)
+    source = load(str(path))
+    sine = next(n for n, op in enumerate(source.program.ops) if op.name == "stablehlo.sine")
+    assert source.location(sine) == source.stack(sine)[0].place == f"mine.mlir:{line}"
+    assert replace(source, format="bytecode").location(sine) == f"-:{line}"

@@ -6,9 +6,9 @@ computes its operands as it reads them (XLA:TPU's input fusion, as seen in its c
 across the boundary of a loop. What a barrier against optimisation takes is written, and what it gives is the same
 array. Without this pass every value is written.
 
-The passes that say what else a kernel does, and what several kernels read, have files of their own: `output_fusion`,
-`multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`, `polynomials`, `product_reductions`,
-`scatter_chains`, `shared_exponentials` and `weight_parts`.
+The passes that say what else a kernel does, and what several kernels read, have files of their own:
+`library_convolutions`, `output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`,
+`polynomials`, `product_reductions`, `scatter_chains`, `shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -16,6 +16,7 @@ Enters: a program and a profile. Leaves: for each value whether it is stored.
 from __future__ import annotations
 
 from toast_cli.compiler import (
+    library_convolutions,
     multi_output_fusion,
     narrow_stores,
     one_hot_scatters,
@@ -87,6 +88,7 @@ class _Fusion:
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
         self._product_reductions = product_reductions.NAME in profile.passes
+        self._library = library_convolutions.NAME in profile.passes
         self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
@@ -145,6 +147,8 @@ class _Fusion:
             return True
         if self._scatter_chains and scatter_chains.is_added_to(producer, program):
             return True
+        if self._library and producer.kind.convolution:
+            return True
         return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
@@ -201,6 +205,8 @@ class _Fusion:
         ops, producer, read = self._program.ops, self._program.producer, self.sources[value]
         if effort and self._written_for_products(value, effort):
             return True
+        if self._library and library_convolutions.is_read(self._program, readers):
+            return not op.kind.view
         if value in self._padded or any(not ops[r].kind.fuses_operands for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)

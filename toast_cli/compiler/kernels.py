@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion
+from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion, sliced_products
 from toast_cli.compiler.kernel import Kernel, Side
 from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
 from toast_cli.compiler.multi_output_fusion import Hosts
@@ -140,7 +140,8 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
 
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
-    return _arithmetic(program, op, expansions(profile))
+    part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
+    return part * _arithmetic(program, op, expansions(profile))
 
 
 def _arithmetic(program: Program, op: Op, cost: Mapping[str, float]) -> float:

@@ -18,6 +18,7 @@ from toast_cli.compiler import (
     fusion,
     in_place_updates,
     late_reductions,
+    library_convolutions,
     lookup_rows,
     loop_copies,
     loop_gathers,
@@ -80,7 +81,7 @@ PASSES = _listed(
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
-    weight_parts, padded_operands, widened_lookups,
+    weight_parts, padded_operands, widened_lookups, library_convolutions,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.

@@ -15,6 +15,7 @@ from toast_cli.printable import printable
 # Which frames a place has: the user's own, or the whole stack.
 USERS, ALL = "user", "all"
 FRAMES = (USERS, ALL)
+TEXT = "-"  # what MLIR calls the text that it parses
 
 _HEAD = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"(?=\()')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
@@ -46,21 +47,25 @@ class Frame:
         return f"{self.place} {self.function}" if self.function else self.place
 
 
-def frames_of(location: str) -> tuple[Frame, ...]:
-    """The frames of a location, the innermost first; none where it holds no source."""
+def frames_of(location: str, file: str = TEXT) -> tuple[Frame, ...]:
+    """The frames of a location, the innermost first; none where it holds no source. file: what the program's own text
+    is called, the lines of which stand for a source where it names none."""
     head = _HEAD.match(location)
     found = _FRAME.findall(location, head.end() if head else 0)
-    return tuple(Frame(_function(function), path, int(line)) for function, path, line in found)
+    return tuple(
+        Frame(_function(function), file if path == TEXT else path, int(line)) for function, path, line in found
+    )
 
 
-def place_text(location: str, frames: str = USERS) -> str:
+def place_text(location: str, frames: str = USERS, file: str = TEXT) -> str:
     """`model.py:28 Block.__call__ → MultiHeadAttention (jit(f)/mul)`; the name alone where the location holds no
     source.
 
     Args:
         frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
+        file: see `frames_of`.
     """
-    stack, label = frames_of(location), name_stack_of(location)
+    stack, label = frames_of(location, file), name_stack_of(location)
     where = " ← ".join(map(str, stack)) if frames == ALL else _users(stack)
     return printable(f"{where} ({label})" if where and label else where or label)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.frontend.places import USERS, Frame, frames_of, name_stack_of, place_text
+from toast_cli.frontend.places import TEXT, USERS, Frame, frames_of, name_stack_of, place_text
 from toast_cli.printable import printable
 from toast_cli.program.model import Program
 
@@ -60,11 +60,16 @@ class Source:
         """Place of a program op in the source, `model.py:123 function (name stack)`; empty where the program holds
         none. See `toast_cli.frontend.places`. inside: location of an op within it, to be told instead (see
         `Exchange`)."""
-        return place_text(inside or str(self.operations[op].location), self.frames)
+        return place_text(inside or str(self.operations[op].location), self.frames, self.text_file)
 
     def stack(self, op: int) -> tuple[Frame, ...]:
         """Every frame of a program op's location, the innermost first."""
-        return frames_of(str(self.operations[op].location))
+        return frames_of(str(self.operations[op].location), self.text_file)
+
+    @property
+    def text_file(self) -> str:
+        """The file whose lines locations name that name no other; `TEXT` where it is not this one."""
+        return self.path if self.format == "stablehlo" else TEXT
 
     def name_stack(self, op: int) -> str:
         """The names around a program op, `jit(f)/layer_0/mul`; empty where its location holds none."""

@@ -28,12 +28,14 @@ SOURCES = {
 # They list no rate for bf16, and XLA widens it to f32.
 WIDENED = ("P100", "V100")
 
+PASSES = plain.PASSES | {"temporary-growth", "library-convolutions"}
+
 PROFILES = {
     chip: CompilerProfile(
         compiler="XLA:GPU",
         version=VERSION,
         chip=chip,
-        passes=plain.PASSES | {"temporary-growth"} | ({"bf16-widening"} if chip in WIDENED else set()),
+        passes=PASSES | ({"bf16-widening"} if chip in WIDENED else set()),
         attained=ATTAINED,
         fusion=plain.FUSION,
         temporary_growth=1.12,
