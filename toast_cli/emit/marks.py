@@ -276,13 +276,16 @@ def operation_shardings(
 
 
 def folded_transposes(source: Source, lowered: PartitionedProgram) -> dict[int, int]:
-    """Results of contractions that only a transpose reads, with no constraint between them, and that transpose."""
+    """Results of contractions that only a transpose reads, with no constraint between them, and that transpose. Not of
+    those that are and stay split along nothing, which lie alike in any order of dimensions."""
     found = {}
     for op in source.program.ops:
         if op.kind.contraction and len(op.results) == 1:
             (value,) = op.results
             of = transposed(source.program, value)
-            if of is not None and (of.op, 0) not in lowered.required and len(lowered.path(value)) == 1:
+            if of is None or (of.op, 0) in lowered.required or len(lowered.path(value)) > 1:
+                continue
+            if axes_of(lowered.shardings[value]) or len(lowered.path(of.value)) > 1:
                 found[value] = of.op
     return found
 

@@ -7,6 +7,9 @@ a sum of that, for which it brings the dimensions to an order of its own. Then t
 where nothing was to be sent. XLA moves no view past a constraint. Once partitioned, the constraints are gone, and XLA
 moves what it likes.
 
+What is not split lies alike wherever it is moved, and has none: a sum of partial products that is transposed and then
+added to others is reduced together with them, once XLA has moved the transpose in front of it.
+
 Enters: a `Source` and a `PartitionedProgram`. Leaves: which transposes are to be kept in place, and constraints in
 front of views.
 """
@@ -18,6 +21,7 @@ from collections.abc import Collection, Iterator
 from toast_cli.emit.reshards import Reshard, by_anchor
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.sharding import axes_of
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
@@ -28,14 +32,14 @@ Edge = tuple[int, int]  # an op, and which of its operands
 
 
 def moved_transposes(source: Source, lowered: PartitionedProgram, folded: Collection[int]) -> set[int]:
-    """Transposes that XLA may move, whose results are to have a constraint: all but those that
-    are `folded` into the product they read, or go into the products that read them."""
+    """Transposes that XLA may move, whose results are to have a constraint: all but those that are `folded` into the
+    product they read, or go into the products that read them."""
     program, remade = source.program, remade_values(source.program)
     return {
         number
         for number, op in enumerate(program.ops)
         if op.name == TRANSPOSE and number not in folded and not remade[value := op.results[0]]
-        if program.producer[value] >= 0 and lowered.shardings[value]
+        if program.producer[value] >= 0 and axes_of(lowered.shardings[value])
         if not all(program.ops[reader].kind.matrix_unit for reader, _ in program.users[value])
     }
 
@@ -47,7 +51,7 @@ def constraints_before_views(source: Source, lowered: PartitionedProgram, folded
     wanted: dict[tuple[int, ir.Value], dict[Edge, ir.Operation]] = {}
     for number, k in (*views(program, folded), *turned_operands(source)):
         value = program.ops[number].operands[k]
-        if (number, k) in lowered.required or remade[value] or not lowered.shardings[value]:
+        if (number, k) in lowered.required or remade[value] or not axes_of(lowered.shardings[value]):
             continue
         use = source.use(number, k)
         handle = use.operation.operands[use.operand]
