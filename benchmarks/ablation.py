@@ -66,6 +66,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "product-reductions": frozenset(),
     "reduction-motion": frozenset(),
     "space-to-batch": frozenset({"unet"}),
+    "image-copies": frozenset(),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),
     "loops-first": frozenset({"scan"}),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from toast_cli.compiler import lookup_rows, tile_dimensions, widened_lookups
 from toast_cli.compiler.fusion import materialised
+from toast_cli.compiler.image_copies import ImageCopy, image_copies
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernels import kernels
 from toast_cli.compiler.liveness import Lives, find_lives
@@ -34,7 +35,8 @@ class Compilation:
     Attributes:
         stored, tiled: [values] whether each is written to memory, also a second time in another type (see
             `widened_lookups`), and how it can lie there. parts: with which part of its bits, see `product_operands`.
-        early, late: [values] see `overlap`. images: [values] see `space_to_batch`. needs: see `narrowing`.
+        early, late: [values] see `overlap`. images: [values] see `space_to_batch`. copied_images: by argument, see
+            `image_copies`. needs: see `narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
     """
 
@@ -45,6 +47,7 @@ class Compilation:
     early: list[bool]
     late: list[bool]
     images: list[Images | None]
+    copied_images: dict[int, ImageCopy]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
@@ -74,6 +77,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         early=early_values(program, free, profile),
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
+        copied_images=image_copies(program, stored, lives, profile),
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,

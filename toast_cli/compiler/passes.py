@@ -16,6 +16,7 @@ from types import ModuleType
 from toast_cli.compiler import (
     bf16_widening,
     fusion,
+    image_copies,
     in_place_updates,
     late_reductions,
     library_convolutions,
@@ -83,7 +84,7 @@ PASSES = _listed(
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
     weight_parts, padded_operands, widened_lookups, library_convolutions,
     # How arrays lie.
-    tiling, tile_dimensions, lookup_rows, space_to_batch, loop_copies, scan_unification, bf16_widening,
+    tiling, tile_dimensions, lookup_rows, space_to_batch, image_copies, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
     # Where they are.

@@ -9,6 +9,7 @@
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried. What is waited for and all-reduced, though devices go on with
   pieces of it, is there whole until the last kernel that cuts it;
+* copies of arguments that convolutions read (see `image_copies`);
 * what is alive in a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -33,6 +34,7 @@ from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
+CONVOLVED = "convolved"  # the copy that convolutions read
 
 
 class Ahead(NamedTuple):
@@ -54,6 +56,7 @@ class Buffers:
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._deaths = late_reductions.deaths(items.lives, profile)
+        self._images = items.compilation.copied_images
         self._gathers_first = loop_gathers.NAME in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
@@ -65,6 +68,9 @@ class Buffers:
         made = iteration.shardings[item.result]
         if item.stored:
             yield OWN, self._pricer.kept(item, made)
+        images = self._images.get(item.values[0])
+        if images and (size := self._pricer.convolved_bytes(item, images, made)):
+            yield CONVOLVED, size
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
@@ -93,6 +99,8 @@ class Buffers:
                 places = kind.places if isinstance(kind, Ahead) else kind
                 found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
             return found
+        if kind == CONVOLVED:
+            return [self._images[value].interval] if value in self._images else []
         made = self._lives.times[self._problem.program.producer[value]]
         if kind == UNCUT:
             last = self._cut_by(value)
@@ -121,6 +129,8 @@ class Buffers:
         """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
+        if kind == CONVOLVED:
+            return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple) else "partial"
         program = self._problem.program

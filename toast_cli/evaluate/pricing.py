@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from math import ceil, prod
 from typing import NamedTuple
 
+from toast_cli.compiler.image_copies import ImageCopy
 from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.compiler.scatter_fates import ScatterFates
 from toast_cli.compiler.small_gathers import stays_gather
@@ -297,6 +298,13 @@ class Pricer:
         if not item.images or not item.images.applies(shape):
             return self.laid_out(item, item.written_bytes, made, made)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
+
+    def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
+        """Bytes on one device of the copy of the item's array that convolutions read; 0 where it lies as they want."""
+        local = self._local_shape(item.shape, made)
+        best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
+        wanted = growth_of_tiles(local, copy.dims, self._tile)
+        return self.local(item.bytes, made) * copy.part * wanted if wanted > best else 0.0
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
         return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])

@@ -54,7 +54,7 @@ PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
     "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
-    "sliced-products",
+    "sliced-products", "image-copies",
 }  # fmt: skip
 
 SOURCES = {
