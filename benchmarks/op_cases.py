@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -339,6 +340,40 @@ def _convolution_gradient() -> Made:
             )
 
 
+def _convolution_step() -> Made:
+    """Steps of whole small networks, where arrays lie as convolutions want them: strided ones, down to few pixels, and
+    transposed ones back up to the image."""
+    import jax
+    from jax import lax
+
+    order = ("NHWC", "HWIO", "NHWC")
+
+    def network(x: Any, down: list[Any], up: list[Any]) -> Any:
+        for w in down:
+            x = jax.nn.relu(lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=order))
+        for w in up:
+            x = jax.nn.relu(lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=order))
+        return x
+
+    def step(count: int) -> Callable[..., Any]:
+        def run(x: Any, *weights: Any) -> Any:
+            def loss(weights: Any) -> Any:
+                made = network(x, weights[:count], weights[count:])
+                return ((made - x) ** 2).mean() if len(weights) > count else (made**2).mean()
+
+            return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+        return run
+
+    for b, s, widths in [(16, 128, (3, 64, 128, 256)), (4, 128, (3, 64, 128, 256)), (16, 64, (128, 128, 256, 512))]:
+        down = [(3, 3, c, o) for c, o in pairwise(widths)]
+        back = [(3, 3, c, o) for c, o in pairwise(reversed(widths))]
+        image = ((b, s, s, widths[0]), F32)
+        title = f"{b}x{s}x{s}x{widths[0]} to {'x'.join(map(str, widths[1:]))}"
+        yield f"encoder {title}", step(len(down)), [image, *((w, F32) for w in down)]
+        yield f"autoencoder {title}", step(len(down)), [image, *((w, F32) for w in (*down, *back))]
+
+
 def _x(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
@@ -347,9 +382,9 @@ FAMILIES: dict[str, Callable[[], Made]] = {
     "matmul": _matmul, "products": _products, "convolution": _convolution, "elementwise": _elementwise,
     "reduction": _reduction, "movement": _movement, "lookup": _lookup, "softmax": _softmax, "norm": _norm,
     "attention": _attention, "block": _block,
-    "convolution gradient": _convolution_gradient,
+    "convolution gradient": _convolution_gradient, "convolution step": _convolution_step,
 }  # fmt: skip
-TEST_FAMILIES = frozenset({"softmax", "norm", "attention", "block", "convolution gradient"})
+TEST_FAMILIES = frozenset({"softmax", "norm", "attention", "block", "convolution gradient", "convolution step"})
 
 
 def elements(case: Case) -> int:
