@@ -7,11 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import arg, program_of
+from programs import arg, case_of, program_of
 
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.space_to_batch import Images, space_to_batch
+from toast_cli.compiler.space_to_batch import NAME, Images, space_to_batch
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import find_preset
 
 TPU, GPU = (find_profile(find_preset(chip).chip) for chip in ("v4", "H100"))
@@ -120,3 +121,17 @@ def test_chips_without_tiles_and_programs_without_convolutions_keep_one() -> Non
     program = program_of(lambda x, w: jnp.tanh(x @ w), arg(4, 64), arg(64, 64))
     assert space_to_batch(program, [True] * len(program.values), TPU) == [None] * len(program.values)
     assert space_to_batch(program, [True] * len(program.values), GPU) == [None] * len(program.values)
+
+
+@pytest.mark.parametrize(("images", "passes"), [(128, 0.0), (32, TPU.space_to_batch.passes)])
+def test_cutting_few_images_takes_time(images: int, passes: float) -> None:
+    """Of 32 images a device of 16 has 2: what the convolution reads and what it makes is read and written so many
+    times, in bf16."""
+    case = case_of(convolved, arg(images, 32, 32, 128), arg(3, 3, 128, 256), mesh="v4-32")
+    plan = tuple(case.shard("x.0", axis) for axis in case.problem.mesh.names)
+    without = Evaluator(case.problem, profile=TPU.without(NAME))
+    devices, chip = case.problem.mesh.devices, case.problem.mesh.chip
+    rate = chip.memory_bytes_per_second * TPU.attained.memory
+    arrays = images * 32 * 32 * (128 + 256) * 2 / devices
+    took = case.evaluator.cost(plan).compute_seconds - without.cost(plan).compute_seconds
+    assert took == pytest.approx(2 * passes * arrays / rate, rel=1e-4)

@@ -11,6 +11,10 @@ changes or windows reach into other pieces, so that of an array that is kept the
   piece, at all of them (a single image need not change its form for that); one that is added to what has not the form,
   after the first. (XLA:TPU does the latter for some counts of images and not for others.)
 
+Cutting and putting together again takes most of the time of such a convolution: dozens of kernels pad, slice and copy
+what it reads and what it makes, none of them at the speed of the memory. In sum they take as long as some 18 passes
+through either array (see `SpaceToBatch.passes`).
+
 Enters: a program, and which values are stored. Leaves: for each value how often it is there on a device with few
 images. Without this pass each is there once.
 """
@@ -18,6 +22,7 @@ images. Without this pass each is there once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -48,8 +53,7 @@ class Images:
 
     def applies(self, shape: tuple[int, ...]) -> bool:
         """Whether a device that holds an array of this local shape has few images."""
-        batch, width = self.place
-        return shape[batch] < self.rules.images and shape[width] >= 2 * self.rules.pieces
+        return _are_few(self.rules, shape, self.place)
 
     def kept(self, shape: tuple[int, ...], dims: Dims, tile: TileShape) -> float:
         """Elements in memory of all that is kept. dims: see `Tiling`; only pieces keep space out of the tiles."""
@@ -61,6 +65,28 @@ class Images:
         else:
             dims = tuple(range(len(shape)))
         return forms * prod(given) * (growth(tuple(given), dims, tile) if dims else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolvedImage:
+    """What a convolution reads or makes. bits: of each element as it is cut. shape: of the whole array. place: of the
+    batch and the last of space."""
+
+    rules: SpaceToBatch
+    bits: int
+    shape: tuple[int, ...]
+    place: ImageDims
+
+    def moved(self, shape: tuple[int, ...]) -> float:
+        """Bytes read and written to cut an array of this local shape into pieces or to put it together, if it is."""
+        if not _are_few(self.rules, shape, self.place):
+            return 0.0
+        return self.rules.passes * 2 * prod(shape) * self.bits / 8
+
+
+def _are_few(rules: SpaceToBatch, shape: tuple[int, ...], place: ImageDims) -> bool:
+    batch, width = place
+    return shape[batch] < rules.images and shape[width] >= 2 * rules.pieces
 
 
 def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfile) -> list[Images | None]:
@@ -98,6 +124,19 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
         )
         found.append(Images(rules, place, pieces[value] is not None, forms, single))
     return found
+
+
+def convolved_images(program: Program, number: int, profile: CompilerProfile) -> Iterator[ConvolvedImage]:
+    """What a convolution with windows reads and what it makes, where either may be cut into pieces; of the gradient of
+    its weights nothing."""
+    op = program.ops[number]
+    windows = any(w.size > 1 for w in op.windows) and not _is_gradient_of_weights(op)
+    if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
+        return
+    for value, dims in ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0])):
+        place = _place(dims, op.rule.operands[1])
+        if place:
+            yield ConvolvedImage(profile.space_to_batch, profile.product_bits, program.values[value].shape, place)
 
 
 def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:

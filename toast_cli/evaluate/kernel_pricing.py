@@ -8,10 +8,11 @@ known (see `manual_regions`). What they communicate is in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import ceil, prod
 
-from toast_cli.compiler import on_chip_reuse
+from toast_cli.compiler import on_chip_reuse, space_to_batch
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.cost.matrix_unit import Grid, grid_of, growth
 from toast_cli.cost.model import KernelUse
 from toast_cli.cost.roofline import kernel_seconds
@@ -33,6 +34,8 @@ class WorkPricer:
         self._on_chip = profile.on_chip
         self._sizes = problem.mesh.sizes
         self._grids: dict[int, Grid] = {}
+        self._profile = profile
+        self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
 
     def seconds(self, work: WorkItem, iteration: Iteration) -> float:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
@@ -52,17 +55,34 @@ class WorkPricer:
         flops = work.flops / prod(cuts)
         if work.kind.matrix_unit:
             flops *= growth(chip, attained, work.dtype, self._grid(work), cuts)
+            extra = self._cutting(work, iteration) if work.kind.convolution else 0.0
             if apart:  # written, reduced, read to be finished
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
                 )
                 first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), work.kernels)
-                return work.runs * (first + kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left))
+                return work.runs * (
+                    extra + first + kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left)
+                )
         else:
-            vector, flops = vector + flops, 0.0
+            vector, flops, extra = vector + flops, 0.0, 0.0
         # The larger of what comes in and what goes out passes through the vector unit.
         moved = reads + read + max(into, out)
-        return work.runs * kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
+        return work.runs * (
+            extra + kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
+        )
+
+    def _cutting(self, work: WorkItem, iteration: Iteration) -> float:
+        """Seconds of cutting what a convolution reads into pieces, and of what it makes, see `space_to_batch`."""
+        images = self._images.get(work.op)
+        if images is None:
+            found = space_to_batch.convolved_images(self._problem.program, work.op, self._profile)
+            images = self._images[work.op] = tuple(found)
+        bytes_moved = 0.0
+        for image, sharding in zip(images, (iteration.operands[0], iteration.computed[0]), strict=False):
+            count = [shards((axes,), self._sizes) for axes in sharding]
+            bytes_moved += image.moved(tuple([ceil(n / k) for n, k in zip(image.shape, count, strict=True)]))
+        return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
     def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
         """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on
