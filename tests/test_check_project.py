@@ -130,6 +130,7 @@ WRONG_PROJECTS = [
     ("checks: [{mesh: v4-32}]", "toast.yaml: checks[0]: names no program", "program: …"),
     ("checks: [{program: model.mlir}]", "toast.yaml: checks[0]: names no mesh", "mesh: …"),
     ("mesh: x\nchecks: [{program: '*.onnx'}]", 'checks[0]: no file matches "*.onnx"', "relative to"),
+    ("mesh: x\nchecks: [{program: '/*.mlir'}]", 'the pattern "/*.mlir" is absolute', "relative to"),
     ("mesh: x\nchecks: [{program: m, max-mem: 1}]", 'unknown key "max-mem"', 'did you mean "max-memory"?'),
     ("mesh: x\nchecks: [{program: m, max-memory: [1]}]", "max-memory is [1], not a text", ""),
     ("mesh: x\nchecks: [{program: m, max-memory: 1G}]", 'checks[0]: max-memory: "1G" is not', "GiB"),

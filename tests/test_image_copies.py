@@ -43,7 +43,7 @@ PLANES, TURNED_KERNEL = arg(128, 3, 64, 64), arg(768, 3, 16, 16)
         ("a conversion before", TYPED, (IMAGES, KERNEL), 0.5, (0, 3)),
         ("features first, turned", TURNED, (PLANES, KERNEL), 0.5, (0, 1)),
         ("one image after the other, by vmap", SINGLY, (PLANES, TURNED_KERNEL), 0.5, (0, 1)),
-        ("bytes stay bytes", TYPED, (arg(128, 64, 64, 3, dtype=jnp.uint8), KERNEL), 2.0, (0, 3)),
+        ("bytes are widened", TYPED, (arg(128, 64, 64, 3, dtype=jnp.uint8), KERNEL), 2.0, (0, 3)),
     ],
 )
 def test_what_convolutions_read_of_an_argument(

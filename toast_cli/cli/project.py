@@ -13,7 +13,7 @@ import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from toast_cli.errors import UsageError
@@ -164,9 +164,11 @@ def _matching(root: Path, pattern: str, place: str) -> list[Path]:
     if not any(letter in pattern for letter in "*?["):
         return [root / pattern]
     hint = f"patterns are relative to {_shown(root)}"
+    if PurePath(pattern).anchor:
+        raise UsageError(f'the pattern "{pattern}" is absolute', where=place, hint=hint)
     try:
         found = sorted(path for path in root.glob(pattern) if path.is_file())
-    except (ValueError, NotImplementedError, RecursionError, re.error) as error:  # Path.glob's, by version of Python
+    except (ValueError, RecursionError, re.error) as error:  # Path.glob's, by version of Python
         raise UsageError(f'the pattern "{pattern}" cannot be followed: {error}', where=place, hint=hint) from error
     if not found:
         raise UsageError(f'no file matches "{pattern}"', where=place, hint=hint)

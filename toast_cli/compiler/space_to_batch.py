@@ -127,15 +127,16 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
 
 
 def convolved_images(program: Program, number: int, profile: CompilerProfile) -> Iterator[ConvolvedImage]:
-    """What a convolution with windows reads and what it makes, where either may be cut into pieces; of the gradient of
-    its weights nothing."""
+    """What a convolution with windows reads, and what it makes, if these may be cut into pieces; else, and of the
+    gradient of its weights, nothing."""
     op = program.ops[number]
     windows = any(w.size > 1 for w in op.windows) and not _is_gradient_of_weights(op)
     if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
         return
-    for value, dims in ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0])):
-        place = _place(dims, op.rule.operands[1])
-        if place:
+    sides = ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0]))
+    places = [_place(dims, op.rule.operands[1]) for _, dims in sides]
+    for (value, _), place in zip(sides, places, strict=True):
+        if place and all(places):
             yield ConvolvedImage(profile.space_to_batch, profile.product_bits, program.values[value].shape, place)
 
 
