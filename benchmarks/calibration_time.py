@@ -18,11 +18,10 @@ from statistics import median
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 
 from benchmarks import calibrate_ops
 from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
-from benchmarks.common import Row, show, write_json
+from benchmarks.common import Row, show, spearman, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from benchmarks.plot import scatter
@@ -107,22 +106,6 @@ def ranks(rows: list[Row]) -> list[float]:
         for members in grouped.values()
         if len(members) >= LEAST_RANKED
     ]
-
-
-def spearman(one: list[float], other: list[float]) -> float:
-    """Correlation of ranks; equal values share the mean of theirs."""
-    first, second = (_ranked(np.array(values)) for values in (one, other))
-    if first.std() == 0 or second.std() == 0:
-        return 1.0
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranked(values: np.ndarray) -> np.ndarray:
-    order = values.argsort().argsort().astype(float)
-    for value in set(values.tolist()):
-        same = values == value
-        order[same] = order[same].mean()
-    return order
 
 
 def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:

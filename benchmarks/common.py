@@ -68,3 +68,12 @@ def write_json(path: str | None, content: Any) -> None:
         print(text)
     elif path is not None:
         Path(path).write_text(text + "\n")
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Correlation of ranks, 1.0 where all values of a side are equal."""
+    from scipy.stats import spearmanr  # heavy
+
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        return 1.0
+    return float(spearmanr(one, other).statistic)

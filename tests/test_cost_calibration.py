@@ -9,7 +9,8 @@ from statistics import median
 import pytest
 
 from benchmarks import calibrate_ops
-from benchmarks.calibration_time import ranks, spearman, told
+from benchmarks.calibration_time import ranks, told
+from benchmarks.common import spearman
 from benchmarks.op_cases import cases
 
 

@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterable, Iterator
 from math import inf
 from pathlib import Path
+from statistics import median
 
-from benchmarks.common import Row, note, show
+from benchmarks.common import Row, note, show, spearman
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import chosen
 from toast_cli.confirm.cache import key_of, user_cache
@@ -40,7 +41,8 @@ AIM = 0.01
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "compiled": "{compiled}", "taken": "{taken}", "step": "{step:.2f} ms",
     "best": "{best}", "its step": "{best_step:.2f} ms", "slower by": "{slower:+.2%}",
-    "best strategy": "{strategy}", "step of that": "{strategy_step:.2f} ms", "compilations": "{seconds:.0f} s",
+    "best strategy": "{strategy}", "step of that": "{strategy_step:.2f} ms", "ranking": "{ranking:.2f}",
+    "compilations": "{seconds:.0f} s",
 }  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def answers(path: Path, mesh: str, end: float) -> Iterator[Row]:
         if plan.outcome != "not compiled":
             facts = {"plan": plan.name, "outcome": plan.outcome, "reason": plan.reason[:300]}
             figures = {"step": plan.step_seconds, "peak": plan.peak_bytes, "compile_seconds": plan.compile_seconds}
-            yield {"by": "confirm", **facts, **figures}
+            yield {"by": "confirm", **facts, **figures, "predicted": plan.predicted_step_seconds}
     compiler = compiler_for(load_spec(mesh), None)(outcome.problem.mesh)
     compiled: dict[str, bool] = {}  # by the program that is written; those of `--confirm` are known by now
     for candidate in _further(outcome):
@@ -143,6 +145,7 @@ def _row(row: ConfirmedRow) -> Row:
         "by": "beside", "plan": row.candidate.name, "outcome": row.compiled.outcome,
         "reason": row.compiled.reason[:300], "step": row.step_seconds if known else None,
         "peak": round(row.peak_bytes) if known else None, "compile_seconds": row.compiled.compile_seconds,
+        "predicted": row.candidate.cost.step_seconds,
     }  # fmt: skip
 
 
@@ -157,6 +160,9 @@ def report(rows: Iterable[Row]) -> None:
     good = sum(line["slower"] <= AIM for line in told)
     no_worse = sum(line["step"] <= line["strategy_step"] * 1.001 for line in told)
     print(f"{good} of {len(told)} within {AIM:.0%} of the best compiled; {no_worse} no slower than any strategy")
+    if told:
+        ranks = median(line["ranking"] for line in told)
+        print(f"Spearman of predicted and compiled steps, median of programs: {ranks:.2f}")
     for (name, mesh), found in programs.items():
         for row in found.values():
             if row.get("outcome") == "refused":
@@ -174,6 +180,7 @@ def summary(name: str, mesh: str, rows: list[Row]) -> Row | None:
     if mine is None:
         return None
     best = fitting[0]
+    distinct = [row for row in compiled if row["by"] == "beside"]  # each written program once
     by_hand = [row for row in fitting if not row["plan"].startswith(("search", "corrected"))]
     strategy = by_hand[0] if by_hand else {"plan": "-", "step": inf}
     return {
@@ -182,6 +189,7 @@ def summary(name: str, mesh: str, rows: list[Row]) -> Row | None:
         "best": best["plan"], "best_step": 1e3 * best["step"], "slower": mine["step"] / best["step"] - 1,
         "strategy": strategy["plan"].removeprefix(BY_HAND), "strategy_step": 1e3 * strategy["step"],
         "seconds": sum(row["compile_seconds"] for row in compiled if row["by"] == "confirm"),
+        "ranking": spearman([row["predicted"] for row in distinct], [row["step"] for row in distinct]),
     }  # fmt: skip
 
 

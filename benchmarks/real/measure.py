@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from benchmarks.common import note, show
+from benchmarks.common import Row, note, show, spearman
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
 from toast_cli.confirm.compilers import seconds_on
@@ -39,7 +38,6 @@ from toast_cli.verify.traffic import compare_traffic
 
 TABLE = Path("build/real.jsonl")
 AIM_SHARE = 0.98
-Row = dict[str, Any]
 
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "plan": "{plan}", "ops": "{ops}", "as promised": "{share:.1%}",
@@ -185,16 +183,12 @@ def ranking(rows: list[Row]) -> float:
     for row in rows:
         if row["step"]:
             groups[row["program"]].append(row)
-    found = [spearman(group) for group in groups.values() if len(group) > 2]
+    found = [
+        spearman([row["predicted_step"] for row in group], [row["predicted_step"] / (1 + row["step"]) for row in group])
+        for group in groups.values()
+        if len(group) > 2
+    ]
     return median(found) if found else float("nan")
-
-
-def spearman(rows: list[Row]) -> float:
-    import numpy as np
-
-    predicted = np.argsort(np.argsort([row["predicted_step"] for row in rows]))
-    compiled = np.argsort(np.argsort([row["predicted_step"] / (1 + row["step"]) for row in rows]))
-    return float(np.corrcoef(predicted, compiled)[0, 1])
 
 
 if __name__ == "__main__":
