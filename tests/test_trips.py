@@ -64,6 +64,9 @@ def twice(x: Any) -> Any:
 LOOPS += [
     ("as far as an earlier loop", twice, [4, 12]),
     ("two bounds", counted(0, lambda i: (i < 9) & (i < 5), lambda i: i + 1), [5]),
+    ("until a length", counted(3, lambda i: ~(i == 10), lambda i: i + 1), [7]),
+    ("until one of two", counted(3, lambda i: ~((i >= 30) | (i == 10)), lambda i: i + 1), [7]),
+    ("not not", counted(3, lambda i: ~(~(i < 5)), lambda i: i + 1), [2]),
 ]
 
 POSITION = arg(dtype="int32")
@@ -105,6 +108,25 @@ def test_a_counter_from_an_unknown_number_counts_at_most_from_zero() -> None:
     source = source_of(lambda x, i: lax.fori_loop(i, 32, lambda i, c: c @ c, x), X, POSITION)
     assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(32, False)]
     assert source.notices == ("1 of 1 loops have an unknown trip count, taken as the most they can be",)
+
+
+def test_a_decoding_loop_runs_at_most_to_its_length() -> None:
+    """Until a length is reached or all sequences are finished, as text is generated."""
+
+    def generate(x: Any) -> Any:
+        def going(state: Any) -> Any:
+            return ~((state[0] == 12) | jnp.all(state[1] > 9.0))
+
+        return lax.while_loop(going, lambda s: (s[0] + 1, s[1] + x), (jnp.int32(4), x))[1]
+
+    source = source_of(generate, X)
+    assert [(loop.trips, loop.trips_known) for loop in source.program.loops] == [(8, False)]
+
+
+def test_one_of_two_conditions_gives_no_count() -> None:
+    """`a | b` goes on while one of them holds, and so does `~(~a & ~b)`."""
+    either = counted(0, lambda i: (i < 10) | (i * i < 200), lambda i: i + 1)
+    assert [loop.trips_known for loop in source_of(either, X).program.loops] == [False]
 
 
 @pytest.mark.parametrize("run", [case[1] for case in UNKNOWN], ids=[case[0] for case in UNKNOWN])

@@ -2,7 +2,8 @@
 
 The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
 It starts at a constant and the bound is one, or both are the same value and a constant (from `position` to `position +
-8`). A condition may have several such parts, and a bound may be what an earlier loop has counted to. Enters: a
+8`). A condition may have several such parts (also as `~(length == 128 | all finished)`, as decoding loops write it), and
+a bound may be what an earlier loop has counted to. Enters: a
 `stablehlo.while`. Leaves: the count, or None where the pattern is another; and the most it can be, for a
 condition that asks for more than that (`i < 50 and error > 1e-3`) and for a counter that starts at an unknown number,
 which is taken not to be negative.
@@ -17,36 +18,40 @@ import numpy as np
 from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
 
 _SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+_NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
 
 Number = tuple[Any, int]  # a value, or None for nothing, and what is added to it
+Part = tuple[Any | None, bool]  # an operation that gives a truth value, and whether it is to be true
 
 
 def trip_count(operation: Any) -> int | None:
     """Iterations of `operation`, a `stablehlo.while` of normalised form; of a condition of several parts, those until
     the first of them fails."""
-    counts = [_compared(part, operation) for part in _parts(operation)]
+    counts = [_compared(test, holds, operation) for test, holds in _parts(operation)]
     known = [count for count in counts if count is not None]
     return min(known) if len(known) == len(counts) else None
 
 
 def trip_limit(operation: Any) -> int | None:
     """The most iterations that a condition allows, where it or one of its parts counts up to a constant."""
-    counts = (_compared(part, operation, at_most=True) for part in _parts(operation))
+    counts = (_compared(test, holds, operation, at_most=True) for test, holds in _parts(operation))
     return min((count for count in counts if count is not None), default=None)
 
 
-def _parts(operation: Any) -> list[Any | None]:
-    """The operations that give what a loop's condition demands: one, or those of an `&`."""
-    waiting = [_producer(_last(operation.regions[0].blocks[0]).operands[0])]
-    found = []
+def _parts(operation: Any) -> list[Part]:
+    """What a loop's condition demands, all of it: one thing, those of an `&`, or that none of an `|` is true."""
+    waiting: list[Part] = [(_producer(_last(operation.regions[0].blocks[0]).operands[0]), True)]
+    found: list[Part] = []
     while waiting:
-        test = waiting.pop()
+        test, holds = waiting.pop()
         if test is not None and _is_true_unless_false(test):
-            waiting.append(_producer(_through(test.operands[0])))
-        elif test is not None and test.name == "stablehlo.and":
-            waiting += [_producer(_through(operand)) for operand in test.operands]
+            waiting.append((_producer(_through(test.operands[0])), holds))
+        elif test is not None and test.name == "stablehlo.not":
+            waiting.append((_producer(_through(test.operands[0])), not holds))
+        elif test is not None and test.name == ("stablehlo.and" if holds else "stablehlo.or"):
+            waiting += [(_producer(_through(operand)), holds) for operand in test.operands]
         else:
-            found.append(test)
+            found.append((test, holds))
     return found
 
 
@@ -63,12 +68,14 @@ def _is_true_unless_false(test: Any) -> bool:
     return array.dtype.kind == "b" and not array.any()
 
 
-def _compared(compare: Any | None, operation: Any, *, at_most: bool = False) -> int | None:
-    """For how many iterations a comparison of the condition holds; at most, where the start is not known."""
+def _compared(compare: Any | None, holds: bool, operation: Any, *, at_most: bool = False) -> int | None:
+    """For how many iterations a comparison of the condition is true (`holds`) or false; at most, where the start is not
+    known."""
     if compare is None or compare.name != "stablehlo.compare":
         return None
     body = operation.regions[1].blocks[0]
     direction = str(compare.attributes["comparison_direction"]).removesuffix(">").split()[-1]
+    direction = direction if holds else _NEGATED[direction]
     left, right = (_through(operand) for operand in compare.operands)
     counter, bound = _counter(left, operation), right
     if counter is None:
