@@ -21,6 +21,22 @@ COUNTS = {
       %w = stablehlo.select %less, %up, %k : tensor<5xi1>, tensor<5xi32>
       %n = stablehlo.reshape %w : (tensor<5xi32>) -> tensor<5x1xi32>""",
 }
+COUNTS["a floor division"] = """%k = stablehlo.iota dim = 0 : tensor<20xi32>
+      %four = stablehlo.constant dense<4> : tensor<20xi32>
+      %o = stablehlo.constant dense<0> : tensor<20xi32>
+      %one = stablehlo.constant dense<1> : tensor<20xi32>
+      %q = stablehlo.divide %k, %four : tensor<20xi32>
+      %s = stablehlo.sign %k : tensor<20xi32>
+      %t = stablehlo.sign %four : tensor<20xi32>
+      %d = stablehlo.compare NE, %s, %t : (tensor<20xi32>, tensor<20xi32>) -> tensor<20xi1>
+      %r = stablehlo.remainder %k, %four : tensor<20xi32>
+      %e = stablehlo.compare NE, %r, %o : (tensor<20xi32>, tensor<20xi32>) -> tensor<20xi1>
+      %both = stablehlo.and %d, %e : tensor<20xi1>
+      %l = stablehlo.subtract %q, %one : tensor<20xi32>
+      %f = stablehlo.select %both, %l, %q : tensor<20xi1>, tensor<20xi32>
+      %g = stablehlo.reshape %f : (tensor<20xi32>) -> tensor<5x4xi32>
+      %h = stablehlo.slice %g [0:5, 0:1] : (tensor<5x4xi32>) -> tensor<5x1xi32>
+      %n = stablehlo.convert %h : tensor<5x1xi32>"""
 DOES_NOT_COUNT = {
     "another order": "%n = stablehlo.constant dense<[[0], [1], [3], [2], [4]]> : tensor<5x1xi32>",
     "one row": "%n = stablehlo.constant dense<2> : tensor<5x1xi32>",

@@ -18,8 +18,12 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toast_cli.frontend.idle import numbers, splat_value
 from toast_cli.frontend.inline import replace_operation
+from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.xla import PickedDimensions, ir, picked_dimensions, walk_ops, with_picked_dimensions
 
 PICKS = ("stablehlo.gather", "stablehlo.scatter")
@@ -204,11 +208,31 @@ def _joined(parts: list[Any], dim: int, whole: Any, before: Any) -> Any:
     ).results[0]
 
 
-def counts_along(value: Any, steps: int = _STEPS) -> int | None:
+def counts_along(value: Any) -> int | None:
     """The dimension along which each element says its own place (0, 1, 2, …); None where there is none.
 
     A dimension of one element does not count.
     """
+    found = _seen_to_count(value, _STEPS)
+    return _computed_to_count(value) if found is None else found
+
+
+def _computed_to_count(value: Any) -> int | None:
+    """The same of an array that is computed from nothing, whatever it is computed with."""
+    elements = known_numbers(value)
+    if elements is None or elements.dtype == bool:
+        return None
+    sizes = enumerate(elements.shape)
+    return next((d for d, size in sizes if size > 1 and bool((elements == _places(elements.shape, d)).all())), None)
+
+
+def _places(shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
+    """[shape] each element's place along one of the dimensions."""
+    return np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+
+
+def _seen_to_count(value: Any, steps: int) -> int | None:
+    """The same as far as it can be seen without computing: of arrays of any size."""
     owner = value.owner
     if isinstance(owner, ir.Block) or not steps:
         return None
@@ -222,15 +246,15 @@ def counts_along(value: Any, steps: int = _STEPS) -> int | None:
             counts = isinstance(literal, ir.DenseIntElementsAttr) and not literal.is_splat
             dim = 0 if counts and list(literal) == list(range(shape[0])) else None
         case "stablehlo.convert" if isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType):
-            dim = counts_along(owner.operands[0], steps - 1)
+            dim = _seen_to_count(owner.operands[0], steps - 1)
         case "stablehlo.broadcast_in_dim":
-            inner = counts_along(owner.operands[0], steps - 1)
+            inner = _seen_to_count(owner.operands[0], steps - 1)
             dim = None if inner is None else numbers(owner, "broadcast_dimensions")[inner]
         case "stablehlo.transpose":
-            inner = counts_along(owner.operands[0], steps - 1)
+            inner = _seen_to_count(owner.operands[0], steps - 1)
             dim = None if inner is None else numbers(owner, "permutation").index(inner)
         case "stablehlo.reshape":
-            inner = counts_along(owner.operands[0], steps - 1)
+            inner = _seen_to_count(owner.operands[0], steps - 1)
             dim = None if inner is None else _reshaped(list(owner.operands[0].type.shape), shape, inner)
         case "stablehlo.select":
             dim = _wrapped(owner, steps)
@@ -252,4 +276,4 @@ def _wrapped(select: Any, steps: int) -> int | None:
     less = "LT" in str(question.attributes["comparison_direction"])
     if not less or question.operands[0] != value or splat_value(question.operands[1]) != 0:
         return None
-    return counts_along(value, steps - 1)
+    return _seen_to_count(value, steps - 1)

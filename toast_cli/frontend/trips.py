@@ -2,11 +2,10 @@
 
 The pattern: the condition compares a carried integer with a bound, and each iteration adds a constant to the integer.
 It starts at a constant and the bound is one, or both are the same value and a constant (from `position` to `position +
-8`). A condition may have several such parts (also as `~(length == 128 | all finished)`, as decoding loops write it), and
-a bound may be what an earlier loop has counted to. Enters: a
-`stablehlo.while`. Leaves: the count, or None where the pattern is another; and the most it can be, for a
-condition that asks for more than that (`i < 50 and error > 1e-3`) and for a counter that starts at an unknown number,
-which is taken not to be negative.
+8`). A condition may have several such parts, also as decoding loops write it (`~(length == 128 | all finished)`), and a
+bound may be what an earlier loop has counted to. Enters: a `stablehlo.while`. Leaves: the count, or None where the
+pattern is another; and the most it can be, for a condition that asks for more than that (`i < 50 and error > 1e-3`) and
+for a counter that starts at an unknown number, which is taken not to be negative.
 """
 
 from __future__ import annotations

@@ -1,0 +1,159 @@
+"""Integers that a program computes from nothing: from constants and iotas alone.
+
+`arange(batch * beams) // beams`, which beam searches pick batches with, is twenty operations of JAX's floor division.
+What they come to is a matter of computing them.
+
+Enters: a value. Leaves: its elements, or None where it depends on an argument, is not of integers or truth values, is
+large, or is made by an operation that indices are not made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toast_cli.frontend.idle import numbers
+from toast_cli.xla import ir
+
+# Operations that are computed for one value, and elements of the largest array among them.
+MOST_OPERATIONS = 64
+MOST_ELEMENTS = 1 << 16
+
+Array = NDArray[Any]
+_COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal, "NE": np.not_equal,
+}  # fmt: skip
+
+
+def known_numbers(value: Any) -> Array | None:
+    """The elements of a value of integers or truth values, in its shape; None where the program does not say them."""
+    makers: list[Any] = []
+    places: dict[Any, int] = {}
+    waiting = [value]
+    while waiting:  # what is made of what, the last first
+        handle = waiting[-1]
+        maker = handle.owner
+        if isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_small(handle.type):
+            return None
+        missing = [operand for operand in maker.operands if operand not in places]
+        if missing:
+            waiting += missing
+        else:
+            waiting.pop()
+            if handle not in places:
+                places[handle] = len(makers)
+                makers.append(maker)
+        if len(places) + len(waiting) > MOST_OPERATIONS:
+            return None
+    found: list[Array] = []
+    for maker in makers:
+        made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
+        if made is None:
+            return None
+        found.append(made)
+    return found[-1]
+
+
+def _is_small(kind: Any) -> bool:
+    """Whether a type is one of arrays that are computed here."""
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape or _dtype(kind.element_type) is None:
+        return False
+    return int(np.prod(kind.shape, dtype=np.int64)) <= MOST_ELEMENTS
+
+
+def _dtype(element: Any) -> np.dtype[Any] | None:
+    if not isinstance(element, ir.IntegerType) or element.width not in (1, 8, 16, 32, 64):
+        return None
+    if element.width == 1:
+        return np.dtype(bool)
+    return np.dtype(f"{'u' if element.is_unsigned else ''}int{element.width}")
+
+
+def _shape(maker: Any) -> list[int]:
+    return list(ir.RankedTensorType(maker.results[0].type).shape)
+
+
+def _iota(maker: Any, _: Sequence[Array]) -> Array | None:
+    shape, dim = _shape(maker), int(ir.IntegerAttr(maker.attributes["iota_dimension"]).value)
+    along = np.arange(shape[dim]).astype(_dtype(maker.results[0].type.element_type))
+    return np.broadcast_to(along.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
+
+
+def _constant(maker: Any, _: Sequence[Array]) -> Array | None:
+    literal, element = maker.attributes["value"], maker.results[0].type.element_type
+    if not isinstance(literal, ir.DenseIntElementsAttr):
+        return None
+    if literal.is_splat:
+        return np.full(_shape(maker), literal.get_splat_value().value, _dtype(element))
+    return np.array(list(literal), _dtype(element)).reshape(_shape(maker))
+
+
+def _broadcast(maker: Any, arrays: Sequence[Array]) -> Array:
+    shape, places = _shape(maker), numbers(maker, "broadcast_dimensions")
+    sizes = [1] * len(shape)
+    for size, place in zip(arrays[0].shape, places, strict=True):
+        sizes[place] = size
+    order = np.argsort(places)
+    return np.broadcast_to(arrays[0].transpose(order).reshape(sizes), shape)
+
+
+def _slice(maker: Any, arrays: Sequence[Array]) -> Array:
+    bounds = (numbers(maker, name) for name in ("start_indices", "limit_indices", "strides"))
+    return arrays[0][tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
+
+
+def _concatenate(maker: Any, arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays, int(ir.IntegerAttr(maker.attributes["dimension"]).value))
+
+
+def _compare(maker: Any, arrays: Sequence[Array]) -> Array:
+    direction = str(maker.attributes["comparison_direction"]).removesuffix(">").split()[-1]
+    return _COMPARISONS[direction](*arrays)
+
+
+def _divide(_: Any, arrays: Sequence[Array]) -> Array | None:
+    """Towards zero, as StableHLO does."""
+    left, right = arrays
+    return None if not right.all() else ((left - np.fmod(left, right)) // right).astype(left.dtype)
+
+
+def _remainder(_: Any, arrays: Sequence[Array]) -> Array | None:
+    return None if not arrays[1].all() else np.fmod(*arrays)
+
+
+def _convert(maker: Any, arrays: Sequence[Array]) -> Array:
+    return arrays[0].astype(_dtype(maker.results[0].type.element_type))
+
+
+def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Array]], Array]:
+    return lambda _, arrays: function(*arrays)
+
+
+# How each operation that indices are made with is computed.
+_COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
+    "stablehlo.iota": _iota,
+    "stablehlo.constant": _constant,
+    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.reshape": lambda maker, arrays: arrays[0].reshape(_shape(maker)),
+    "stablehlo.transpose": lambda maker, arrays: arrays[0].transpose(numbers(maker, "permutation")),
+    "stablehlo.slice": _slice,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.convert": _convert,
+    "stablehlo.compare": _compare,
+    "stablehlo.select": _elementwise(np.where),
+    "stablehlo.divide": _divide,
+    "stablehlo.remainder": _remainder,
+    "stablehlo.sign": _elementwise(np.sign),
+    "stablehlo.negate": _elementwise(np.negative),
+    "stablehlo.add": _elementwise(np.add),
+    "stablehlo.subtract": _elementwise(np.subtract),
+    "stablehlo.multiply": _elementwise(np.multiply),
+    "stablehlo.minimum": _elementwise(np.minimum),
+    "stablehlo.maximum": _elementwise(np.maximum),
+    "stablehlo.and": _elementwise(np.bitwise_and),
+    "stablehlo.or": _elementwise(np.bitwise_or),
+    "stablehlo.not": _elementwise(np.invert),
+}
