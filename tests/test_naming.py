@@ -63,6 +63,12 @@ def diffusion(w: Any, patches: Any, time: Any) -> Any:
     return x @ w["out"]
 
 
+def started(w: Any, x: Any) -> Any:
+    """A decoder starts with a token that is a constant: nothing but weights goes into its first queries."""
+    token = jnp.full((x.shape[0], 1), 2, jnp.int32)
+    return block(x @ w["read"] + block(w["table"][token], w), w) @ w["table"].T
+
+
 def ensemble(w: Any, x: Any) -> Any:
     """Members of an ensemble, all on the same inputs."""
     return jax.vmap(lambda a, b: jax.nn.relu(x @ a) @ b)(w["a"], w["b"])
@@ -113,6 +119,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
     "mixture": (
         mixture, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, S, D)),
         {(0, 0): "experts", (1, 1): "experts", (0, 1): "ff"},
+    ),
+    "a decoder's first step": (
+        started, ({**BLOCK, "read": arg(12, D), "table": arg(V, D)}, arg(B, S, 12)),
+        {(8, 0): "batch", (8, 1): "seq", (3, 1): "heads", (5, 0): "vocab"},
     ),
     "triangle": (
         triangle, ({"left": arg(D, D), "out": arg(D, D), "right": arg(D, D)}, arg(B, S, S, D)),

@@ -124,3 +124,33 @@ ENTRY"""
     bodies, entry = computations(text.replace("ENTRY", later))
     counts = run_counts(bodies, entry)
     assert (counts["body"], counts["later"]) == (7, 14)
+
+
+@pytest.mark.parametrize(
+    ("condition", "trips"),
+    [
+        ("  %is = pred[] compare(%i, %bound), direction=EQ\n  ROOT %go = pred[] not(%is)", 8),
+        ("  ROOT %go = pred[] compare(%i, %bound), direction=NE", 8),
+        (
+            "  %is = pred[] compare(%i, %bound), direction=GE\n  %same = pred[] copy(%is)\n"
+            "  %all = pred[] custom-call(%i)\n  %or = pred[] or(%same, %all)\n  ROOT %go = pred[] not(%or)",
+            8,
+        ),
+        (  # the counter runs behind what is compared
+            "  %two = s32[] constant(2)\n  %at = s32[] add(%i, %two)\n"
+            "  %is = pred[] compare(%at, %bound), direction=EQ\n  ROOT %go = pred[] not(%is)",
+            6,
+        ),
+        (  # one of two conditions is enough to go on: the one constant stands for the count
+            "  %is = pred[] compare(%i, %bound), direction=LT\n  %more = pred[] custom-call(%i)\n"
+            "  ROOT %go = pred[] or(%is, %more)",
+            11,
+        ),
+    ],
+)
+def test_decoding_until_a_length_or_until_all_are_finished(condition: str, trips: int) -> None:
+    text = LOOP.format_map(UP | {"start": "constant(3)"}).replace(
+        "  ROOT %go = pred[] compare(%i, %bound), direction=LT", condition
+    )
+    bodies, entry = computations(text)
+    assert run_counts(bodies, entry)["body"] == trips

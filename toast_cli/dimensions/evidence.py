@@ -115,13 +115,16 @@ def _made_of_weights(program: Program) -> dict[int, int]:
     constants going in.
 
     Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products
-    that read them.
+    that read them. Rows that constants pick from a table (of the token that a decoder starts with, of positions) are
+    what flows through the network.
     """
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
     constant: set[int] = set()
     for op in program.ops:
         if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
+            continue
+        if op.name == ops.GATHER and op.operands[1] in constant and op.operands[0] not in constant:
             continue
         if all(value in constant for value in op.operands):
             constant.update(op.results)

@@ -4,7 +4,7 @@ Enters: the loop's line, the lines of the computation it stands in, and every co
 compiler states, else what the counter says (where it starts, by how much each round moves it, what it is compared
 with), else the one constant of the condition, else 1. Start and bound may be the same instruction and a constant (from
 `position` to `position + 8`), or what an earlier loop has counted to. Of a condition of several parts (`i < 50 and
-error > 1e-3`) those that count say the most it can be.
+error > 1e-3`, `not (i == 50 or all finished)`) those that count say the most it can be.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ _LONE = re.compile(r" = s\d+\[\]\S* constant\((\d+)\)")
 _WHOLE = re.compile(r" = [su]\d+\[\]\S* constant\((-?\d+)\)")
 _ELEMENT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _COMPARE = re.compile(r" compare\((.*?)\), direction=(\w\w)")
-_AND = re.compile(r" and\((.*?)\)")
+_PARTS = re.compile(r" (and|or|not)\((.*?)\)")
 _STEP = re.compile(r" (add|subtract)\((.*?)\)")
 _SAME = re.compile(r" (?:copy|convert|bitcast|reshape)\((.*?)\)")
 _NAME = re.compile(r"%([\w.\-]+)")
-_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
+_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+_NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
 
 Lines = dict[str, str]  # instruction's name -> its line
 Number = tuple[str | None, int]  # an instruction, or None for nothing, and what is added to it
+Test = tuple[str, bool]  # the line of an instruction, and whether it is to be true
 
 
 def trip_count(line: str, around: list[str], bodies: dict[str, list[str]]) -> int:
@@ -45,7 +47,7 @@ def _known_trips(line: str, outside: Lines, bodies: dict[str, list[str]]) -> int
     condition, body = (bodies.get(_called(line, role), []) for role in ("condition", "body"))
     inside = _named(condition)
     loop = _Loop(line, outside, inside, body, bodies)
-    counts = [_counted(loop, test) for test in _tests(_root(condition), inside)]
+    counts = [_counted(loop, test, holds) for test, holds in _tests((_root(condition), True), inside)]
     return min((count for count in counts if count is not None), default=None)
 
 
@@ -60,33 +62,36 @@ class _Loop:
     bodies: dict[str, list[str]]
 
 
-def _tests(line: str, inside: Lines) -> Iterator[str]:
-    """The comparisons that a condition asks for all together."""
-    parts = _AND.search(line)
-    if parts is None:
-        yield line
+def _tests(test: Test, inside: Lines) -> Iterator[Test]:
+    """What a condition asks for, all of it: the parts of an `&`, or that none of an `|` is true."""
+    line, holds = test
+    parts = _PARTS.search(line)
+    if parts is None or parts[1] == ("or" if holds else "and"):
+        yield test
     else:
-        for name in _NAME.findall(parts[1]):
-            yield from _tests(inside.get(name, ""), inside)
+        holds = holds != (parts[1] == "not")
+        for name in _NAME.findall(parts[2]):
+            yield from _tests((inside.get(_through(name, inside), ""), holds), inside)
 
 
-def _counted(loop: _Loop, test: str) -> int | None:
-    """Rounds for which a comparison of the condition holds."""
+def _counted(loop: _Loop, test: str, holds: bool) -> int | None:
+    """Rounds for which a comparison of the condition is true (`holds`) or false."""
     compare = _COMPARE.search(test)
     if compare is None:
         return None
     around, inside = loop.around, loop.inside
     carried, changed = _carried(loop.line, around), _changed(loop.body)
-    left, right = _NAME.findall(compare[1])[:2]
-    direction = compare[2]
-    counter, bound = _element(left, inside), right
+    left, right = (_number(name, inside) for name in _NAME.findall(compare[1])[:2])
+    direction = compare[2] if holds else _NEGATED[compare[2]]
+    counter, ahead, bound = _element(left[0], inside), left[1], right
     if counter is None or counter not in changed:
-        counter, bound, direction = _element(right, inside), left, _SWAPPED.get(direction, "")
+        counter, ahead, bound = _element(right[0], inside), right[1], left
+        direction = _SWAPPED[direction]
     step = None if counter is None else _step(counter, loop.body)
     if counter is None or not step:
         return None
     base, first = _counted_to(_number(_place(carried, counter), around), loop)
-    other, last = _number(bound, inside)
+    other, last = bound[0], bound[1] - ahead
     element = None if other is None else _element(other, inside)
     if element is not None and element not in changed:
         other, more = _counted_to(_number(_place(carried, element), around), loop)
@@ -97,6 +102,8 @@ def _counted(loop: _Loop, test: str) -> int | None:
         return max(0, (last - first - (direction == "LT")) // step + 1)
     if direction in ("GT", "GE") and step < 0:
         return max(0, (first - last - (direction == "GT")) // -step + 1)
+    if direction == "NE" and (last - first) % step == 0 and (last - first) // step >= 0:
+        return (last - first) // step
     return None
 
 
@@ -171,9 +178,9 @@ def _through(name: str, inside: Lines) -> str:
     return _through(_NAME.findall(found[1])[0], inside) if found else name
 
 
-def _element(name: str, inside: Lines) -> int | None:
+def _element(name: str | None, inside: Lines) -> int | None:
     """Which element of the loop's tuple an instruction is."""
-    found = _ELEMENT.search(inside.get(_through(name, inside), ""))
+    found = _ELEMENT.search(inside.get(_through(name, inside), "")) if name else None
     return int(found[1]) if found else None
 
 
