@@ -172,7 +172,7 @@ def generating(name: str, config: Any, batch: int = 32, beams: int = 1, new: int
         mask = jnp.ones_like(ids)
         return model.generate(
             ids, attention_mask=mask, params=params, max_length=prompt + new, num_beams=beams, do_sample=False,
-            trace=False, pad_token_id=0, eos_token_id=1, decoder_start_token_id=2,
+            pad_token_id=0, eos_token_id=1, decoder_start_token_id=2,
         ).sequences  # fmt: skip
 
     return Lowerable(run, (params, tokens(batch, prompt)))
@@ -185,7 +185,7 @@ def sampling(name: str, config: Any, batch: int = 32, new: int = 64, prompt: int
     def run(params: Any, ids: Any, key: Any) -> Any:
         return model.generate(
             ids, attention_mask=jnp.ones_like(ids), params=params, max_length=prompt + new, do_sample=True, top_k=10,
-            prng_key=key, trace=False, pad_token_id=0, eos_token_id=1,
+            prng_key=key, pad_token_id=0, eos_token_id=1,
         ).sequences  # fmt: skip
 
     return Lowerable(run, (params, tokens(batch, prompt), key_shape()))
