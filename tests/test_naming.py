@@ -69,6 +69,12 @@ def started(w: Any, x: Any) -> Any:
     return block(x @ w["read"] + block(w["table"][token], w), w) @ w["table"].T
 
 
+def sampler(w: Any, key: Any) -> Any:
+    """Makes pictures of noise: no input has their batch."""
+    x = jax.random.normal(key, (B, D))
+    return jax.lax.fori_loop(0, 8, lambda _, x: x - 0.1 * jax.nn.relu(x @ w["a"]) @ w["b"], x)
+
+
 def ensemble(w: Any, x: Any) -> Any:
     """Members of an ensemble, all on the same inputs."""
     return jax.vmap(lambda a, b: jax.nn.relu(x @ a) @ b)(w["a"], w["b"])
@@ -124,6 +130,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         started, ({**BLOCK, "read": arg(12, D), "table": arg(V, D)}, arg(B, S, 12)),
         {(8, 0): "batch", (8, 1): "seq", (3, 1): "heads", (5, 0): "vocab"},
     ),
+    "a sampler": (
+        sampler, ({"a": arg(D, F), "b": arg(F, D)}, arg(2, dtype=jnp.uint32)), {(0, 1): "ff", (1, 0): "ff"},
+    ),
     "triangle": (
         triangle, ({"left": arg(D, D), "out": arg(D, D), "right": arg(D, D)}, arg(B, S, S, D)),
         {(3, 0): "batch"},
@@ -137,6 +146,11 @@ def test_dimensions_have_the_role_they_play(name: str) -> None:
     program = program_of(run, *shapes)
     dimensions = analyse(program)
     assert {place: role_of(program, dimensions, *place) for place in expected} == expected
+
+
+def test_what_is_made_of_noise_has_a_batch() -> None:
+    run, shapes, _ = PROGRAMS["a sampler"]
+    assert [group.role for group in analyse(program_of(run, *shapes)).groups].count("batch") == 1
 
 
 def test_residues_are_no_batch() -> None:

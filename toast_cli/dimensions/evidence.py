@@ -98,7 +98,10 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, found)
-    _batch(evidence, weights, data, crowded, found, _work(program, classes, class_group))
+    work = _work(program, classes, class_group)
+    _batch(evidence, weights, data, crowded, found, work)
+    if "batch" not in found.values():  # what is made from noise is there in results alone
+        _batch(evidence, weights, _made(program, classes, class_group) - weights, crowded, found, work)
     return found
 
 
@@ -140,6 +143,16 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
     found: tuple[set[int], set[int]] = (set(), set())
     for number in range(len(program.arguments)):
         found[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.slot_classes[number])
+    return found
+
+
+def _made(program: Program, classes: Classes, class_group: list[int]) -> set[int]:
+    """Groups that results have."""
+    found: set[int] = set()
+    for value in {result.value for result in program.results}:
+        number = program.producer[value]
+        dims = classes.forms[number].results[program.ops[number].results.index(value)]
+        found.update(class_group[classes.slot_classes[number][slot]] for slots in dims for slot in slots)
     return found
 
 
