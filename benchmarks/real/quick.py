@@ -60,7 +60,8 @@ POINTS = {
 SUMMARY = {
     "": "{name}", "points": "{points}", "programs": "{programs}", "collectives as promised": "{promised}",
     "peaks": "{peaks}", "peak, median": "{median:.1%}", "90th percentile": "{p90:.1%}", "bias": "{bias:+.1%}",
-    "steps": "{steps}", "step, median": "{step:.1%}", "rejected by the compiler": "{rejected}",
+    "steps": "{steps}", "step, median": "{step:.1%}", "communication hidden, 90th percentile": "{hidden:.1%}",
+    "rejected by the compiler": "{rejected}",
 }  # fmt: skip
 
 
@@ -228,8 +229,8 @@ def predict(points: list[Point], folder: Path, without: Iterable[str] = ()) -> t
 def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
     """What is predicted of a point beside what was measured; what was not is nan. predicted: where anything was."""
     program, gib, nan = PROGRAMS[point["program"]], 2.0**30, float("nan")
-    needed_bytes, compute, communication = (
-        point.get(field, nan) for field in ("needed_bytes", "compute", "communication")
+    needed_bytes, compute, communication, exposed = (
+        point.get(field, nan) for field in ("needed_bytes", "compute", "communication", "exposed")
     )
     peak = predicted.peak_bytes if predicted else nan
     return {
@@ -237,6 +238,7 @@ def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
         "plan": point["plan"], "predicted_gib": peak / gib, "needed_gib": needed_bytes / gib,
         "limit_gib": problem.mesh.limit_bytes / gib, "error": peak / needed_bytes - 1, "share": point.get("share", nan),
         "step": predicted.step_seconds / (compute + communication) - 1 if predicted else nan,
+        "hidden": 1 - exposed / communication if communication > 0 else nan,
     }  # fmt: skip
 
 
@@ -250,12 +252,13 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def _summed(name: str, rows: list[Row]) -> Row:
-    errors, shares, steps = (_finite(rows, field) for field in ("error", "share", "step"))
+    errors, shares, steps, hidden = (_finite(rows, field) for field in ("error", "share", "step", "hidden"))
     rejected = sum(row["predicted_gib"] <= row["limit_gib"] < row["needed_gib"] for row in rows)
     return {
         "name": name, "points": len(rows), "programs": len({row["program"] for row in rows}),
         "peaks": len(errors), "median": _percentile(abs(errors), 50), "p90": _percentile(abs(errors), 90),
         "bias": _percentile(errors, 50), "steps": len(steps), "step": _percentile(abs(steps), 50),
+        "hidden": _percentile(hidden, 90),
         "promised": f"{int((shares >= SHARE_AIM).sum())} of {len(shares)}", "rejected": rejected,
     }  # fmt: skip
 
