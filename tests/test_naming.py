@@ -69,6 +69,15 @@ def started(w: Any, x: Any) -> Any:
     return block(x @ w["read"] + block(w["table"][token], w), w) @ w["table"].T
 
 
+def perceiver(w: Any, x: Any) -> Any:
+    """Queries are learnt, the same for each element of the batch."""
+    y = jnp.broadcast_to(w["latents"], (x.shape[0], *w["latents"].shape))
+    q, k, v = ((z @ w[n]).reshape(*z.shape[:2], H, K) for z, n in ((y, "q"), (x, "k"), (x, "v")))
+    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    y = y + jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(*y.shape[:2], H * K) @ w["o"]
+    return y + jax.nn.relu(y @ w["up"]) @ w["down"]
+
+
 def sampler(w: Any, key: Any) -> Any:
     """Makes pictures of noise: no input has their batch."""
     x = jax.random.normal(key, (B, D))
@@ -129,6 +138,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
     "a decoder's first step": (
         started, ({**BLOCK, "read": arg(12, D), "table": arg(V, D)}, arg(B, S, 12)),
         {(8, 0): "batch", (8, 1): "seq", (3, 1): "heads", (5, 0): "vocab"},
+    ),
+    "a perceiver": (
+        perceiver, ({**BLOCK, "latents": arg(20, D)}, arg(B, S, D)), {(7, 0): "batch", (7, 1): "seq", (4, 1): "heads"},
     ),
     "a sampler": (
         sampler, ({"a": arg(D, F), "b": arg(F, D)}, arg(2, dtype=jnp.uint32)), {(0, 1): "ff", (1, 0): "ff"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import Form, SlotKind
@@ -88,9 +88,9 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     for number, group in enumerate(class_group):
         sizes[group] = max(sizes[group], classes.sizes[number])
     evidence = _Evidence()
-    looks = list(_looks(program, classes, class_group))
     weights, data = _arguments(program, classes, class_group)
     repeated = data - weights
+    looks = list(_looks(program, classes, class_group, repeated))
     for look in looks:
         _with_weights(evidence, look, repeated)
     for look in looks:
@@ -105,36 +105,41 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     return found
 
 
-def _looks(program: Program, classes: Classes, class_group: list[int]) -> Iterable[_Look]:
-    origin = _made_of_weights(program)
+def _looks(program: Program, classes: Classes, class_group: list[int], repeated: set[int]) -> Iterable[_Look]:
+    """Every heavy op, and which of its operands are made of weights.
+
+    repeated: groups that a weight can have only where it is repeated for each element of a batch.
+    """
+    roles, of = argument_roles(program)
+    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
+    constant: set[int] = set()
     for number, op in enumerate(program.ops):
+        weights = tuple([origin.get(v, -1) for v in op.operands])
         if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
             groups = tuple(class_group[c] for c in classes.slot_classes[number])
-            yield _Look(op, classes.forms[number], groups, tuple(origin.get(v, -1) for v in op.operands))
+            look = _without_latents(_Look(op, classes.forms[number], groups, weights), repeated)
+            weights = look.weights
+            yield look
+        _make_of_weights(op, weights, origin, constant)
 
 
-def _made_of_weights(program: Program) -> dict[int, int]:
-    """Value -> a weight (argument number) that it is a plain view of, or is computed from with nothing but weights and
-    constants going in.
+def _make_of_weights(op: Op, weights: tuple[int, ...], origin: dict[int, int], constant: set[int]) -> None:
+    """Enters what an op computes from nothing but weights and constants, as a weight: `origin` is value -> the weight
+    (argument number) that it is made of, weights that of each operand, or -1.
 
     Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products
     that read them. Rows that constants pick from a table (of the token that a decoder starts with, of positions) are
     what flows through the network.
     """
-    roles, of = argument_roles(program)
-    origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
-    constant: set[int] = set()
-    for op in program.ops:
-        if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
-            continue
-        if op.name == ops.GATHER and op.operands[1] in constant and op.operands[0] not in constant:
-            continue
-        if all(value in constant for value in op.operands):
-            constant.update(op.results)
-        elif all(value in origin or value in constant for value in op.operands):
-            weight = next(origin[value] for value in op.operands if value in origin)
-            origin.update((value, weight) for value in op.results)
-    return origin
+    if op.name in (ops.ARGUMENT, ops.CARRY, ops.JOIN) or all(value in origin for value in op.results):
+        return
+    if op.name == ops.GATHER and op.operands[1] in constant and op.operands[0] not in constant:
+        return
+    if all(value in constant for value in op.operands):
+        constant.update(op.results)
+    elif all(w >= 0 or value in constant for w, value in zip(weights, op.operands, strict=True)):
+        weight = next(w for w in weights if w >= 0)
+        origin.update((value, weight) for value in op.results)
 
 
 def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tuple[set[int], set[int]]:
@@ -186,6 +191,17 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
             evidence.vote(
                 {look.groups[s[0]] for s in first if s and look.form.kinds[s[0]] is SlotKind.BLOCKED}, "layers"
             )
+
+
+def _without_latents(look: _Look, repeated: set[int]) -> _Look:
+    """The look without weights that flow through the network: queries that are learnt, repeated for each element of a
+    batch, which the other side of the product does not have."""
+    if look.op.name != ops.DOT_GENERAL or not any(w >= 0 for w in look.weights):
+        return look
+    product = _product(look)
+    own = (product.left | product.summed, product.right | product.summed)
+    weights = [-1 if groups & repeated else w for w, groups in zip(look.weights, own, strict=True)]
+    return replace(look, weights=tuple(weights))
 
 
 def _groups_of_weight(look: _Look) -> set[int]:
