@@ -58,6 +58,8 @@ MADE_ON: dict[str, frozenset[str]] = {
     "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
+    "convolution-tiles": frozenset(),
+    "swapped-convolutions": frozenset(),
     "library-convolutions": frozenset(),
     "scatter-chains": frozenset(),
     "weight-parts": frozenset(),

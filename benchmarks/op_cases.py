@@ -374,6 +374,84 @@ def _convolution_step() -> Made:
         yield f"autoencoder {title}", step(len(down)), [image, *((w, F32) for w in (*down, *back))]
 
 
+def _convolution_network() -> Made:
+    """Steps of the beginnings of well-known networks, which nobody looked into: what convolutions are judged on."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def convolved(x: Any, w: Any, stride: int = 1, groups: int = 1, spread: int = 1, padding: Any = "SAME") -> Any:
+        rank = w.ndim - 2
+        order = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC")}[rank]
+        return lax.conv_general_dilated(
+            x, w.astype(x.dtype), (stride,) * rank, padding, rhs_dilation=(spread,) * rank, dimension_numbers=order,
+            feature_group_count=groups,
+        )  # fmt: skip
+
+    def widened(x: Any, w: Any) -> Any:
+        return lax.conv_transpose(x, w.astype(x.dtype), (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def step(network: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Any, *weights: Any) -> Any:
+            def loss(weights: Any) -> Any:
+                return (network(x, *weights).astype(F32) ** 2).mean()
+
+            return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+        return run
+
+    def stem(x: Any, a: Any, b: Any, c: Any) -> Any:
+        x = jax.nn.relu(convolved(x, a, 2))
+        return x[:, ::2, ::2] + convolved(jax.nn.relu(convolved(x, b, 2)), c)
+
+    def decoder(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        for w in (a, b, c):
+            x = jax.nn.relu(widened(x, w))
+        return jax.nn.sigmoid(convolved(x, d))
+
+    def separable(x: Any, a: Any, *weights: Any) -> Any:
+        x = convolved(x, a, 4)
+        for deep, out, back in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
+            y = convolved(x, deep, groups=x.shape[-1])
+            x = x + convolved(jax.nn.gelu(convolved(y, out)), back)
+        return x
+
+    def mobile(x: Any, a: Any, *weights: Any) -> Any:
+        x = jax.nn.relu(convolved(x, a, 2))
+        for number, (deep, out) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+            x = jax.nn.relu(convolved(x, deep, 1 + number % 2, groups=x.shape[-1]))
+            x = jax.nn.relu(convolved(x, out))
+        return x
+
+    def gated(x: Any, *weights: Any) -> Any:
+        skip = jnp.zeros((), x.dtype)
+        for number, (one, other, back) in enumerate(zip(weights[::3], weights[1::3], weights[2::3], strict=True)):
+            past = [((one.shape[0] - 1) << number, 0)]
+            y = jnp.tanh(convolved(x, one, spread=1 << number, padding=past))
+            y = y * jax.nn.sigmoid(convolved(x, other, spread=1 << number, padding=past))
+            skip, x = skip + y, x + convolved(y, back)
+        return skip
+
+    def front(x: Any, a: Any, b: Any) -> Any:
+        return jax.nn.gelu(convolved(jax.nn.gelu(convolved(x, a)), b, 2))
+
+    blocks = [w for _ in range(2) for w in ((7, 7, 1, 96), (1, 1, 96, 384), (1, 1, 384, 96))]
+    layers = [w for _ in range(4) for w in ((2, 64, 64), (2, 64, 64), (1, 64, 64))]
+    pairs = [w for c, o in pairwise((32, 64, 128, 128)) for w in ((3, 3, 1, c), (1, 1, c, o))]
+    networks: list[tuple[str, Callable[..., Any], Shape, list[Shape]]] = [
+        ("stem", stem, (32, 224, 224, 3), [(7, 7, 3, 64), (3, 3, 64, 64), (3, 3, 64, 64)]),
+        ("decoder", decoder, (32, 8, 8, 256), [(4, 4, 256, 128), (4, 4, 128, 64), (4, 4, 64, 32), (3, 3, 32, 3)]),
+        ("decoder", decoder, (64, 7, 7, 128), [(3, 3, 128, 64), (3, 3, 64, 64), (3, 3, 64, 16), (3, 3, 16, 1)]),
+        ("separable", separable, (16, 112, 112, 3), [(4, 4, 3, 96), *blocks]),
+        ("mobile", mobile, (64, 96, 96, 3), [(3, 3, 3, 32), *pairs]),
+        ("gated", gated, (8, 2048, 64), layers),
+        ("front", front, (8, 3000, 80), [(3, 80, 384), (3, 384, 384)]),
+    ]  # fmt: skip
+    for label, network, image, weights in networks:
+        for dtype in (BF16, F32):
+            yield f"{label} {_x(image)} {dtype}", step(network), [(image, dtype), *((w, F32) for w in weights)]
+
+
 def _x(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
@@ -383,8 +461,11 @@ FAMILIES: dict[str, Callable[[], Made]] = {
     "reduction": _reduction, "movement": _movement, "lookup": _lookup, "softmax": _softmax, "norm": _norm,
     "attention": _attention, "block": _block,
     "convolution gradient": _convolution_gradient, "convolution step": _convolution_step,
+    "convolution network": _convolution_network,
 }  # fmt: skip
-TEST_FAMILIES = frozenset({"softmax", "norm", "attention", "block", "convolution gradient", "convolution step"})
+TEST_FAMILIES = frozenset(
+    {"softmax", "norm", "attention", "block", "convolution gradient", "convolution step", "convolution network"}
+)
 
 
 def elements(case: Case) -> int:

@@ -29,6 +29,15 @@ BF16 = jnp.bfloat16
 TILED = replace(PLAIN, passes=PLAIN.passes | {"narrowing", "tiled-reduce-scatter", "small-gathers"})
 
 
+def widening(x: Any, w: Any) -> Any:
+    """The gradient of a transposed convolution's kernel."""
+
+    def made(w: Any) -> Any:
+        return lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    return jax.grad(lambda w: jnp.sum(jnp.tanh(made(w))))(w)
+
+
 def reused(x: Any, v: Any, w: Any) -> Any:
     y = x * 2.0
     return y @ v, y.T @ w
@@ -191,6 +200,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "tile-dimensions": (lambda q, k: jnp.sort(jnp.einsum("bhsd,bhtd->bhst", q, k), 2).sum(1),
                         (arg(128, 8, 10, 64), arg(128, 8, 10, 64)), "", "less compute", "v4-32"),
     "space-to-batch": (convolved, IMAGES, "", "less peak", "v3-32"),
+    "convolution-tiles": (lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (arg(16, 64, 32, 32), arg(64, 64, 3, 3)), "",
+                          "less compute", "v5e-16"),
+    "swapped-convolutions": (widening, (arg(16, 32, 32, 64), arg(3, 3, 64, 32)), "", "less compute", "v5e-16"),
     "library-convolutions": (lambda x, w: lax.conv(jnp.sin(x), w, (1, 1), "SAME").sum(),
                              (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
     "image-copies": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),

@@ -3,7 +3,8 @@
 An argument lies in whichever tiles waste least; a convolution wants batch and features in them, and bf16 of what it
 multiplies in bf16. So XLA:TPU makes one copy of a program's images before the first convolution that reads them, as
 they are or in elementwise form, and keeps it for the last: the gradient of the kernel, at the end of the step. Three
-colours fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Seen for 2 to 64 images of 3 to
+colours fill four rows, 8 images a device fill 128 lanes: 4.6 MiB of pixels become 49. Making it takes as long as
+writing it. Seen for 2 to 64 images of 3 to
 32 features, in single convolutions (patches, strides, batch first and features first, f32 and bf16) compiled by libtpu
 0.0.42.1 for v4 and v5e; with 128 features there is none. Without this pass convolutions read arguments as they lie.
 
@@ -25,11 +26,12 @@ NAME = "image-copies"
 
 class ImageCopy(NamedTuple):
     """part: of the argument's bits. dims: those of it that are in the tiles, batch and features. interval: from the
-    first convolution that reads it to the last."""
+    first convolution that reads it to the last. reader: the first."""
 
     part: float
     dims: Dims
     interval: Interval
+    reader: int
 
 
 def image_copies(program: Program, stored: list[bool], lives: Lives, profile: CompilerProfile) -> dict[int, ImageCopy]:
@@ -45,9 +47,9 @@ def image_copies(program: Program, stored: list[bool], lives: Lives, profile: Co
         dtype, time = program.values[op.operands[0]].dtype, lives.times[number]
         bits = profile.product_bits if dtype == "f32" else DTYPE_BITS.get(dtype, 32)
         part = bits / DTYPE_BITS.get(program.values[source].dtype, 32)
-        known = found.get(source, ImageCopy(part, dims, (time, time)))
+        known = found.get(source, ImageCopy(part, dims, (time, time), number))
         first, last = known.interval
-        found[source] = ImageCopy(max(part, known.part), dims, (min(first, time), max(last, time)))
+        found[source] = ImageCopy(max(part, known.part), dims, (min(first, time), max(last, time)), known.reader)
     return found
 
 

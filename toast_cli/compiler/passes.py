@@ -15,6 +15,7 @@ from types import ModuleType
 
 from toast_cli.compiler import (
     bf16_widening,
+    convolution_tiles,
     fusion,
     image_copies,
     in_place_updates,
@@ -50,6 +51,7 @@ from toast_cli.compiler import (
     small_gathers,
     space_to_batch,
     sunk_conversions,
+    swapped_convolutions,
     temporaries,
     tile_dimensions,
     tiling,
@@ -84,7 +86,8 @@ PASSES = _listed(
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
     weight_parts, padded_operands, widened_lookups, library_convolutions,
     # How arrays lie.
-    tiling, tile_dimensions, lookup_rows, space_to_batch, image_copies, loop_copies, scan_unification, bf16_widening,
+    tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
+    image_copies, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
     # Where they are.

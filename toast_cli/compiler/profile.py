@@ -119,6 +119,9 @@ class CompilerProfile:
         attained: what kernels get of the chip's peak rates.
         memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
             nothing.
+        turning_cycles: of turning one pixel of up to 128 images, see `convolution_tiles`.
+        packed_part: of what writing an array of less than 4 bytes an element to device memory takes, the part that a
+            convolution takes to pack it where it stays on the chip.
         product_bits: bits of an f32 element that a contraction takes by default.
         scatter_bytes: a scatter sorts its indices where what it adds to takes so much, see `lookup_rows`.
         combined_bytes: collectives of one kind that nothing waits for become one of about this many bytes.
@@ -138,6 +141,8 @@ class CompilerProfile:
     space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()
     scatter: ScatterTiles = ScatterTiles()
+    turning_cycles: float = 16.0
+    packed_part: float = 0.75
     product_bits: int = 16
     scatter_bytes: float = 16 * 2**20
     combined_bytes: float = 30 * 2**20

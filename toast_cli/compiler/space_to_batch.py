@@ -97,7 +97,7 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
     pieces: list[ImageDims | None] = [None] * len(program.values)
     images: dict[int, ImageDims] = {}  # what convolutions read
     for op in program.ops:
-        if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not _is_gradient_of_weights(op):
+        if op.name == CONVOLUTION and len(op.rule.operands) == 2 and not is_gradient_of_weights(op):
             pieces[op.results[0]] = _made_by_convolution(op, pieces)
             place = _place(op.rule.operands[0], op.rule.operands[1])
             if pieces[op.results[0]] and place:
@@ -130,7 +130,7 @@ def convolved_images(program: Program, number: int, profile: CompilerProfile) ->
     """What a convolution with windows reads, and what it makes, if these may be cut into pieces; else, and of the
     gradient of its weights, nothing."""
     op = program.ops[number]
-    windows = any(w.size > 1 for w in op.windows) and not _is_gradient_of_weights(op)
+    windows = any(w.size > 1 for w in op.windows) and not is_gradient_of_weights(op)
     if NAME not in profile.passes or not windows or len(op.rule.operands) != 2:
         return
     sides = ((op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0]))
@@ -146,7 +146,7 @@ def _alike(program: Program, source: int, image: int, place: ImageDims) -> bool:
     return len(shape) == len(of_image) and all(shape[d] == of_image[d] for d in place)
 
 
-def _is_gradient_of_weights(op: Op) -> bool:
+def is_gradient_of_weights(op: Op) -> bool:
     """Its windows reach over the image."""
     return bool(op.windows) and all(2 * ((w.size - 1) * w.spread + 1) > w.inputs for w in op.windows)
 

@@ -64,6 +64,11 @@ def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[i
         found = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
         found = padding(chip.matrix_tile, rows, columns, depth)
+    return bounded(chip, attained, dtype, found)
+
+
+def bounded(chip: Chip, attained: Attained, dtype: str, found: float) -> float:
+    """A growth, or as much as makes the matrix unit as slow as the vector unit."""
     limit = matrix_rate(chip, dtype) * attained.matrix / (chip.vector_flops * attained.vector)
     return min(found, max(1.0, limit))
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.compiler import sunk_conversions
+from toast_cli.compiler import convolution_tiles, sunk_conversions
 from toast_cli.compiler.compilation import Compilation, compile_program
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
@@ -35,10 +35,11 @@ _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
 # Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes, staying
-# bytes, those beside them, and the bytes of the widest array that passes (see `kernel.Side`).
-Side = tuple[float, float, float, float, float, float, float]
+# bytes, those beside them, and the bytes of the widest array that passes (see `kernel.Side`); what of the passage
+# counts though it stays on the chip (see `convolution_tiles`).
+Side = tuple[float, float, float, float, float, float, float, float]
 NO_REGION = -1
-NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class WorkItem:
         summed: a `SumItem` takes care of partial results. carried: they are added to what a loop carries, where they
             stay partial.
         needed: [results] the part of the bits that readers need, see `narrowing`.
+        copies: a convolution for which an argument is copied, see `image_copies`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
         region: the op, where it is a manual region, which has a price of its own; else -1.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
@@ -71,6 +73,7 @@ class WorkItem:
     summed: bool
     carried: bool
     needed: tuple[float, ...]
+    copies: bool
     late: bool
     in_loop: bool
     region: int
@@ -175,6 +178,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
     program = problem.program
     sizes = [value.bytes for value in program.values]
     carried = _carried_terms(problem)
+    copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
@@ -194,6 +198,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             number in terms,
             number in carried,
             tuple(needs.of_value(v) for v in op.results),
+            number in copying,
             all(late[v] for v in op.results),
             op.loop >= 0,
             region,
@@ -227,11 +232,22 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
+            0.0,
         )
         for s in kernel.operands
     )
+    packs = convolution_tiles.packs(op, profile)
     results = tuple(
-        (float(s.read), _write_bytes(attained, s), s.flops, float(s.passing), s.staying, s.beside, float(s.widest))
+        (
+            float(s.read),
+            _write_bytes(attained, s),
+            s.flops,
+            float(s.passing),
+            s.staying,
+            s.beside,
+            float(s.widest),
+            profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
+        )
         for s in kernel.results
     )
     return (
@@ -244,8 +260,11 @@ def _work(
 
 
 def _write_bytes(attained: Attained, side: KernelSide) -> float:
-    narrow = side.bytes < 4 * side.elements
-    return side.bytes * (attained.narrow_write if narrow else 1.0)
+    return side.bytes * (attained.narrow_write if _is_narrow(side) else 1.0)
+
+
+def _is_narrow(side: KernelSide) -> bool:
+    return side.bytes < 4 * side.elements
 
 
 def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:

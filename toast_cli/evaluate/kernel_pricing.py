@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, prod
 
-from toast_cli.compiler import on_chip_reuse, space_to_batch
+from toast_cli.compiler import convolution_tiles, on_chip_reuse, space_to_batch, swapped_convolutions
+from toast_cli.compiler.convolution_tiles import PixelProducts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
-from toast_cli.cost.matrix_unit import Grid, grid_of, growth
+from toast_cli.compiler.tiling import growth as tiled_growth
+from toast_cli.compiler.tiling import tile_of
+from toast_cli.cost.matrix_unit import Grid, bounded, grid_of, growth
 from toast_cli.cost.model import KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
+from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -36,6 +40,7 @@ class WorkPricer:
         self._grids: dict[int, Grid] = {}
         self._profile = profile
         self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
+        self._pixels: dict[int, PixelProducts | None] = {}
 
     def seconds(self, work: WorkItem, iteration: Iteration) -> float:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
@@ -54,8 +59,8 @@ class WorkPricer:
         read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
         flops = work.flops / prod(cuts)
         if work.kind.matrix_unit:
-            flops *= growth(chip, attained, work.dtype, self._grid(work), cuts)
-            extra = self._cutting(work, iteration) if work.kind.convolution else 0.0
+            flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
+            extra = self._moving(work, iteration) if work.kind.convolution else 0.0
             if apart:  # written, reduced, read to be finished
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
@@ -72,16 +77,76 @@ class WorkPricer:
             extra + kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
         )
 
+    def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
+        """By how much the arithmetic of a product grows by padding to the matrix unit."""
+        chip, attained = self._problem.mesh.chip, self._attained
+        pixels = self._pixel_products(work)
+        if pixels:
+            image, kernel = (self._pieces(sharding) for sharding in iteration.operands)
+            return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
+        return growth(chip, attained, work.dtype, self._grid(work), cuts)
+
+    def _turning(self, work: WorkItem, iteration: Iteration) -> float:
+        """Arithmetic that takes as long as turning pixels from images in the lanes to features there, or back, see
+        `convolution_tiles`."""
+        pixels, chip = self._pixel_products(work), self._problem.mesh.chip
+        turned = pixels.turned(*(self._pieces(sharding) for sharding in iteration.operands)) if pixels else 0
+        if not turned:
+            return 0.0
+        op, pieces = self._problem.program.ops[work.op], self._pieces(iteration.computed[0])
+        count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
+        seconds = count * self._profile.turning_cycles / chip.clock_hertz
+        return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
+
+    def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
+        if work.kind.convolution and work.op not in self._pixels:
+            program = self._problem.program
+            self._pixels[work.op] = convolution_tiles.pixel_products(program, program.ops[work.op], self._profile)
+        return self._pixels.get(work.op)
+
+    def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
+        return tuple([shards((axes,), self._sizes) for axes in sharding])
+
+    def _moving(self, work: WorkItem, iteration: Iteration) -> float:
+        """Seconds of what moves the operands of a convolution, and what it makes, before and after it."""
+        moved = self._copied(work, iteration) + self._reversed(work, iteration)
+        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        return self._cutting(work, iteration) + moved / rate
+
+    def _copied(self, work: WorkItem, iteration: Iteration) -> float:
+        """Bytes of the copy of an argument that is made for a convolution, see `image_copies`."""
+        if not work.copies:
+            return 0.0
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        shape = program.values[op.operands[0]].shape
+        space, local = {w.operand_dim for w in op.windows}, self._local(shape, iteration.operands[0])
+        tile = tile_of(self._profile)
+        wanted = tiled_growth(local, tuple(d for d in range(len(shape)) if d not in space), tile)
+        best = tiled_growth(local, tuple(range(len(shape))), tile)
+        return prod(local) * wanted * self._profile.product_bits / 8 if wanted > best else 0.0
+
+    def _reversed(self, work: WorkItem, iteration: Iteration) -> float:
+        """Bytes read and written to reverse the second operand of a convolution, see `swapped_convolutions`."""
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        if not swapped_convolutions.is_reversed(op, self._profile):
+            return 0.0
+        local = self._local(program.values[op.operands[1]].shape, iteration.operands[1])
+        over = {w.kernel_dim for w in op.windows}
+        wasted = tiled_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
+        return prod(local) * wasted * self._profile.product_bits / 8 * (1 + self._attained.narrow_write)
+
+    def _local(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+        return tuple([ceil(n / k) for n, k in zip(shape, self._pieces(sharding), strict=True)])
+
     def _cutting(self, work: WorkItem, iteration: Iteration) -> float:
-        """Seconds of cutting what a convolution reads into pieces, and of what it makes, see `space_to_batch`."""
+        """Seconds of cutting what it reads into pieces, and of what it makes, see `space_to_batch`."""
         images = self._images.get(work.op)
         if images is None:
             found = space_to_batch.convolved_images(self._problem.program, work.op, self._profile)
             images = self._images[work.op] = tuple(found)
         bytes_moved = 0.0
         for image, sharding in zip(images, (iteration.operands[0], iteration.computed[0]), strict=False):
-            count = [shards((axes,), self._sizes) for axes in sharding]
-            bytes_moved += image.moved(tuple([ceil(n / k) for n, k in zip(image.shape, count, strict=True)]))
+            bytes_moved += image.moved(self._local(image.shape, sharding))
         return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
     def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
@@ -89,7 +154,7 @@ class WorkPricer:
         the operands' sides. What is small enough stays on the chip between kernels."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = most = vector = 0.0
-        for (read, through, flops, passing, staying, beside, widest), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
@@ -106,7 +171,7 @@ class WorkPricer:
         shardings."""
         kept, sizes = self._kept_bytes, self._sizes
         reads = out = vector = 0.0
-        for (read, through, flops, passing, staying, beside, widest), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
@@ -117,6 +182,8 @@ class WorkPricer:
             if not passing or widest > kept * count:
                 reads += read / count
                 out += through / count
+            else:
+                out += packed / count
         return reads, out, vector
 
     def _spared(self, beside: float, count: int) -> float:
