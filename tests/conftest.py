@@ -36,6 +36,7 @@ SLOW = {
     "test_hostile",
     "test_partition_verify",
     "test_sample_models",
+    "test_search::test_decoding_has_decisions_that_hold_in_a_part_only",
     "test_saved_plans",
     "test_loop_sums::test_what_is_written_is_promised",
     "test_loop_moves::test_what_is_written_is_promised",

@@ -170,10 +170,11 @@ class Case:
         dim, _, part = rest.partition(".")
         return groups_of(self.program, self.problem.dimensions, path)[int(dim)][int(part or 0)]
 
-    def shard(self, place: str, axis: str, side: int = 0, unless: str = "") -> Shard:
+    def shard(self, place: str, axis: str, side: int = 0, unless: str = "", only: str = "") -> Shard:
         group = self.group(place)
         sides = tuple(side for _ in self.problem.dimensions.groups[group].resolutions)
-        return Shard(group, self.problem.mesh.names.index(axis), sides, self.group(unless) if unless else NOWHERE)
+        without, within = (self.group(scope) if scope else NOWHERE for scope in (unless, only))
+        return Shard(group, self.problem.mesh.names.index(axis), sides, without, within)
 
     def replicate(self, role: str, axis: str) -> Replicate:
         return Replicate(ROLES.index(role), self.problem.mesh.names.index(axis))

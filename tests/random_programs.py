@@ -99,7 +99,9 @@ def plans(problem: Problem) -> st.SearchStrategy[Plan]:
     """Plans of at most six decisions: each group takes each axis once, `Replicate` stands last."""
     if not problem.decisions.choices:
         return st.just(())
-    return st.lists(st.sampled_from(problem.decisions.choices), max_size=6, unique_by=_place).map(
+    choices = problem.decisions.choices
+    offered = [*choices, *(part for decision in choices for part in problem.decisions.parts(decision))]
+    return st.lists(st.sampled_from(offered), max_size=6, unique_by=_place).map(
         lambda found: tuple(sorted(found, key=lambda d: isinstance(d, Replicate)))
     )
 

@@ -81,7 +81,16 @@ def make_report(predicted: PredictedFacts = PREDICTED) -> Report:
             [
                 DecisionFacts("shard", "batch", "data", {}, 12, 64, "batch over data"),
                 DecisionFacts(
-                    "shard", "heads", "model", {"conflict 0": 1}, 2, 8, "heads over model", "", ["f32[8,8].1 (a.py:7)"]
+                    "shard",
+                    "heads",
+                    "model",
+                    {"conflict 0": 1},
+                    2,
+                    8,
+                    "heads over model",
+                    "",
+                    "",
+                    ["f32[8,8].1 (a.py:7)"],
                 ),
                 DecisionFacts("shard", "embed", "data", {}, 3, 512, "embed over data: weights stored split (ZeRO-3)"),
                 DecisionFacts("replicate", "state", "data", {}, 14, 0, "store state whole over data"),

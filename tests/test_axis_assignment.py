@@ -22,7 +22,11 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     aside.
     """
     form, sizes = pattern.form, problem.mesh.sizes
-    shards = [d for d in plan if isinstance(d, Shard) and d.unless not in pattern.groups]
+    shards = [
+        d
+        for d in plan
+        if isinstance(d, Shard) and d.unless not in pattern.groups and d.only in (NOWHERE, *pattern.groups)
+    ]
     closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role in (pattern.role, pattern.kind)}
     axes: list[list[int]] = [[] for _ in pattern.groups]
 

@@ -28,6 +28,7 @@ from toast_cli.explain.traffic import explain_collective, explain_line
 from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import unmirror
+from toast_cli.plan.saved import save_plan
 from toast_cli.report.explain_text import explanation_blocks
 from toast_cli.report.json_file import to_bytes
 from toast_cli.report.stored_plan import stored_plan, stored_shape
@@ -215,6 +216,21 @@ def test_the_plan_of_a_report_comes_back(tmp_path: Path, strategy: str, program:
     path.write_bytes(to_bytes(outcome.report))
     assert stored_plan(str(path), outcome.problem) == (outcome.problem, outcome.result.plan)
     assert stored_shape(str(path)) == "data=8,model=2"
+
+
+def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
+    outcome = pipeline.partition(Request(T2B, MESH, strategy="fsdp+megatron"))
+    names = [group.name for group in outcome.problem.dimensions.groups]
+    batch = next(d for d in outcome.result.plan if isinstance(d, Shard) and d.group == names.index("batch"))
+    plan = (batch._replace(only=names.index("heads")), batch._replace(unless=names.index("heads"), axis=1))
+    kept, report = tmp_path / "plan.json", tmp_path / "report.json"
+    kept.write_bytes(save_plan(outcome.problem, plan))
+    again = pipeline.partition(Request(T2B, MESH, plan=str(kept)))
+    facts = again.report.plan.decisions
+    assert [(d.only, d.unless) for d in facts] == [("heads", ""), ("", "heads")]
+    assert facts[0].text.endswith("over data, only in ops that have heads")
+    report.write_bytes(to_bytes(again.report))
+    assert stored_plan(str(report), outcome.problem)[1] == outcome.problem.canonical(plan)
 
 
 def test_a_plan_that_decides_layers_apart_comes_back(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ DATA, MODEL, BOTH = ("data",), ("model",), ("data", "model")
 F32 = 4
 
 # Words of a plan: `x.0=data` shards dimension 0 of argument x; `/1` takes the other side of its conflicts; `!y.1`
-# leaves out operations that have dimension 1 of y; `-weights=data` does not keep them split at rest.
+# leaves out operations that have dimension 1 of y, `+y.1` all others; `-weights=data` does not keep them split at rest.
 FEATURES: dict[str, tuple[str, str, Expected]] = {
     # One all-reduce of each gradient, [D, F] and [F, D].
     "data parallel": ("mlp", "x.0=data", [(ALL_REDUCE, DATA, F32 * D * F, 2)]),
@@ -240,6 +240,17 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "keys.1=data",
         [(ALL_REDUCE, DATA, F32 * B * H, 2), (ALL_REDUCE, DATA, F32 * B * H * K, 1)],
     ),
+    # Each device has rows of the first weights, for all sequences, and attends for some of them: what products leave
+    # is scattered to those. Where there are no heads nothing is split, so the result is gathered.
+    "cache by sequences, weights by rows": (
+        "decode",
+        "x.1=data+p['q'].1 x.0=data+p['q'].1 p['q'].1=model",
+        [
+            (REDUCE_SCATTER, DATA, F32 * B * D / 8, 3),
+            (ALL_REDUCE, MODEL, F32 * B * D / 4, 1),
+            (ALL_GATHER, DATA, F32 * B * D, 1),
+        ],
+    ),
     # Three times in each of two trips.
     "gathered in a loop in a loop": ("loop_in_a_loop", "x.0=data w.0=data", [(ALL_GATHER, DATA, F32 * D * D, 6)]),
     # Whichever branch runs gathers the weights; each counts half of the four trips.
@@ -261,9 +272,10 @@ def decision(case: Case, word: str) -> Decision:
     place, _, rest = word.partition("=")
     if place.startswith("-"):
         return case.replicate(place[1:], rest)
+    rest, _, only = rest.partition("+")
     rest, _, unless = rest.partition("!")
     axis, _, side = rest.partition("/")
-    return case.shard(place, axis, int(side or 0), unless)
+    return case.shard(place, axis, int(side or 0), unless, only)
 
 
 def written(case: Case, plan: Plan, form: str) -> bytes:

@@ -212,6 +212,24 @@ def test_experts_have_an_axis_only_away_from_the_batch() -> None:
     assert shardings[-1] == "model|-"  # tokens apart
 
 
+def test_a_batch_has_an_axis_only_where_there_are_heads() -> None:
+    """Each device attends for some sequences, and has some columns of the weights for all of them."""
+
+    def decode(x: Any, w: Any, cache: Any) -> Any:
+        queries = (x @ w).reshape(8, 4, 16)
+        return jnp.tanh(x), jnp.einsum("bhd,bshd->bhs", queries, cache)
+
+    case = case_of(decode, arg(8, 64), arg(64, 64), arg(8, 32, 4, 16), mesh=FOUR)
+    plan = (case.shard("x.1", "model", only="cache.3"), case.shard("x.0", "model", only="cache.2"))
+    shardings = case.lowered(plan).shardings
+    (tanh,) = (case.program.ops[op].results[0] for op in case.ops("tanh"))
+    projected, scores = (case.program.ops[op].results[0] for op in case.ops("dot_general"))
+    assert case.text(shardings[tanh]) == "-|-"  # no heads here
+    assert case.rest("w", plan) == "model|-"
+    assert (case.text(shardings[projected]), case.text(shardings[scores])) == ("model|-", "model|-|-")
+    assert [kind for kind, *_ in case.collectives(plan)] == ["reduce-scatter"]
+
+
 # ---------------------------------------------------------------- what can be split
 
 

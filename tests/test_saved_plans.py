@@ -105,6 +105,13 @@ def test_sides_of_conflicts_come_along(tmp_path: Path) -> None:
     assert again == (changed.shard("x.1", "data", side=1), changed.shard("p['wq'].1", "model"))
 
 
+def test_where_a_decision_holds_comes_along(tmp_path: Path) -> None:
+    case, changed = train(), train(layers=5)
+    only, unless = ({scope: "p['layers'][0]['up'].1"} for scope in ("only", "unless"))
+    plan, again = ((of.shard("x.0", "data", **only), of.shard("x.0", "model", **unless)) for of in (case, changed))
+    assert carried_over(changed.problem, saved(case, plan, tmp_path)) == (again, [])
+
+
 def test_what_has_no_counterpart_is_left_out(tmp_path: Path) -> None:
     case = train()
     other = case_of(lambda a: jnp.cumsum(a, axis=0), arg(5, 7), mesh=round_mesh(data=4))

@@ -28,6 +28,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
+from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import NOWHERE, Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
@@ -381,6 +382,35 @@ def test_decisions_about_one_dimension_exchange_where_they_hold() -> None:
     exchanged = one._replace(unless=NOWHERE), other._replace(unless=one.unless)
     assert Edit((one, other), exchanged) in Moves(problem).about_axes((one, other))
     assert (*exchanged,) in set(results(problem, (one, other), Edit((one, other), exchanged)))
+
+
+def test_one_of_two_decisions_about_a_dimension_comes_to_hold_in_a_part_only() -> None:
+    problem = case("perceptron").problem
+    part = next(
+        to
+        for d in problem.decisions.choices
+        if isinstance(d, Shard) and d.axis == 0
+        for to in problem.decisions.parts(d)
+        if isinstance(to, Shard)
+    )
+    plan = (part._replace(only=NOWHERE), part._replace(axis=1, only=NOWHERE))
+    edits = Moves(problem, local=True).local_edits(plan)
+    assert Edit(plan[:1], (part,)) in edits and Edit(plan, (part,)) in edits
+    assert all(map(problem.decisions.offers, (part, *plan)))
+    assert Moves(problem).local_edits(plan) == []
+
+
+def test_decoding_has_decisions_that_hold_in_a_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of queries and outputs are split over both axes, sequences over one of them where tokens attend."""
+    source, _ = sample("itx_decode")
+    problem = evaluator_of(source, "v5e-16").problem
+    starts = starting_plans(problem)
+    found = [run_search(Evaluator(problem), "mcts", seed, starts=starts) for seed in range(2)]
+    assert {result.cost.step_seconds for result in found} == {found[0].cost.step_seconds}
+    assert any(isinstance(d, Shard) and d.only != NOWHERE for d in found[0].plan)
+    monkeypatch.setattr(DecisionSpace, "parts", lambda _space, _decision: [])
+    everywhere = run_search(Evaluator(problem), "mcts", 0, starts=starts)
+    assert found[0].cost.step_seconds < 0.92 * everywhere.cost.step_seconds
 
 
 def test_a_kind_of_arguments_can_rest_whole_over_all_axes_at_once() -> None:

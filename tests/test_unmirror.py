@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import pytest
 from programs import Case, arg, evaluator_of, mesh_of, round_mesh, sample, source_of
@@ -88,6 +90,18 @@ def test_where_one_layer_is_enough_the_others_stay_whole() -> None:
     assert found.cost == evaluator.exact_cost(found.plan)
     assert any(":" in group.name for group in evaluator.problem.dimensions.groups)
     assert found.evaluations <= mirrored.evaluations + 301
+
+
+def test_what_says_where_decisions_hold_stays_one_group() -> None:
+    whole = evaluator_of(SOURCE, MESH)
+    case = Case(SOURCE, whole)
+    batch = case.shard("x.0", "data")
+    limit = whole.exact_cost((batch,)).peak_bytes - 2**20
+    problem = make_problem(SOURCE.program, analyse(SOURCE.program), round_mesh(int(limit), data=4))
+    mirrored = run_search(Evaluator(problem), "mcts")
+    inside = case.shard("x.0", "data", only="params[0]['up'].1")
+    evaluator, _ = unmirrored(Evaluator(problem), replace(mirrored, plan=(inside,)), Budget(300))
+    assert evaluator.problem is problem
 
 
 def test_where_nothing_is_gained_the_plan_stays_mirrored() -> None:

@@ -17,7 +17,7 @@ from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.axis_assignment import claim_of
-from toast_cli.plan.decisions import SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -111,7 +111,8 @@ class Study:
         side = self._sides(decision)
         apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""
         apart = " except where summed" if decision.unless == SUMMED else apart
-        return f"{groups[decision.group].name}{side} over {axis}{apart}"
+        part = f" only beside {groups[decision.only].name}" if decision.only != NOWHERE else ""
+        return f"{groups[decision.group].name}{side} over {axis}{apart}{part}"
 
     def _sides(self, decision: Shard) -> str:
         """` as f32[4,128,128].1`: what it splits where an array has the dimension twice."""

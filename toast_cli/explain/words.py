@@ -97,10 +97,11 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         return f"store {role} whole over {axis}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
-    scope = scope_name(problem, decision)
+    scope, part = scope_name(problem, decision), part_name(problem, decision)
     where = (
         "" if not scope else f", except in ops that {scope}" if scope == SUMS else f", except in ops that have {scope}"
     )
+    where += f", only in ops that have {part}" if part else ""
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
 
 
@@ -109,6 +110,11 @@ def scope_name(problem: Problem, decision: Shard) -> str:
     if decision.unless == SUMMED:
         return SUMS
     return "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
+
+
+def part_name(problem: Problem, decision: Shard) -> str:
+    """What all ops have in which a decision holds: the name of a group; empty where it does not hold in a part only."""
+    return "" if decision.only == NOWHERE else problem.dimensions.groups[decision.only].name
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:

@@ -224,6 +224,8 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
         return AxisClaim(decision.axis, ()) if decision.role in (pattern.role, pattern.kind) else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
+    if decision.only != NOWHERE and decision.only not in pattern.groups:
+        return None
     key = decision.group, decision.sides, decision.unless == SUMMED
     slots = pattern.candidates.get(key)
     if slots is None:

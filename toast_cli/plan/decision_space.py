@@ -109,28 +109,39 @@ class DecisionSpace:
         return [self.dimensions.resolutions[r].sides for r in self.dimensions.groups[group].resolutions]
 
     def variants(self, decision: Decision) -> list[Decision]:
-        """Decisions that differ in one thing only: the side of one conflict, or where the decision holds."""
+        """Decisions that differ in one thing only: the side of one conflict, or what they leave. `parts` are others."""
         if isinstance(decision, Replicate):
             return []
         found: list[Decision] = []
         for place, count in enumerate(self._side_counts(decision.group)):
             before, after = decision.sides[:place], decision.sides[place + 1 :]
             found += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
-        found += [decision._replace(unless=scope) for scope in self._scopes(decision.group)]
+        found += [decision._replace(unless=scope, only=NOWHERE) for scope in self._scopes(decision.group)]
+        return [d for d in found if d != decision]
+
+    def parts(self, decision: Decision) -> list[Decision]:
+        """The same decision as it holds in a part of the program only (`Shard.only`), in each there is."""
+        if isinstance(decision, Replicate):
+            return []
+        found = [decision._replace(unless=NOWHERE, only=scope) for scope in self._within(decision.group)]
         return [d for d in found if d != decision]
 
     def offers(self, decision: Decision) -> bool:
-        """Whether a search may decide so: `choices`, and all that a chain of `variants` leads to from them."""
+        """Whether a search may decide so: `choices`, and all that `variants` and `parts` lead to from them."""
         if isinstance(decision, Replicate):
             return decision in self._offered or decision in self.rests
         if decision in self._offered:
             return True
         counts = self._side_counts(decision.group)
         return (
-            decision._replace(sides=(0,) * len(counts), unless=NOWHERE) in self._offered
+            decision._replace(sides=(0,) * len(counts), unless=NOWHERE, only=NOWHERE) in self._offered
             and len(decision.sides) == len(counts)
             and all(ASIDE <= side < count for side, count in zip(decision.sides, counts, strict=True))
-            and decision.unless in self._scopes(decision.group)
+            and (
+                decision.unless in self._scopes(decision.group)
+                if decision.only == NOWHERE
+                else decision.unless == NOWHERE and decision.only in self._within(decision.group)
+            )
         )
 
     @cached_property
@@ -153,6 +164,10 @@ class DecisionSpace:
     def _scopes(self, group: int) -> tuple[int, ...]:
         """What `Shard.unless` can be for a group."""
         return (NOWHERE, *dict.fromkeys((*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))))
+
+    def _within(self, group: int) -> tuple[int, ...]:
+        """What `Shard.only` can be for a group."""
+        return tuple(scope for scope in self._parts_of_work.get(group, ()) if scope != SUMMED)
 
     @cached_property
     def _parts_of_work(self) -> dict[int, list[int]]:

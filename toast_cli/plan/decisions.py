@@ -16,18 +16,21 @@ class Shard(NamedTuple):
     """Give mesh axis `axis` to class group `group`; `sides` [the group's resolutions] says which side of each conflict,
     or `ASIDE`.
 
-    Two things restrict a decision to a part of the program, and what it leaves is there for decisions behind it.
+    Three things restrict a decision to a part of the program, and what it leaves is there for decisions behind it.
     `ASIDE` leaves the ops of one kind of conflict: the sequence has the axis everywhere but in attention, and there the
     heads have it (Ulysses). `unless` leaves the ops that have that group: experts get the axis ahead of the batch, but
     not where tokens are still in sequence (routing, dispatch, combine). With `SUMMED` it leaves the ops that sum over
-    the group: what they read is gathered, where else their results would be added up. At the borders of such a part
-    arrays travel from one sharding to the other, mostly in an all-to-all.
+    the group: what they read is gathered, where else their results would be added up. `only` leaves all ops that do
+    not have that group: the batch has the axis where there are heads, so that each device reads a part of the cache,
+    and nowhere else. At the borders of such a part arrays travel from one sharding to the other, mostly in an
+    all-to-all.
     """
 
     group: int
     axis: int
     sides: tuple[int, ...] = ()
     unless: int = NOWHERE
+    only: int = NOWHERE
 
 
 class Replicate(NamedTuple):
@@ -68,8 +71,8 @@ def canonical(plan: Plan, commute: Commute = independent) -> Plan:
     return (*ordered, *sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis)))
 
 
-_Key = tuple[int, int, tuple[int, ...], int]
+_Key = tuple[int, int, tuple[int, ...], int, int]
 
 
 def _key(decision: Shard) -> _Key:
-    return decision.axis, decision.group, decision.sides, decision.unless
+    return decision.axis, decision.group, decision.sides, decision.unless, decision.only

@@ -49,8 +49,8 @@ class Traits:
 
 @dataclass(frozen=True)
 class SavedDecision:
-    """A `Shard` of `group` (not where ops have `unless`, or sum over it), or a `Replicate` of the arguments called
-    `arguments`; `axis` by name."""
+    """A `Shard` of `group` (not where ops have `unless`, or sum over it; only where they have `only`), or a `Replicate`
+    of the arguments called `arguments`; `axis` by name."""
 
     axis: str
     group: Traits | None = None
@@ -58,6 +58,7 @@ class SavedDecision:
     unless: Traits | None = None
     unless_summed: bool = False
     arguments: str = ""
+    only: Traits | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         else:
             unless = traits[decision.unless] if decision.unless >= 0 else None
             summed = decision.unless == SUMMED
-            decisions.append(SavedDecision(axes[decision.axis], traits[decision.group], decision.sides, unless, summed))
+            only = traits[decision.only] if decision.only != NOWHERE else None
+            group = traits[decision.group]
+            decisions.append(SavedDecision(axes[decision.axis], group, decision.sides, unless, summed, only=only))
     facts = {
         "schema": SCHEMA,
         "program": problem.program.name,
@@ -118,7 +121,7 @@ def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) ->
 def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
     """(what the saved decisions are here, a sentence for each thing that is not as it was)."""
     sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    wanted = [t for d in saved.decisions for t in (d.group, d.unless) if t is not None]
+    wanted = [t for d in saved.decisions for t in (d.group, d.unless, d.only) if t is not None]
     found = match(wanted, traits_of(problem))
     useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).decisions.choices if isinstance(d, Shard)}
     plan: list[Decision] = []
@@ -205,7 +208,7 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
         if decision.arguments not in problem.roles:
             return None, f"there are no such arguments here, but {', '.join(ROLES)}"
         return Replicate(problem.roles.index(decision.arguments), axis), ""
-    for traits in (decision.group, decision.unless):
+    for traits in (decision.group, decision.unless, decision.only):
         if traits is not None and traits not in found:
             some = f" ({', '.join(traits.members[:2])})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
@@ -215,7 +218,8 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
     counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
     filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
     sides = tuple(min(side, count - 1) for side, count in zip(filled, counts, strict=True))
-    return Shard(group, axis, sides, unless), ""
+    only = NOWHERE if decision.only is None else found[decision.only]
+    return Shard(group, axis, sides, unless, only), ""
 
 
 def _changes(old: Traits, new: Group) -> list[str]:
@@ -242,6 +246,7 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 
 def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
+    only = None if facts.get("only") is None else _traits(facts["only"])  # files of before do not have it
     return SavedDecision(
         _text(facts["axis"]),
         group,
@@ -249,6 +254,7 @@ def _decision(facts: Any) -> SavedDecision:
         unless,
         facts.get("unless_summed") is True,
         _text(facts["arguments"]),
+        only,
     )
 
 

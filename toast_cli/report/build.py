@@ -12,7 +12,7 @@ from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
@@ -255,6 +255,7 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         group.size,
         text,
         unless,
+        part_name(problem, decision),
         side_texts(source, problem, decision),
     )
 

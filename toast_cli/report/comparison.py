@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import SUMS, scope_name, summary
+from toast_cli.explain.words import SUMS, part_name, scope_name, summary
 from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.plan.problem import Problem
 from toast_cli.report.confirmation import confirmation_facts
@@ -155,8 +155,9 @@ def short(problem: Problem, decision: Decision) -> str:
         return f"{problem.roles[decision.role]} whole over {axis}"
     groups = problem.dimensions.groups
     side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
-    scope = scope_name(problem, decision)
+    scope, part = scope_name(problem, decision), part_name(problem, decision)
     apart = f" (not {'where summed' if scope == SUMS else f'beside {scope}'})" if scope else ""
+    apart += f" (only beside {part})" if part else ""
     return f"{groups[decision.group].name}{side}{apart} over {axis}"
 
 

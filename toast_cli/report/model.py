@@ -45,6 +45,7 @@ class DecisionFacts:
     size: int  # elements along the largest of them; 0 for replicate
     text: str  # in words
     unless: str = ""  # class group: ops that have it are left out; "sum over it": ops that sum over its own
+    only: str = ""  # class group: ops that do not have it are left out
     choices: list[str] = field(default_factory=list)  # [sides] which dimension of which array each of them splits
 
 

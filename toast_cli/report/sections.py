@@ -262,7 +262,8 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
 
 def _whereabouts(report: Report, room: int) -> list[str]:
     """[decisions] the first time the arrays that have the dimension, as many as there is room for; what it splits
-    where an array has the dimension twice, unless an earlier decision on it said the same; where it does not hold."""
+    where an array has the dimension twice, unless an earlier decision on it said the same; where it does not hold, or
+    where alone it does."""
     members = {group.name: group.members for group in report.analysis.group_list}
     seen: set[str] = set()
     said: set[tuple[str, str]] = set()
@@ -279,6 +280,8 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         said.update((decision.target, choice) for choice in choices)
         if decision.unless:
             words.append(f"not in ops that {'' if decision.unless == SUMS else 'have '}{decision.unless}")
+        if decision.only:
+            words.append(f"only in ops that have {decision.only}")
         seen.add(decision.target)
         found.append("; ".join(words))
     return found

@@ -61,9 +61,9 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
         raise InputError("a decision of the report cannot be read", where=path, hint="make the report anew") from None
     if kind == "replicate" and target in problem.roles:
         return Replicate(problem.roles.index(target), axis)
-    unless = facts.get("unless", "")
+    unless, only = facts.get("unless", ""), facts.get("only", "")
     scopes = {"": NOWHERE, SUMS: SUMMED, **names}
-    for name in (target, *([unless] if unless not in scopes else [])):
+    for name in (target, *(scope for scope in (unless, only) if scope not in scopes)):
         if name not in names:
             raise InputError(
                 f"the report is of another program: this one has no dimension {name!r}",
@@ -73,4 +73,4 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
     group = problem.dimensions.groups[names[target]]
     if len(sides) != len(group.resolutions):
         raise InputError(f"the report is of another program: {target} has other conflicts", where=path)
-    return Shard(names[target], axis, sides, scopes[unless])
+    return Shard(names[target], axis, sides, scopes[unless], names.get(only, NOWHERE))

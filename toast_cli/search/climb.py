@@ -25,7 +25,9 @@ NEIGHBOURS = 60  # climbed from around a plan that no edit makes better
 NEIGHBOURS_PATIENCE = 10  # edits in a row that may fail there
 
 
-def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: float = inf) -> Plan:
+def climb(
+    moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: float = inf, *, hands_over: bool = True
+) -> Plan:
     """The best plan reached from `plan`.
 
     Args:
@@ -33,15 +35,18 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
             everything.
         promise: what each edit gained when last tried; brought up to date.
         patience: how many edits in a row may fail before a sweep ends.
+        hands_over: whether to try what hands ops over to other groups, too, where edits may fail without end.
     """
-    kinds = [moves.small_edits, moves.exchanges]
-    if patience == inf:
-        kinds.append(moves.handed_over)  # many, of which few help
+    kinds = [(moves.small_edits, patience), (moves.exchanges, patience)]
+    if moves.local:
+        kinds = [(moves.local_edits, patience), (moves.small_edits, patience), (moves.exchanges, NEIGHBOURS_PATIENCE)]
+    elif patience == inf and hands_over:
+        kinds.append((moves.handed_over, patience))  # many, of which few help
     now = reward(plan)
     improved = True
     while improved:
-        for edits in kinds:
-            plan, now, improved = _sweep(moves.problem, reward, plan, now, edits(plan), promise, patience)
+        for edits, most in kinds:
+            plan, now, improved = _sweep(moves.problem, reward, plan, now, edits(plan), promise, most)
             if improved:
                 break
     return plan
@@ -49,26 +54,27 @@ def climb(moves: Moves, reward: Reward, plan: Plan, promise: Promise, patience: 
 
 def climb_around(moves: Moves, reward: Reward, plan: Plan) -> Plan:
     """The best plan reached from `plan` with every edit, and from its neighbours where no edit helps."""
+    hands_over = True  # what hands ops over is much to try, so first and last only
     while True:
         promise: Promise = {}
-        plan = climb(moves, reward, plan, promise)
-        beyond = _climb_beside(moves, reward, plan, promise)
-        if beyond == plan:
+        plan = climb(moves, reward, plan, promise, hands_over=hands_over)
+        beyond = _climb_beside(moves, reward, plan, promise, hands_over=hands_over)
+        if beyond == plan and hands_over:
             return plan
-        plan = beyond
+        plan, hands_over = beyond, beyond == plan
 
 
-def _climb_beside(moves: Moves, reward: Reward, plan: Plan, promise: Promise) -> Plan:
+def _climb_beside(moves: Moves, reward: Reward, plan: Plan, promise: Promise, *, hands_over: bool) -> Plan:
     """Climbs from neighbours of a plan that no edit makes better, until that leads to a better plan: first from those
     in which all that is decided about an axis has changed, then from the best.
 
     Args:
-        promise: what each edit gains on `plan`.
+        promise: what each edit gains on `plan`. hands_over: as `climb` has it.
     """
     now, problem, length = reward(plan), moves.problem, len(plan)
     wide = {to for edit in moves.about_axes(plan) for to in results(problem, plan, edit)}
     back: dict[Plan, Edit] = {}
-    for edit, to in _neighbours(moves, reward, plan):
+    for edit, to in _neighbours(moves, reward, plan, hands_over=hands_over):
         back.setdefault(to, Edit(edit.into, edit.out))
     worth = {to: reward(to) for to in back}
 
@@ -84,15 +90,17 @@ def _climb_beside(moves: Moves, reward: Reward, plan: Plan, promise: Promise) ->
     return plan
 
 
-def _neighbours(moves: Moves, reward: Reward, plan: Plan) -> Iterator[tuple[Edit, Plan]]:
+def _neighbours(moves: Moves, reward: Reward, plan: Plan, *, hands_over: bool) -> Iterator[tuple[Edit, Plan]]:
     """Plans one edit away, and those with a decision more that does not hold everywhere or takes another side."""
     problem = moves.problem
-    for edit in [*moves.small_edits(plan), *moves.exchanges(plan), *moves.handed_over(plan)]:
+    everything = [*moves.small_edits(plan), *moves.exchanges(plan), *(moves.handed_over(plan) if hands_over else ())]
+    restricts = moves.local_edits if moves.local else moves.variations
+    for edit in moves.local_edits(plan) if moves.local else everything:
         for to in results(problem, plan, edit):
             yield edit, to
     for unit in moves.after(plan):
         longer = max(results(problem, plan, Edit((), unit)), key=reward, default=plan)
-        for edit in moves.variations(longer):
+        for edit in restricts(longer):
             if edit.out == unit:
                 for to in results(problem, longer, edit):
                     yield Edit((), edit.into), to

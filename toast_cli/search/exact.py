@@ -44,6 +44,7 @@ def exact(
         try:
             grow(incumbent, rng, EVALUATIONS)
             climb_around(Moves(problem), incumbent.worth, incumbent.best)
+            climb_around(Moves(problem, local=True), incumbent.worth, incumbent.best)
         except OutOfBudget as why:
             stopped = str(why)
             if stopped != "iterations":

@@ -33,10 +33,11 @@ class Moves:
         units: what is decided at once: a group or role over all axes of one part of the grain. macros: units that often
             pay only together: one group everywhere; a family of groups, or every group of the weights, over one part
             (the largest first).
+        local: whether decisions may come to hold in a part of the program only (`Shard.only`).
     """
 
-    def __init__(self, problem: Problem, grain: Grain | None = None) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, grain: Grain | None = None, *, local: bool = False) -> None:
+        self.problem, self.local = problem, local
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
         self._parts, self._part_of = parts, part_of
@@ -83,10 +84,23 @@ class Moves:
         """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a
         part in all of them.
         """
+        variants = self.problem.decisions.variants
+        return [Edit(unit, _like(to, unit)) for unit in self.held(plan) for to in variants(unit[0])]
+
+    def local_edits(self, plan: Plan) -> list[Edit]:
+        """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
+        besides: the batch is split over one axis in attention, where it was split over two everywhere."""
+        if not self.local:
+            return []
+        parts, held = self.problem.decisions.parts, self.held(plan)
+        about = [
+            (unit, other)
+            for unit, other in permutations(held, 2)
+            if isinstance(unit[0], Shard) and isinstance(other[0], Shard) and unit[0].group == other[0].group
+        ]
         return [
-            Edit(unit, tuple(to._replace(axis=d.axis) for d in unit))
-            for unit in self.held(plan)
-            for to in self.problem.decisions.variants(unit[0])
+            *(Edit(unit, _like(to, unit)) for unit in held for to in parts(unit[0])),
+            *(Edit((*unit, *other), _like(to, unit)) for unit, other in about for to in parts(unit[0])),
         ]
 
     def rests(self, plan: Plan) -> list[Edit]:
@@ -139,7 +153,7 @@ class Moves:
             ]
             for to in self.problem.decisions.variants(first):
                 left = self.problem.left_to(first, to)
-                kept = tuple(to._replace(axis=d.axis) for d in unit)
+                kept = _like(to, unit)
                 found += [Edit(unit, (*kept, *other)) for other in others if other[0][0] in left]
         return found
 
@@ -218,13 +232,21 @@ class Moves:
 def _crosswise(one: Shards, other: Shards) -> list[Edit]:
     """Edits of two units about one group that exchange where they hold, their sides, or their axes."""
     pair = (*one, *other)
-    scopes = *_with(one, unless=other[0].unless), *_with(other, unless=one[0].unless)
+    scopes = (
+        *_with(one, unless=other[0].unless, only=other[0].only),
+        *_with(other, unless=one[0].unless, only=one[0].only),
+    )
     sides = *_with(one, sides=other[0].sides), *_with(other, sides=one[0].sides)
     found = [scopes, sides]
     if len(one) == len(other):
         swapped = zip(pair, (*other, *one), strict=True)
         found.append(tuple(d._replace(axis=to.axis) for d, to in swapped))
     return [Edit(pair, into) for into in dict.fromkeys(found) if into != pair]
+
+
+def _like(to: Decision, unit: Move) -> Move:
+    """The same decision about all axes of a unit."""
+    return tuple(to._replace(axis=d.axis) for d in unit)
 
 
 def _with(unit: Shards, **fields: Any) -> Shards:

@@ -29,7 +29,8 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
     start = time.monotonic()
     problem = evaluator.problem
     on_offer = {d.group for d in problem.decisions.choices if isinstance(d, Shard)}
-    apart = [g for g in mirrored_groups(problem) if g in on_offer]
+    named = {g for d in (*problem.fixed, *result.plan) if isinstance(d, Shard) for g in (d.unless, d.only)}
+    apart = [g for g in mirrored_groups(problem) if g in on_offer and g not in named]
     if not apart or (budget.evaluations is not None and budget.evaluations < LEAST_EVALUATIONS):
         return evaluator, result
     wide, parts = unmirror(problem, apart)
@@ -41,10 +42,16 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
         return evaluator, spent
     narrow, kept = unmirror(problem, needed)
     names = {old: new for g in needed for old, new in zip(parts[g], kept[g], strict=True)}
-    gone = {part for g in apart if g not in needed for part in parts[g]}
+    gone = {part: g for g in apart if g not in needed for part in parts[g]}
+    here = {**gone, **names}
+
+    def narrowed(d: Shard) -> Shard:
+        group, unless, only = (here.get(g, g) for g in (d.group, d.unless, d.only))
+        return d._replace(group=group, unless=unless, only=only)
+
     found = narrow.canonical(
         tuple(
-            d if isinstance(d, Replicate) else d._replace(group=names.get(d.group, d.group))
+            d if isinstance(d, Replicate) else narrowed(d)
             for d in plan
             if isinstance(d, Replicate) or d.group not in gone
         )
@@ -106,7 +113,7 @@ def _about(edit: Edit, family: set[int]) -> bool:
 def _differ(plan: Plan, group: int, parts: tuple[int, ...]) -> bool:
     """Whether parts of a group are decided otherwise than the rest of it."""
 
-    def about(number: int) -> list[tuple[int, tuple[int, ...], int]]:
+    def about(number: int) -> list[tuple[object, ...]]:
         return [d[1:] for d in plan if isinstance(d, Shard) and d.group == number]
 
     return any(about(part) != about(group) for part in parts)
