@@ -58,7 +58,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "loop-residency": frozenset(),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
-    "convolution-tiles": frozenset(),
+    "convolution-tiles": frozenset({"resnet"}),
     "swapped-convolutions": frozenset(),
     "library-convolutions": frozenset(),
     "scatter-chains": frozenset(),

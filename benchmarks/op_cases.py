@@ -375,7 +375,7 @@ def _convolution_step() -> Made:
 
 
 def _convolution_network() -> Made:
-    """Steps of the beginnings of well-known networks, which nobody looked into: what convolutions are judged on."""
+    """Steps of the beginnings of well-known networks, whose schedules nobody looked into."""
     import jax
     import jax.numpy as jnp
     from jax import lax
