@@ -57,6 +57,18 @@ def fused(number: int, count: int) -> str:
     )
 
 
+BESIDE = f"""%beside (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %p = f32[8]{{0}} get-tuple-element(%b), index=1
+  {fused(2, 2)}
+  ROOT %r = (s32[], f32[8]{{0}}) tuple(%i, %f2)
+}}
+
+%cond (c: (s32[], f32[8])) -> pred[] {{
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}}
+
+"""
+
 # what is tried, lines, computations before it -> seconds of computing, communication, and of it what is exposed, in us
 CASES = {
     "synchronous": ([compute("a", 5), START.replace("-start", "").replace("(f32[2]{0}, f32[8]{0})", "f32[8]{0}")], "",
@@ -72,6 +84,13 @@ CASES = {
     ),
     "one gather spread over three fusions": (
         [fused(1, 2), fused(2, 5), fused(3, 1)], "".join(PIECE.format(k, GROUPS) for k in (1, 2, 3)), 8, 10, 2,
+    ),
+    "one gather spread over a fusion before a loop, the loop's and one behind it": (
+        [fused(1, 2),
+         '%w = (s32[], f32[8]{0}) while(%p), condition=%cond, body=%beside, '
+         'backend_config={"known_trip_count":{"n":"3"}}',
+         fused(3, 1)],
+        "".join(PIECE.format(k, GROUPS) for k in (1, 2, 3)) + BESIDE, 9, 10, 1,
     ),
     "a gather in one fusion": ([fused(1, 2)], PIECE.format(1, GROUPS), 2, 10, 8),
 }  # fmt: skip

@@ -7,7 +7,8 @@ asynchronous one (`…-start`) occupies its links from then on, and the cores st
 of it. The bodies of windowed contractions (XLA:TPU's loops of a permute and a piece of the product) are such pairs
 within a loop, so they need no rule of their own. XLA:TPU also spreads one collective over several fusions
 (`%async_collective_fusion…`), each of which carries an instruction of the same channel: the first of them starts it,
-the last one waits for it.
+the last one waits for it. Where some of these fusions are in a loop and others around it, it is one collective that
+runs beside the loop, and not one for each trip.
 
 Enters: HLO text of one device's program, a mesh, the clock rate. Leaves: seconds of computing, of all communication,
 and of the part of it that nothing hides. Collectives carry no estimate in XLA's text: their time is that of
@@ -149,6 +150,8 @@ class _Walk:
         self._clock, self._seconds_of = clock_hertz, seconds_of
         self._known: dict[str, ScheduledTime] = {}
         self._in_fusion: dict[str, list[tuple[str, _Collective]]] = {}
+        # Computation -> channels of the collectives that are spread over fusions of computations that call it.
+        self._around: dict[str, frozenset[str]] = {}
 
     def time_of(self, name: str) -> ScheduledTime:
         if name not in self._known:
@@ -161,7 +164,8 @@ class _Walk:
     def _walked(self, name: str) -> ScheduledTime:
         lines = self._bodies.get(name, [])
         clocks, total = _Clocks(), _Total()
-        spread = self._spread(lines)
+        around = self._around.get(name, frozenset())
+        spread = {channel: sent for channel, sent in self._spread(lines).items() if channel not in around}
         for place, line in enumerate(lines):
             parsed = parse_line(line)
             if parsed is None:
@@ -190,6 +194,7 @@ class _Walk:
             if opcode == "fusion":
                 continue  # its cycles are on its own line, its collectives have been seen to
             for inner, times in called(line, lines, self._bodies):
+                self._around.setdefault(inner, around | spread.keys())
                 part = self.time_of(inner)
                 clocks.cores += times * part.step_seconds
                 total.add(part, times)
