@@ -56,6 +56,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "narrow-stores": frozenset({"decoder", "unet"}),
     "product-operands": frozenset(),
     "loop-residency": frozenset(),
+    "resident-kernels": frozenset({"rnn"}),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
     "convolution-tiles": frozenset({"resnet"}),

@@ -60,10 +60,10 @@ def test_what_is_left_out_does_not_change_the_bound() -> None:
     assert quick.seconds <= quick.charged <= priced(found)
 
 
-@pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.999), ("ssm_tiny", 0.99)])
+@pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.998), ("ssm_tiny", 0.99)])
 def test_sums_of_loops_have_a_bound(name: str, least: float) -> None:
     """A recurrence adds up gradients from step to step, which it may carry as they are: they are completed behind it at
-    the soonest, which takes 0.3 % of a step of the first."""
+    the soonest, which takes 0.1 % of a step of the first."""
     evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
     certified = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
     assert least * certified.cost.step_seconds <= certified.lower_bound <= certified.cost.step_seconds

@@ -61,6 +61,18 @@ KERNELS: list[tuple[str, Any, tuple[Any, ...], list[tuple[str, list[int], int, f
     ("but not where it waits for something else: x * 2 before the product, its sum with that after",
      lambda x, w: (lambda a: (a, jnp.sin(a) + lax.cumsum(a)))(x * 2.0), (S, S),
      [("multiply", [1, 0], 1, 0), ("reduce_window", [1, 0], 1, 0), ("add", [1, 1], 1, 4)]),
+    ("a sum over dimensions of one element is a reshape", lambda x: x[None].sum(0) * 2.0, (S,),
+     [("multiply", [1, 0], 1, 1)]),
+    ("steps of a sequence are written by the product that makes them, and by a kernel of their own where the step "
+     "before made them",
+     lambda h, w: lax.scan(lambda h, _: (n := jnp.sin(h @ w), (n, h)), h, None, length=8), (S, S),
+     [("broadcast_in_dim", [0], 8, 0), ("broadcast_in_dim", [0], 8, 0), ("dot_general", [1, 1], 2, 4),
+      ("dynamic_update_slice", [0, 1, 0, 0, 0], 1, 0), ("add", [0, 0], 0, 0)]),
+    ("steps that are parts of one array are written together",
+     lambda h, w: lax.scan(lambda h, _: (n := h @ w, (n[:8], n[8:])), h, None, length=8), (S, S),
+     [("broadcast_in_dim", [0], 4, 0), ("broadcast_in_dim", [0], 4, 0), ("dot_general", [1, 1], 1, 0),
+      ("dynamic_update_slice", [0, 0, 0, 0, 0], 0, 0), ("dynamic_update_slice", [0, 0, 0, 0, 0], 0, 0),
+      ("add", [0, 0], 0, 0)]),
     ("a slice reads its part", lambda x: lax.slice_in_dim(x, 0, 16) * 2.0, (arg(512, 16),),
      [("multiply", [1, 0], 1, 0)]),
 ]  # fmt: skip
@@ -201,14 +213,95 @@ def test_what_a_loop_reads_in_every_iteration_stays_on_the_chip_where_all_of_it_
     assert seconds[0] - seconds[1] == pytest.approx(8 * spared_kib * 0.75 * KIB / 1e9, rel=0.02)
 
 
-def test_what_a_loop_carries_partial_is_not_written_apart() -> None:
-    """x.T @ y is added to what a loop carries; split over what it adds up, less of x and y is read and nothing more is
-    written than in one piece."""
+# rows of the state, microseconds that are spared: in each of 8 steps 4 (or 2) of 5
+RESIDENT = [(16, 8 * 4), (4, 8 * 2)]
 
-    def accumulated(w: Any, x: Any) -> Any:
-        return lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0]
 
-    case = case_of(accumulated, arg(16, 16), arg(4, 64, 16), mesh=round_mesh(data=4))
+@pytest.mark.parametrize(("rows", "spared"), RESIDENT)
+def test_a_kernel_that_does_not_touch_device_memory_starts_sooner(rows: int, spared: int) -> None:
+    """A state and weights of 1 KiB that a loop keeps on the chip. A result of less than 8 rows takes 2 us more."""
+
+    def recurrent(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 8, lambda _, h: h @ w, x)
+
+    on_chip = OnChip(64 * KIB, speed=4.0, vector_seconds=2 * US, product_seconds=1 * US, few_rows_seconds=2 * US)
+    passes = PLAIN.passes | {"loop-residency", "resident-kernels"}
+    profile = replace(PLAIN, on_chip=on_chip, passes=passes, attained=Attained(kernel_seconds=5 * US))
+    source = source_of(recurrent, arg(rows, 16), S)
+    seconds = [
+        evaluator_of(source, round_mesh(data=2), profile=each).cost(()).compute_seconds
+        for each in (profile.without("resident-kernels"), profile)
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(spared * US, rel=0.02)
+
+
+@pytest.mark.parametrize(("crowded", "speed"), [(0.0, 8.0), (0.9, 8.0), (0.1, 2.0)])
+def test_what_a_loop_adds_up_has_small_windows_where_little_of_the_chips_memory_is_free(
+    crowded: float, speed: float
+) -> None:
+    """x.T @ x of 1 KiB is added to 1 KiB of the 4 that are there, which is read and written in each of 8 trips; 1 KiB
+    of x is read from device memory."""
+    on_chip = OnChip(4 * KIB, speed=8.0, vector_seconds=1 * US, vector_speed=2.0, crowded=crowded)
+    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"loop-residency", "resident-kernels"})
+    case = case_of(accumulated, S, arg(8, 16, 16), mesh=round_mesh(data=2), profile=profile)
+    assert case.evaluator.cost(()).compute_seconds == pytest.approx(8 * (1 + 2 / speed) * KIB / 1e9, rel=0.05)
+
+
+@pytest.mark.parametrize(("passes", "each"), [(set(), 5), ({"resident-kernels"}, 0)])
+def test_a_scalar_is_no_kernel(passes: set[str], each: int) -> None:
+    profile = replace(PLAIN, passes=PLAIN.passes | passes, attained=Attained(kernel_seconds=5 * US))
+    case = case_of(lambda x: jnp.sin(x) * 2.0, arg(), mesh=round_mesh(data=2), profile=profile)
+    assert case.evaluator.cost(()).compute_seconds == pytest.approx(each * US, abs=0.1 * US)
+
+
+def test_elementwise_work_on_the_chip_takes_all_bytes_that_it_reads_and_writes() -> None:
+    """A loop adds one array to another, 1 KiB each: 3 KiB in each of 8 steps, at twice the rate of 1 GB/s."""
+
+    def added(x: Any, y: Any) -> Any:
+        return lax.fori_loop(0, 8, lambda _, h: h + y, x)
+
+    on_chip = OnChip(64 * KIB, speed=4.0, vector_seconds=1 * US, product_seconds=1 * US, vector_speed=2.0)
+    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"loop-residency", "resident-kernels"})
+    case = case_of(added, S, S, mesh=round_mesh(data=2), profile=profile)
+    assert case.evaluator.cost(()).compute_seconds == pytest.approx(8 * (1 * US + 1.5 * KIB / 1e9), rel=0.02)
+
+
+def test_what_neighbours_send_each_other_is_cut_out_and_put_in_its_place() -> None:
+    """Rows moved on by one in each of 8 trips, 64 B of each quarter of 1 KiB: one kernel that reads and writes them."""
+    profile = replace(PLAIN, on_chip=OnChip(vector_seconds=3 * US), passes=PLAIN.passes | {"resident-kernels"})
+
+    def moved_on(x: Any) -> Any:
+        return lax.fori_loop(0, 8, lambda _, x: jnp.sort(jnp.pad(x[1:], ((0, 1), (0, 0))), 1), x)
+
+    seconds, kernels = [], []
+    for each in (profile.without("resident-kernels"), profile):
+        case = case_of(moved_on, S, mesh=round_mesh(data=4), profile=each)
+        plan = (case.shard("x.0", "data"),)
+        seconds.append(case.evaluator.cost(plan).compute_seconds)
+        kernels.append(sum(use.seconds for use in case.evaluator.kernels(plan)))
+    assert seconds[1] - seconds[0] == pytest.approx(8 * (3 * US + 128 / 1e9))
+    assert kernels == pytest.approx(seconds)
+
+
+def accumulated(w: Any, x: Any) -> Any:
+    return lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0]
+
+
+def accumulated_in_pieces(w: Any, x: Any) -> Any:
+    def step(total: Any, x: Any) -> Any:
+        both = (x.T @ x).T
+        return (total[0] + both[:, :8], total[1] + both[:, 8:]), None
+
+    return lax.scan(step, (w[:, :8], w[:, 8:]), x)[0]
+
+
+@pytest.mark.parametrize("adding", [accumulated, accumulated_in_pieces])
+def test_what_a_loop_carries_partial_is_not_written_apart(adding: Any) -> None:
+    """x.T @ y is added to what a loop carries; split over what it adds up, less of x and y is read, nothing more is
+    written than in one piece, and there are no more kernels."""
+    attained = Attained(kernel_seconds=5 * US)
+    profile = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"}, attained=attained)
+    case = case_of(adding, arg(16, 16), arg(4, 64, 16), mesh=round_mesh(data=4), profile=profile)
     whole, split = (case.evaluator.cost(plan).compute_seconds for plan in ((), (case.shard("x.1", "data"),)))
     assert split < whole
 

@@ -220,6 +220,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
                       "v4-32"),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
+    "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),
 }  # fmt: skip
 

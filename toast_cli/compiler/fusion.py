@@ -58,6 +58,12 @@ def materialised(
     return fusion.stored
 
 
+def _sums_nothing_up(program: Program, op: Op) -> bool:
+    """Whether a reduction is over dimensions of one element alone, which XLA makes a reshape of."""
+    values = program.values
+    return op.name == REDUCE and values[op.operands[0]].elements == values[op.results[0]].elements
+
+
 def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[frozenset[int]]:
     """[values] ops that end the kernels which read each value, about `limit` of them at most."""
     nobody: frozenset[int] = frozenset()
@@ -114,6 +120,7 @@ class _Fusion:
         latest: list[float] = [NONE] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
             fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
+            fused = fused or _sums_nothing_up(self._program, op)
             found = max([NONE, *[latest[v] for v in op.operands]])
             if not fused:
                 found = found + 0.5 if op.name == REDUCE else max(number, found)
@@ -149,7 +156,8 @@ class _Fusion:
             return True
         if self._library and producer.kind.convolution:
             return True
-        return None if producer.kind.matrix_unit or producer.kind.fusible or maker in self._one_hot else True
+        fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)
+        return None if fused or producer.kind.matrix_unit else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
         """Which values are written, given the kernels that read each (`readers` [values])."""

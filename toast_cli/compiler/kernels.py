@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion, sliced_products
+from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion, resident_kernels, sliced_products
 from toast_cli.compiler.kernel import Kernel, Side
 from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
 from toast_cli.compiler.multi_output_fusion import Hosts
@@ -66,6 +66,7 @@ def kernels(
     taken = list(stored)
     reads: dict[int, set[int]] = {}  # op that ends a kernel -> what it reads from memory
     hosts, joins = Hosts(program), multi_output_fusion.NAME in profile.passes
+    scalars_free = resident_kernels.NAME in profile.passes
     cost = expansions(profile)
     sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padded, parts, strict=True)]
     residency = loop_residency(program, stored, sizes, free, profile)
@@ -73,7 +74,7 @@ def kernels(
     for number, op in enumerate(program.ops):
         if op.name in (ARGUMENT, CARRY, RESULT) or op.kind.per_device or op.region is not None:
             continue
-        if not any(stored[v] for v in op.results):
+        if not any(stored[v] for v in op.results) or (scalars_free and resident_kernels.is_scalar(program, op)):
             continue
         pending = [number]
         while pending:
@@ -193,11 +194,15 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     stays, beside = (0.0, 0.0) if takes else walk.residency.of_read(value, reader)
     size = round(size * stays) if stays else size
     side.bytes += size
+    maker = program.ops[program.producer[value]].name
     if stays:
         side.staying, side.beside = side.staying + size, beside
-    elif program.ops[program.producer[value]].name not in (ARGUMENT, CARRY):
+    elif maker not in (ARGUMENT, CARRY):
         side.passing += size
         side.widest = max(side.widest, min(size, walk.widths[value]))
+    elif takes and maker == CARRY:  # of a sequence that lies on the chip as a whole, or not at all
+        side.passing += size
+        side.widest = max(side.widest, it.bytes * padding)
     side.elements += round(min(it.elements, part.elements) * padding)
 
 
@@ -208,7 +213,10 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
     it = program.values[value]
     if op.kind.updates:
         update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
-        return Side(min(it.bytes, update.bytes), min(it.elements, update.elements))
+        size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
+        if op.name == SCATTER:
+            return Side(size, elements)
+        return Side(size, elements, passing=size, widest=it.bytes * walk.padding[value])
     size = round(it.bytes * walk.padding[value] * walk.parts[value])
     elements = round(it.elements * walk.padding[value])
     stays, beside = walk.residency.of_yield(program, value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from toast_cli.program.model import Op, Program
+from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE
 
 NAME = "multi-output-fusion"
 
@@ -24,6 +25,7 @@ class Hosts:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.writes: dict[int, int] = {}  # value -> kernel
+        self._updates: dict[tuple[int, int], list[int]] = {}  # loop and elements -> kernels that updates have alone
         self.holds: dict[
             int, set[tuple[int, int]]
         ] = {}  # kernel -> what it has read or made, (value, op that takes a part of it or -1)
@@ -32,17 +34,32 @@ class Hosts:
         """Kernels that can do what op `end` does on what they write; none where it has to be a kernel of its own.
         reads: as in `holds`."""
         op, values, ops = self._program.ops[end], self._program.values, self._program.ops
-        if not op.kind.elementwise or len(op.results) != 1:
+        if op.name == DYNAMIC_UPDATE_SLICE:
+            written = op.operands[1]
+        elif op.kind.elementwise and len(op.results) == 1:
+            written = op.results[0]
+        else:
             return []
-        size, read = values[op.results[0]].elements, [value for value, _ in reads]
+        size, read = values[written].elements, [value for value, _ in reads]
         found = {
             self.writes[v]
             for v in read
             if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
         }
+        if op.name == DYNAMIC_UPDATE_SLICE and not found:
+            found = self._beside(op, size, read)
         last = max(found, default=-1)
         waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
         return [] if waits else sorted(found)
+
+    def _beside(self, op: Op, size: int, read: list[int]) -> set[int]:
+        """The kernel of another update of as many elements that reads one of the arrays, too."""
+        values = self._program.values
+        arrays = {v for v in read if values[v].shape}
+        for kernel in reversed(self._updates.get((op.loop, size), ())):
+            if arrays.intersection(v for v, _ in self.holds[kernel]):
+                return {kernel}
+        return set()
 
     def _takes(self, host: Op, op: Op) -> bool:
         return host.loop == op.loop and (host.kind.matrix_unit or host.kind.elementwise)
@@ -51,4 +68,8 @@ class Hosts:
         """Notes that a kernel reads so much and writes what op `end` makes."""
         made = self._program.ops[end].results
         self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
+        op = self._program.ops[end]
+        if op.name == DYNAMIC_UPDATE_SLICE and kernel == end:
+            size = self._program.values[op.operands[1]].elements
+            self._updates.setdefault((op.loop, size), []).append(kernel)
         self.writes.update(dict.fromkeys(made, kernel))

@@ -43,6 +43,7 @@ from toast_cli.compiler import (
     reduction_combining,
     reduction_fusion,
     reduction_motion,
+    resident_kernels,
     scan_unification,
     scatter_chains,
     schedule,
@@ -91,5 +92,5 @@ PASSES = _listed(
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
     # Where they are.
-    memory_space_assignment, on_chip_reuse, loop_residency, temporaries,
+    memory_space_assignment, on_chip_reuse, loop_residency, resident_kernels, temporaries,
 )  # fmt: skip

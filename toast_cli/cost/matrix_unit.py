@@ -73,6 +73,11 @@ def bounded(chip: Chip, attained: Attained, dtype: str, found: float) -> float:
     return min(found, max(1.0, limit))
 
 
+def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:
+    """Of the two dimensions of a product's result on one device, the shorter one."""
+    return min(_local(grid.rows, cuts), _local(grid.columns, cuts))
+
+
 def _local(slots: Slots, cuts: tuple[int, ...]) -> float:
     return prod(size / cuts[slot] for slot, size in slots)
 

@@ -178,6 +178,8 @@ class Evaluator:
             lowered = self._lower(bucket, rows)
             for work in bucket.work:
                 found += self._work.uses(work, lowered[work.pattern])
+            for read in bucket.neighbours:
+                found += self._work.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:

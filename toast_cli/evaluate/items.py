@@ -19,6 +19,7 @@ from toast_cli.compiler.kernels import arithmetic
 from toast_cli.compiler.liveness import Lives
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.compiler.space_to_batch import Images
 from toast_cli.compiler.tiling import Tiling
 from toast_cli.cost.model import Attained
@@ -177,7 +178,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes = [value.bytes for value in program.values]
-    carried = _carried_terms(problem)
+    carried = _carried_terms(problem, profile)
     copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
@@ -209,10 +210,15 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)
 
 
-def _carried_terms(problem: Problem) -> set[int]:
-    """Ops whose results a loop adds to what it carries."""
+def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:
+    """Ops whose results a loop adds to what it carries, in one piece or in several, and reduces behind it."""
     ends = {end for one in problem.accumulations for end in one.ends}
-    return {term for found in problem.sums if found.end in ends for term in found.terms}
+    return {
+        term
+        for found in problem.sums
+        if found.end in ends or reductions_each(problem.program, found.end, profile) < 1.0
+        for term in found.terms
+    }
 
 
 def _work(

@@ -7,17 +7,17 @@ known (see `manual_regions`). What they communicate is in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil, prod
 
-from toast_cli.compiler import convolution_tiles, on_chip_reuse, space_to_batch, swapped_convolutions
+from toast_cli.compiler import convolution_tiles, on_chip_reuse, resident_kernels, space_to_batch, swapped_convolutions
 from toast_cli.compiler.convolution_tiles import PixelProducts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.compiler.tiling import growth as tiled_growth
 from toast_cli.compiler.tiling import tile_of
-from toast_cli.cost.matrix_unit import Grid, bounded, grid_of, growth
-from toast_cli.cost.model import KernelUse
+from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows
+from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
@@ -36,6 +36,8 @@ class WorkPricer:
         self._attained = profile.attained
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
+        self._starts = resident_kernels.starts(profile)
+        self._counts_residents = resident_kernels.NAME in profile.passes
         self._sizes = problem.mesh.sizes
         self._grids: dict[int, Grid] = {}
         self._profile = profile
@@ -55,9 +57,15 @@ class WorkPricer:
             else ()
         )
         apart = bool(work.unfinished) and not work.carried and (bool(iteration.reduced) or any(iteration.scattered))
-        reads, into, vector = self._coming_in(work, iteration)
-        read, out, finishing = self._going_out(work, iteration.reduced_to if apart else iteration.computed)
+        reads, into, vector, transfers_in = self._coming_in(work, iteration)
+        read, out, finishing, transfers_out = self._going_out(
+            work, iteration.reduced_to if apart else iteration.computed
+        )
+        resident = work.in_loop and transfers_in + transfers_out == 0.0
+        start = self._starting(work, cuts) if resident else attained.kernel_seconds
         flops = work.flops / prod(cuts)
+        # The larger of what comes in and what goes out passes through the vector unit.
+        moved = reads + read + max(into, out)
         if work.kind.matrix_unit:
             flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
             extra = self._moving(work, iteration) if work.kind.convolution else 0.0
@@ -65,17 +73,34 @@ class WorkPricer:
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
                 )
-                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), work.kernels)
-                return work.runs * (
-                    extra + first + kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left)
-                )
+                if resident and made <= self._kept_bytes:
+                    made = left = 0.0
+                again = self._starts.vector if resident else attained.kernel_seconds
+                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
+                second = kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left, 0.0)
+                return work.runs * (extra + first + second + work.kernels * start + again)
         else:
             vector, flops, extra = vector + flops, 0.0, 0.0
-        # The larger of what comes in and what goes out passes through the vector unit.
-        moved = reads + read + max(into, out)
-        return work.runs * (
-            extra + kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, work.kernels)
-        )
+            if resident and self._on_chip.vector_speed:
+                moved = self._touched(work, iteration) / self._on_chip.vector_speed
+        busy = kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, 0.0)
+        return work.runs * (extra + busy + work.kernels * start)
+
+    def _touched(self, work: WorkItem, iteration: Iteration) -> float:
+        """Bytes that a kernel reads and writes, wherever they lie."""
+        sizes, total = self._sizes, 0.0
+        for side, sharding in zip(work.operands, iteration.operands, strict=True):
+            total += side[0] / shards(sharding, sizes)
+        for side, sharding in zip(work.results, iteration.computed, strict=True):
+            total += (side[0] + side[1]) / shards(sharding, sizes)
+        return total
+
+    def _starting(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
+        """Seconds in which a kernel starts and ends that does not touch device memory, see `resident_kernels`."""
+        if not work.kind.matrix_unit:
+            return self._starts.vector
+        few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
+        return self._starts.few_rows if few else self._starts.product
 
     def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
         """By how much the arithmetic of a product grows by padding to the matrix unit."""
@@ -149,48 +174,59 @@ class WorkPricer:
             bytes_moved += image.moved(self._local(image.shape, sharding))
         return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
 
-    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float]:
-        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops) of a kernel on
-        the operands' sides. What is small enough stays on the chip between kernels."""
+    def _coming_in(self, work: WorkItem, iteration: Iteration) -> tuple[float, float, float, float]:
+        """(bytes read, bytes of the array that most of goes through the vector unit, elementwise flops, bytes from
+        device memory) of a kernel on the operands' sides. What is small enough stays on the chip between kernels."""
         kept, sizes = self._kept_bytes, self._sizes
-        reads = most = vector = 0.0
+        reads = most = vector = transfers = 0.0
         for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
                 count = shards(sharding, sizes)
-                if staying:
-                    read -= staying * self._spared(beside, count)
-                reads += (read - passing if widest <= kept * count else read) / count
+                if widest <= kept * count:
+                    read -= passing
+                spared = self._spared(beside, count) if staying else 0.0
+                transfers += read - staying if spared else read
+                reads += (read - staying * spared) / count
                 vector += flops / count
                 most = max(most, through / count)
-        return reads, most, vector
+        return reads, most, vector, transfers
 
-    def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float]:
-        """(bytes read, bytes written, elementwise flops) of a kernel on the results' sides, which lie in these
-        shardings."""
+    def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float, float]:
+        """(bytes read, bytes written, elementwise flops, bytes from and to device memory) of a kernel on the results'
+        sides, which lie in these shardings."""
         kept, sizes = self._kept_bytes, self._sizes
-        reads = out = vector = 0.0
+        reads = out = vector = transfers = 0.0
         for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
             vector += flops / count
-            if staying:
-                left = 1.0 - staying * self._spared(beside, count) / max(staying, read + through)
-                read, through = read * left, through * left
+            lies = 0.0
+            if staying and (spared := self._spared(beside, count)):
+                if self._crowded(beside, count):
+                    spared = 1.0 - 1.0 / self._on_chip.vector_speed
+                lies = staying / max(staying, read + through)
+                read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
             if not passing or widest > kept * count:
+                transfers += (read + through) * (1.0 - lies)
                 reads += read / count
                 out += through / count
             else:
                 out += packed / count
-        return reads, out, vector
+        return reads, out, vector, transfers
 
     def _spared(self, beside: float, count: int) -> float:
         """The part of what a loop would keep on the chip that is no traffic: none if not all of it fits there, else
         what device memory would take longer. beside: bytes of whole arrays, `count` shards of each."""
         fits = self._on_chip.bytes * count >= beside
         return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
+
+    def _crowded(self, beside: float, count: int) -> bool:
+        """Whether what a loop keeps on the chip leaves little room for windows, see `resident_kernels`."""
+        given = self._on_chip
+        return self._counts_residents and 0.0 < given.crowded * given.bytes * count < beside
 
     def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
         """What the item's kernels do and take."""
@@ -200,6 +236,19 @@ class WorkPricer:
         seconds = self.seconds(work, iteration)
         if seconds:
             yield KernelUse(work.ops, work.kind.name, work.runs, *self._size(work, iteration), seconds)
+
+    def exchange_uses(self, sent: Iterable[CollectiveUse]) -> Iterator[KernelUse]:
+        """The kernels of loops that cut out what devices send each other for windows, and put it in its place, see
+        `resident_kernels`."""
+        if not self._counts_residents:
+            return
+        ops = self._problem.program.ops
+        rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        for use in sent:
+            if ops[use.op].loop >= 0:
+                moved = 2.0 * use.bytes
+                seconds = use.count * (self._starts.vector + moved / rate)
+                yield KernelUse((use.op,), ops[use.op].name, use.count, 0.0, use.count * moved, seconds)
 
     def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""

@@ -33,7 +33,7 @@ class ShareMemo:
         self._pricer, self._work, self._holdings, self._timeline = pricer, work, holdings, timeline
         self._of_work: dict[tuple[int, int], tuple[float, float]] = {}
         self._of_sums: dict[tuple[int | Sharding, ...], float] = {}
-        self._of_neighbours: dict[tuple[int, ...], float] = {}
+        self._of_neighbours: dict[tuple[int, ...], tuple[float, float]] = {}
         self._of_arrays: dict[tuple[int | Sharding, ...], ArrayShare] = {}
         self._presence: dict[tuple[int, Kind, bool], Vector] = {}
         self._memories: list[MemoryShares] = [()]
@@ -55,7 +55,9 @@ class ShareMemo:
         for added in bucket.sums:
             communication += self._sum_seconds(added, lowered)
         for read in bucket.neighbours:
-            communication += self._neighbour_seconds(read, lowered)
+            seconds = self._neighbour_share(read, lowered)
+            compute += seconds[0]
+            communication += seconds[1]
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
@@ -103,12 +105,14 @@ class ShareMemo:
             found = self._of_sums[known] = sum([use.seconds for use in self._pricer.sum_collectives(item, lowered)])
         return found
 
-    def _neighbour_seconds(self, item: NeighbourItem, lowered: Lowered) -> float:
+    def _neighbour_share(self, item: NeighbourItem, lowered: Lowered) -> tuple[float, float]:
+        """(compute, communication) seconds of what devices send each other of one item."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
         found = self._of_neighbours.get(key)
         if found is None:
-            uses = self._pricer.neighbour_collectives(item, lowered)
-            found = self._of_neighbours[key] = sum([use.seconds for use in uses])
+            sent = list(self._pricer.neighbour_collectives(item, lowered))
+            cutting = sum([use.seconds for use in self._work.exchange_uses(sent)])
+            found = self._of_neighbours[key] = (cutting, sum([use.seconds for use in sent]))
         return found
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:

@@ -16,7 +16,7 @@ from toast_cli.cost.model import Attained
 
 RELEASE = (0, 0, 42, 1)
 VERSION = "libtpu 0.0.42.1"
-MIB = 2**20
+MIB, US = 2**20, 1e-6
 
 # Every figure but `vector` and `pass_bytes`, which all chips share, is fitted chip by chip.
 V4 = Attained(
@@ -45,16 +45,32 @@ ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 # memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
 # own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
 # counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (nobody compiled it for v5p).
+# `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`. `crowded`: a Haiku LSTM, which keeps 86 MiB.
 ON_CHIP = {
-    name: OnChip(bytes=mib * MIB, filled=0.75, refills=3.0, speed=speed)
-    for name, mib, speed in (("v4", 128, 2.2), ("v5e", 112, 8.0), ("v5p", 46, 0.0), ("v6e", 94, 5.0))
+    name: OnChip(
+        mib * MIB,
+        0.75,
+        3.0,
+        speed,
+        vector_seconds=vector * US,
+        product_seconds=product * US,
+        few_rows_seconds=few_rows * US,
+        vector_speed=vector_speed,
+        crowded=crowded,
+    )
+    for name, mib, speed, vector, product, few_rows, vector_speed, crowded in (
+        ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0.0),
+        ("v5e", 112, 8.0, 1.21, 0.17, 1.24, 2.1, 0.7),
+        ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0.0),
+        ("v6e", 94, 5.0, 1.22, 0.58, 0.0, 4.7, 0.0),
+    )
 }
 
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
-    "loop-residency", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
+    "loop-residency", "resident-kernels", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
 }  # fmt: skip
@@ -76,7 +92,10 @@ SOURCES = {
     "temporary_growth": "1: the rules are those of XLA:TPU",
     "peak_error": "`python benchmarks/calibration.py`: 90th percentile of the test points",
 }
-ON_CHIP_SOURCE = f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl"
+ON_CHIP_SOURCE = (
+    f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
+    "that stay there: `python -m benchmarks.resident`"
+)
 
 
 def _profile(chip: str) -> CompilerProfile:

@@ -1,0 +1,106 @@
+"""What kernels take that neither read nor write device memory: cycles that XLA:TPU estimates for them, beside what
+`resident_kernels` counts.
+
+Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu, one for contractions of a state
+with square weights, one for elementwise work on one array. `python -m benchmarks.resident [MESH ...]` prints one row
+for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read off them by hand: the
+smallest kernels give the start, the slope of the largest the rate.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.common import Row, show
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.cost.matrix_unit import STREAMED_ROWS
+from toast_cli.hardware import Spec, load_spec
+from toast_cli.verify.ahead import compile_ahead, target_of
+from toast_cli.verify.child import Failure
+from toast_cli.verify.hlo_text import computations
+
+MESHES = ("v4-32", "v5e-16", "v5p-64", "v6e-64")
+TRIPS = 50
+STATES = [(rows, width) for rows in (4, 8, 64, 512) for width in (128, 512, 1024, 2048)]
+ROWS = [8 * 4**power for power in range(6)]  # of 1,024 f32 elements
+COLUMNS = {
+    "mesh": "{mesh}", "kernel": "{kernel}", "compiled us": "{compiled:.2f}", "start us": "{start:.2f}",
+    "KiB": "{kib:.0f}", "GB/s beyond the start": "{rate:.0f}",
+}  # fmt: skip
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_RESULT = re.compile(r"= f32\[(\d+),(\d+)\]\S* fusion\(")
+
+
+def main(meshes: list[str]) -> int:
+    rows = [row for mesh in meshes or MESHES for make in (contractions, elementwise) for row in measured(mesh, make)]
+    show("kernels in on-chip memory", COLUMNS, rows)
+    return 0
+
+
+def contractions() -> tuple[Callable[..., Any], list[Any]]:
+    """States, each multiplied by weights of its own in every trip."""
+    import jax
+    import jax.numpy as jnp
+
+    def run(states: Any, weights: Any) -> Any:
+        def step(_: Any, states: Any) -> Any:
+            return [jnp.tanh(state @ weight) for state, weight in zip(states, weights, strict=True)]
+
+        return jax.lax.fori_loop(0, TRIPS, step, states)
+
+    shapes = [(rows, width) for rows, width in STATES], [(width, width) for _, width in STATES]
+    return run, [[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in arrays] for arrays in shapes]
+
+
+def elementwise() -> tuple[Callable[..., Any], list[Any]]:
+    """Arrays, each changed by a polynomial of itself in every trip."""
+    import jax
+    import jax.numpy as jnp
+
+    def run(arrays: Any) -> Any:
+        return jax.lax.fori_loop(0, TRIPS, lambda _, arrays: [x * x * 0.5 + 1.0 for x in arrays], arrays)
+
+    return run, [[jax.ShapeDtypeStruct((rows, 1024), jnp.float32) for rows in ROWS]]
+
+
+def measured(mesh: str, make: Callable[[], tuple[Callable[..., Any], list[Any]]]) -> Iterator[Row]:
+    """One row for each kernel of the loop."""
+    spec = load_spec(mesh)
+    profile, chip, product = find_profile(spec.chip), spec.chip, make is contractions
+    given = profile.on_chip
+    for (rows, columns), cycles in sorted(kernels_of(make, spec)):
+        few = given.few_rows_seconds if rows < STREAMED_ROWS else 0.0
+        start = given.product_seconds + few if product else given.vector_seconds
+        seconds = cycles / chip.clock_hertz
+        size = 2 * columns * columns if product else 8 * rows * columns  # weights in bf16; read and written
+        yield {
+            "mesh": mesh, "kernel": f"{make.__name__} {rows} x {columns}", "compiled": seconds * 1e6,
+            "start": start * 1e6, "kib": size / 1024, "rate": size / max(seconds - start, 1e-9) / 1e9,
+        }  # fmt: skip
+
+
+def kernels_of(
+    make: Callable[[], tuple[Callable[..., Any], list[Any]]], spec: Spec
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """(shape of the result, cycles) of each kernel of the loop's body."""
+    import jax
+
+    run, arguments = make()
+    text = jax.jit(run).lower(*arguments).as_text()
+    text = text.replace("mhlo.num_partitions = 1 ", f"mhlo.num_partitions = {spec.devices} ")
+    facts = compile_ahead(text.encode(), "stablehlo", target_of(spec))
+    if isinstance(facts, Failure):
+        raise SystemExit(facts.reason)
+    bodies, entry = computations(facts.hlo_text)
+    for name, lines in bodies.items():
+        for line in lines if name != entry else ():
+            result, cycles = _RESULT.search(line), _CYCLES.search(line)
+            if result and cycles:
+                yield (int(result[1]), int(result[2])), float(cycles[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
