@@ -95,6 +95,12 @@ def read(w: jax.Array, x: jax.Array) -> jax.Array:
     return lax.scan(lambda g, part: (g + jax.grad(loss)(w - g, part), None), jnp.zeros_like(w), x)[0]
 
 
+def beside(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Another loop starts with as many zeros, which are split there; XLA has both from one array."""
+    h = lax.scan(lambda h, _: (jnp.tanh(h + w), None), jnp.zeros_like(w), None, length=3)[0]
+    return accumulated(w, x) + h
+
+
 Decisions = list[tuple[str, str]]
 DATA: Decisions = [("x.1", "data")]
 # function, arguments, decisions, carries left partial, (kind, axes, bytes, count) of all collectives but scalars'
@@ -112,6 +118,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Decisions, int, l
                                [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 4)]),
     "scattered behind the loop": (accumulated, (W, X), [*DATA, ("w.0", "data"), (ACCUMULATORS, "data")], 1,
                                   [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 1)]),
+    "zeros elsewhere": (beside, (W, X), [*DATA, ("w.0", "data"), (ACCUMULATORS, "data")], 1,
+                        [("all-gather", "data", 1024, 4), ("reduce-scatter", "data", 256, 1)]),
     "turned and scattered behind": (
         turned, (arg(F, D), X), [*DATA, ("w.1", "data"), ("w.0", "model"), (ACCUMULATORS, "data")], 1,
         [("all-gather", "data", 256, 4), ("reduce-scatter", "data", 128, 1)]),

@@ -75,18 +75,33 @@ def say_constants(module: Any) -> None:
     On the way there an array of one number becomes a constant, one with all others of that number and shape, without
     their shardings. Where these differ, XLA's propagation chooses one that suits some readers, and the partitioner
     takes the others' ops for split as that is (a look-up's gradient that is added to zeros). So each device has all of
-    it then, and takes for nothing the piece that a reader wants.
+    it then, and takes for nothing the piece that a reader wants. What is read in a manual region, and outside of it as
+    well, goes into the region as any other array that each device has all of.
     """
     alike: dict[tuple[str, str], list[Any]] = {}
+    outside: set[tuple[str, str]] = set()
+    local: list[tuple[tuple[str, str], Any]] = []
 
     def visit(operation: Any) -> Any:
-        if operation.name in (BROADCAST_IN_DIM, CONSTANT) and GspmdNotation.attribute in operation.attributes:
+        if operation.name in (BROADCAST_IN_DIM, CONSTANT) and operation.results[0].type.rank:
             number = the_one_number(operation)
             if number is not None:
-                alike.setdefault((number, str(operation.results[0].type)), []).append(operation)
+                array = number, str(operation.results[0].type)
+                if operation.parent.operation.name == REGION:
+                    local.append((array, operation))
+                else:
+                    outside.add(array)
+                if GspmdNotation.attribute in operation.attributes:
+                    alike.setdefault(array, []).append(operation)
         return ADVANCE
 
     module.walk(visit)
+    for array, operation in local:
+        if array in outside:
+            piece = operation.results[0]
+            whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, WHOLE)
+            there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, MANUAL)
+            piece.replace_all_uses_except(there, [whole.owner.operation])
     for operations in alike.values():
         said = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
         if len(set(said.values())) > 1:
