@@ -29,6 +29,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.plan.iteration import Iteration, lay_out
+from toast_cli.plan.loop_reads import LOOP_EDGES, edges
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import SLICE, Way, copy_of, hops_ahead, route, ways_of
@@ -231,8 +232,9 @@ class _Selection:
         return Best(self.seconds(picked), float(found.mip_dual_bound) * scale, picked)
 
     def seconds(self, picked: dict[int, Iteration]) -> float:
-        """What the cost model says of an assignment."""
-        total = 0.0
+        """What the cost model says of an assignment, where all that loops only read is gathered before them."""
+        total, sizes = 0.0, self.problem.mesh.sizes
+        picked = {**picked, LOOP_EDGES: edges(sizes, range(len(sizes)))}
         for work in self.items.work:
             total += self.work.seconds(work, picked[work.pattern])
             total += sum(use.seconds for use in self.pricer.work_collectives(work, picked[work.pattern]))
@@ -300,7 +302,7 @@ class _Selection:
                 self._row({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0)
             for (s, t), moves in prices.items():
                 hops = route(s, t, self.problem.mesh.sizes, item.shape)
-                ahead = hops_ahead(hops, whole_ahead=bool(reader.whole_if_ahead))
+                ahead = hops_ahead(hops, whole_ahead=item.can_be_ahead(place))
                 for way, price in moves.items():
                     region = reader.ahead_region if way[0] < ahead else reader.region
                     copies[s, way, region].append((flows[s, t], price))
@@ -318,13 +320,8 @@ class _Selection:
         """The way to each collective -> its seconds."""
         hops = route(made, taken, self.problem.mesh.sizes, item.shape)
         ways = [way for way, (step, _) in zip(ways_of(hops), hops, strict=True) if step.kind != SLICE]
-        uses = (
-            self.pricer.array_collectives(
-                item, made, [copy_of(taken, [place], hops, item.readers[place].whole_if_ahead)]
-            )
-            if ways
-            else ()
-        )
+        copies = [copy_of(taken, [place], hops, item.can_be_ahead(place))] if ways else []
+        uses = self.pricer.array_collectives(item, made, copies)
         return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
 
     def _neighbours(self, item: NeighbourItem) -> None:

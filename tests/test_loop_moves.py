@@ -17,7 +17,9 @@ from benchmarks.law import differing, statements
 from toast_cli.emit import emit
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.recheck import strays
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.accumulation import ACCUMULATORS
+from toast_cli.plan.decisions import Plan, Replicate
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
 from toast_cli.verify.child import Failure
@@ -97,6 +99,42 @@ def decayed(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.scan(lambda h, _: (h * decay + bias, None), x, None, length=4)[0]
 
 
+def trained_twice(x: jax.Array, h: jax.Array) -> jax.Array:
+    """A weight that two loops read, forward and backward."""
+    return x - jax.grad(lambda x: jnp.sum(multiplied(x, h) ** 2))(x)
+
+
+def microbatches(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradients that a loop adds up: it becomes a region."""
+
+    def loss(w: jax.Array, part: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(part @ w) ** 2)
+
+    return w - lax.scan(lambda g, part: (g + jax.grad(loss)(w, part), None), jnp.zeros_like(w), x)[0]
+
+
+def recurrence(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The backward loop adds up the weight's gradient, so that it becomes a region; the forward loop does not."""
+    return w - jax.grad(lambda w: jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=4)[0]))(w)
+
+
+def many_microbatches(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A region in a loop, and neither makes the weight."""
+    return lax.map(lambda parts: microbatches(w, parts), x)
+
+
+def nested(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The inner loop reads it, and neither makes it."""
+    w = jnp.tanh(w)
+    return lax.map(lambda part: lax.scan(lambda h, _: (jnp.tanh(h @ w), None), part, None, length=4)[0], x)
+
+
+def also_behind(x: jax.Array, h: jax.Array) -> jax.Array:
+    """The weight is read outside of the loop as well."""
+    w = jnp.tanh(x)
+    return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=4)[0] @ w
+
+
 HEADS_IN_LOOPS = ["q.1", "q.2"]  # time is split outside the loops, which go along it, and heads in them
 # function, what is split over data, (kind, bytes, runs, where) of what moves arrays that are made outside loops
 PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, float, str]]]] = {
@@ -111,15 +149,31 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, 
     "pieces of what is carried": (refined, ["q.1"],
                                   [*[("all-gather", 16384, 1, "before")] * 3, ("all-gather", 16384, 4, "before")]),
     "no pieces": (multiplied, ["h.0", "x.1"], [("all-gather", 256, 4, "inside")]),
+    "held": (multiplied, ["h.0", "x.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held, forward and backward": (trained_twice, ["h.0", "x.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held, accumulating": (microbatches, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held for a region too": (recurrence, ["x.0", "w.1", ACCUMULATORS, LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held for regions in a loop": (many_microbatches, ["x.2", "w.1", ACCUMULATORS, LOOP_READS],
+                                   [("all-gather", 256, 1, "before")]),
+    "held, a loop in a loop": (nested, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held, and read behind": (also_behind, ["h.0", "x.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
     "vectors": (decayed, ["x.0", "w.0"], [("all-gather", 32, 1, "before")] * 2),
 }  # fmt: skip
 
 
 def planned(name: str) -> tuple[Case, Plan]:
     function, places, _ = PROGRAMS[name]
-    arguments = {multiplied: (arg(8, 8), arg(8, 8)), decayed: (arg(8, 8), arg(8))}.get(function, (X, X, X))
+    square, parts = (arg(8, 8), arg(8, 8)), (arg(8, 8), arg(4, 8, 8))
+    arguments = {
+        multiplied: square, trained_twice: square, also_behind: square, recurrence: square,
+        microbatches: parts, nested: parts, many_microbatches: (arg(8, 8), arg(2, 4, 8, 8)),
+        decayed: (arg(8, 8), arg(8)),
+    }.get(function, (X, X, X))  # fmt: skip
     case = case_of(function, *arguments)
-    return case, tuple([case.shard(place, "data") for place in places])
+    roles = case.problem.roles
+    return case, tuple(
+        [Replicate(roles.index(place), 0) if place in roles else case.shard(place, "data") for place in places]
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

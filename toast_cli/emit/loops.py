@@ -2,7 +2,8 @@
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with every such loop in a region that
 holds the loop on local shapes, its collectives, and those that reduce what it results in; after it the module is what
-it was before. What is inside a region is no longer anybody's to annotate.
+it was before. What is inside a region is no longer anybody's to annotate. An array that is resharded ahead of the loop
+for others as well, or ahead of a loop around it, goes into the region as it lies then: one collective serves all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.shardy import ShardyNotation, quoted
@@ -18,12 +19,14 @@ from toast_cli.emit.spmd.build import Builder
 from toast_cli.emit.spmd.deciding import Deciding
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.writer import Writer
-from toast_cli.frontend.source import Source
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.frontend.source import Source, Use
+from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
-from toast_cli.program.model import Op
+from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CARRY
 from toast_cli.xla import ADVANCE, ir
+
+Edge = tuple[int, int]  # op number, operand position
 
 
 @contextmanager
@@ -39,6 +42,7 @@ def loops_in_regions(
     program = source.program
     behind: dict[Any, int] = {}  # results of regions that are values of the program
     definitions, operations, shardings = list(source.definitions), list(source.operations), list(lowered.shardings)
+    taken: dict[Edge, tuple[Use, Sharding]] = {}  # a use inside -> where its region reads the array, and how it lies
     inside = frozenset(op for loop in numbers for op in range(program.loops[loop].first, program.loops[loop].last))
     hidden = {value for op in inside for value in program.ops[op].results}
     try:
@@ -47,7 +51,7 @@ def loops_in_regions(
             notation.prepare(source.module, undo)
             for loop in numbers:
                 deciding = Deciding(replace(source, definitions=definitions), behind)
-                region, left = put_loop(source, lowered, loop, deciding, notation, undo, behind)
+                region, left = put_loop(source, lowered, loop, deciding, notation, undo, behind, taken)
                 for value, (result, sharding) in left.items():
                     hidden.discard(value)
                     definitions[value], shardings[value] = result, sharding
@@ -61,7 +65,8 @@ def loops_in_regions(
                 source,
                 definitions=definitions,
                 operations=operations,
-                uses={use: place for use, place in source.uses.items() if use[0] not in inside},
+                uses={use: place for use, place in source.uses.items() if use[0] not in inside}
+                | {edge: (use.operation, use.operand) for edge, (use, _) in taken.items()},
             ),
             replace(
                 lowered,
@@ -72,7 +77,8 @@ def loops_in_regions(
                     use: sharding
                     for use, sharding in lowered.required.items()
                     if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
-                },
+                }
+                | {edge: sharding for edge, (_, sharding) in taken.items()},
                 found=lowered.found - gone,
             ),
             inside,
@@ -102,9 +108,11 @@ def put_loop(
     notation: ShardyNotation,
     undo: Undo,
     behind: dict[Any, int],
+    taken: dict[Edge, tuple[Use, Sharding]],
 ) -> tuple[Any, dict[int, tuple[Any, Sharding]]]:
     """Puts a region in the place of a loop; returns it, and how what the loop carries lies behind it: value -> result
-    of the region, sharding. `behind` learns which values of the program the region's results are."""
+    of the region, sharding. `behind` learns which values of the program the region's results are, and `taken` where the
+    region reads arrays that are resharded outside of it."""
     program, sizes = source.program, lowered.axis_sizes
     number = next(n for n in range(program.loops[loop].first, len(program.ops)) if is_carry(program.ops[n], loop))
     operation = source.use(number, 0).operation
@@ -115,6 +123,11 @@ def put_loop(
         replicated(handle.type.rank) if value is None else lowered.shardings[value]
         for handle, value in zip(entering, values, strict=True)
     ]
+    copies: list[Resharded | None] = [None] * len(entering)
+    for moved in resharded_outside(program, lowered, loop):
+        entering.append(entering[values.index(moved.value)])
+        ways_in.append(moved.sharding)
+        copies.append(moved)
     kinds = [
         build.type(str(handle.type.element_type), local_shape(tuple(handle.type.shape), sharding, sizes))
         for handle, sharding in zip(entering, ways_in, strict=True)
@@ -123,8 +136,11 @@ def put_loop(
     block = ir.Block.create_at_start(holder.regions[0], kinds, [operation.location] * len(kinds))
     copy = operation.clone(ip=ir.InsertionPoint(block)).operation
     writer = Writer(source, lowered, block, deciding)
-    for handle, value, argument, sharding in zip(entering, values, block.arguments, ways_in, strict=True):
-        writer.enter(handle, value, Piece(argument, sharding))
+    for handle, argument, sharding, each in zip(entering, block.arguments, ways_in, copies, strict=True):
+        if each is None:
+            writer.enter(handle, deciding.value_of(handle), Piece(argument, sharding))
+        else:
+            writer.enter_resharded(each.value, Piece(argument, sharding), each.uses, each.by)
     read = [result for result in operation.results if list(result.uses)]
     pieces = writer.write_loop(operation, copy, read)
     ir.Operation.create(
@@ -133,7 +149,7 @@ def put_loop(
     for k in reversed(range(len(entering))):
         if not list(block.arguments[k].uses):  # what a loop starts with where it starts with nothing
             block.erase_argument(k)
-            del entering[k], ways_in[k]
+            del entering[k], ways_in[k], copies[k]
     axes = ", ".join(map(quoted, lowered.axis_names))
     region = ir.Operation.create(
         "sdy.manual_computation",
@@ -149,6 +165,7 @@ def put_loop(
         ip=ir.InsertionPoint(operation),
     )
     block.append_to(region.regions[0])
+    taken.update({each.uses[0]: (Use(region, k), each.sharding) for k, each in enumerate(copies) if each is not None})
     left: dict[int, tuple[Any, Sharding]] = {}
     for old, new, piece in zip(read, region.results, pieces, strict=True):
         value = deciding.value_of(old)
@@ -167,6 +184,31 @@ def put_loop(
 
     undo.append(put_back)
     return region, left
+
+
+class Resharded(NamedTuple):
+    """A copy of a value that some uses in a loop read, resharded outside of the loop's region by these collectives."""
+
+    value: int
+    sharding: Sharding
+    uses: tuple[Edge, ...]
+    by: tuple[Collective, ...]
+
+
+def resharded_outside(program: Program, lowered: PartitionedProgram, loop: int) -> list[Resharded]:
+    """Copies that stand before a loop around this one, or that others read as well."""
+    inside = range(program.loops[loop].first, program.loops[loop].last)
+    ways: dict[Edge, list[Collective]] = {}
+    for one in lowered.collectives:
+        if one.reason == "reshard" and one.edge == "before" and program.producer[one.value] not in inside:
+            uses = [use for use in one.uses if use[0] in inside]
+            if len(uses) < len(one.uses) or one.loop != program.loops[loop].parent:
+                for use in uses:
+                    ways.setdefault(use, []).append(one)
+    found: dict[tuple[Collective, ...], list[Edge]] = {}
+    for use, by in ways.items():
+        found.setdefault(tuple(by), []).append(use)
+    return [Resharded(by[-1].value, by[-1].after or (), tuple(uses), by) for by, uses in found.items()]
 
 
 def is_carry(op: Op, loop: int) -> bool:

@@ -16,7 +16,7 @@ from toast_cli.plan.reshard import Stretch, stretches, waypoints
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
-from toast_cli.program.regions import Reading, loop_at, readings
+from toast_cli.program.regions import readings
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ir
 
@@ -55,8 +55,8 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
     """One reshard for all uses that read one value, require one sharding and see one another's operations.
 
     What a loop only reads is moved in front of it, as far as that makes it no larger, and all the way where the loop
-    takes pieces of it (see `reshard.hops_ahead`). These reshards come first: others begin where they end. A result of
-    the entry function needs none where one step leads there: the sharding of the result says it.
+    takes pieces of it or the plan says so (see `reshard.hops_ahead`). These reshards come first: others begin where
+    they end. A result of the entry function needs none where one step leads there: the sharding of the result says it.
     """
     ahead: Wanted = {}
     inside: Wanted = {}
@@ -69,10 +69,10 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
             want(inside, value, Stretch(start, sharding), edge, use.operation, use)
             continue
         (reading,) = readings(source.program, value, [edge])
-        wholly = bool(reading.whole_ahead)
-        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly)
+        wholly, held = bool(reading.whole_ahead), lowered.held
+        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=held)
         if first is not None and reading.ahead != reading.inside:
-            want(ahead, value, first, edge, *before_loops(use, loops_between(source.program, edge, reading)))
+            want(ahead, value, first, edge, *before_loops(use, loops_around(source.program, reading.ahead.region.loop)))
             if rest is not None:
                 want(inside, value, rest, edge, use.operation, use)
             continue
@@ -107,25 +107,34 @@ def want(found: Wanted, value: int, stretch: Stretch, edge: tuple[int, int], ope
     found.setdefault((value, read.operation.operands[read.operand], stretch), {})[edge] = operation, read
 
 
-def loops_between(program: Program, edge: tuple[int, int], reading: Reading) -> int:
-    """How many loops stand between a use and where what it reads can be made."""
-    loop, count = loop_at(program, *edge), 0
-    while loop != reading.ahead.region.loop:
+def loops_around(program: Program, loop: int) -> int:
+    """How many loops stand around what is in a loop, that one with them; -1 is outside of all."""
+    count = 0
+    while loop >= 0:
         loop, count = program.loops[loop].parent, count + 1
     return count
 
 
 def before_loops(use: Use, count: int) -> tuple[Any, Use]:
-    """The outermost of `count` loops around a use that only read what it reads, and where it goes into that loop."""
+    """The outermost of the loops around a use that only read what it reads, and where it goes into that loop; the use
+    itself where there is none, since a region stands in the loop's place. count: of the loops that stand around what
+    they read."""
     operation = use.operation
-    for _ in range(count):
-        operation = operation.parent.operation
-        while operation.name != LOOP:
-            operation = operation.parent.operation
-        handle = use.operation.operands[use.operand]
+    for loop in enclosing_loops(operation)[count:][::-1]:
+        operation, handle = loop, use.operation.operands[use.operand]
         if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
             use = Use(operation, handle.arg_number)
     return operation, use
+
+
+def enclosing_loops(operation: Any) -> list[Any]:
+    """Those around an operation, the outermost first."""
+    found: list[Any] = []
+    while operation.name != "func.func":
+        operation = operation.parent.operation
+        if operation.name == LOOP:
+            found.insert(0, operation)
+    return found
 
 
 def by_anchor(wanted: dict[tuple[int, int], Any]) -> list[tuple[Any, list[tuple[int, int]]]]:

@@ -18,6 +18,7 @@ from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Spans
+from toast_cli.plan.loop_reads import LOOP_EDGES
 
 Vector = NDArray[np.float64]
 TICK = 2.0**-48  # seconds
@@ -50,7 +51,7 @@ class Bucket:
     Attributes:
         touches: what has to be decided for the cost to be known, see `iteration_memo.touch`.
         views: those whose rows decide the share. key: rows of all views -> those of its own.
-        patterns, places: patterns around the items, and (pattern, view, place in the view) of each.
+        patterns, places: patterns around the items, `LOOP_EDGES` too, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.
         memo: rows -> share. alive: what its arrays hold, by the numbers of its `MemoryShares` -> [moments] bytes.
         axis_memo: rows -> [axes] seconds.
@@ -94,7 +95,8 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     for read in items.neighbours:
         bucket(read.patterns).neighbours.append(read)
     for array in filter(attrgetter("costs"), items.arrays):
-        bucket([array.pattern, *(r.pattern for r in array.readers)]).arrays.append(array)
+        edges = [LOOP_EDGES] if array.at_edges else []
+        bucket([array.pattern, *(r.pattern for r in array.readers), *edges]).arrays.append(array)
     for each in buckets.values():
         each.views = sorted({rows.place[p][0] for p in each.patterns})
         each.key = itemgetter(*each.views)

@@ -4,7 +4,7 @@
 * copies in other shardings, from the first to the last reader of each. What a loop gathers it gathers anew in each
   iteration, on some chips what comes from outside first of all (see `loop_gathers`). What is no larger than the array,
   or taken apart piece by piece, stands before the loops that read it (see `reshard.hops_ahead`) and stays until they
-  end;
+  end; so does what the plan gathers before them;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried. What is waited for and all-reduced, though devices go on with
@@ -29,7 +29,7 @@ from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import Copy
+from toast_cli.plan.reshard import GATHER, Copy
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
@@ -81,8 +81,12 @@ class Buffers:
                 if self._pricer.is_cut_late(item, iteration):
                     yield UNCUT, self._pricer.kept(item, computed) - self._pricer.kept(item, made)
         for copy in copies:
+            size = self._pricer.copied_bytes(item, copy)
             kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
-            yield kind, self._pricer.laid_out(item, self._pricer.copied_bytes(item, copy), copy.sharding, made)
+            yield kind, self._pricer.laid_out(item, size, copy.sharding, made)
+            if is_part_held(copy):
+                between = copy.hops[copy.ahead - 1][1]
+                yield Ahead(copy.places), self._pricer.laid_out(item, size, between, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""
@@ -205,6 +209,11 @@ class Buffers:
                 first = loop_gathers.made_at(program, loop, home, first)
             found.append((first, max([first, *(last for _, last in intervals)])))
         return found
+
+
+def is_part_held(copy: Copy) -> bool:
+    """Whether an array is larger where it goes into loops than where it is made, and they gather it further."""
+    return copy.ahead < len(copy.hops) and any(step.kind == GATHER for step, _ in copy.hops[: copy.ahead])
 
 
 @dataclass(slots=True)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers
-from toast_cli.evaluate.items import ArrayItem, Items, all_readers
+from toast_cli.evaluate.items import ArrayItem, Items, all_readers, are_at_edges
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
@@ -48,7 +49,8 @@ class Displacement:
                     together[elsewhere[value]].append(value)
             for there, values in together.items():
                 readers = all_readers(self._problem, self._items.compilation.needs, values[0])
-                moved = replace(item, values=tuple(values), readers=readers)
+                at_edges = LOOP_READS in self._problem.roles and are_at_edges(readers)
+                moved = replace(item, values=tuple(values), readers=readers, at_edges=at_edges)
                 made = iteration_of(item.pattern)
                 shardings = tuple([there if k == item.result else at for k, at in enumerate(made.shardings)])
                 seconds += self._pricer.bringing_seconds(moved, made.shardings[item.result], there)
@@ -60,7 +62,8 @@ class Displacement:
         self, item: ArrayItem, made: Iteration, iteration_of: Callable[[int], Iteration], found: CountedBuffers
     ) -> float:
         """Adds what the item's arrays hold; seconds of bringing them to their readers."""
-        lowered = {reader.pattern: iteration_of(reader.pattern) for reader in item.readers}
+        patterns = [reader.pattern for reader in item.readers]
+        lowered = {p: iteration_of(p) for p in (*patterns, *([LOOP_EDGES] if item.at_edges else []))}
         sharding = made.shardings[item.result]
         copies = self._pricer.copies_from(item, sharding, lowered)
         for kind, size in self._buffers.held(item, made, copies):

@@ -26,6 +26,7 @@ from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.sum_items import SumItem, sum_items
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
@@ -125,7 +126,8 @@ class ArrayItem:
         shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
         free: it is derived from constants alone. stored: it is written to memory.
         waited_for: it is neither early nor late, see `overlap`.
-        readers: without those that take it as it is made under every plan.
+        readers: without those that take it as it is made under every plan. at_edges: some of them read all of it in
+            each trip of a loop that does not make it, so that the plan says where it is gathered for them.
         region: the manual region that makes the first result of it, or -1.
         costs: it can cost something: it is stored, may be partial, or has such readers.
         values: numbers of the values.
@@ -143,9 +145,15 @@ class ArrayItem:
     stored: bool
     waited_for: bool
     readers: tuple[ItemReader, ...]
+    at_edges: bool
     region: int
     costs: bool
     values: tuple[int, ...]
+
+    def can_be_ahead(self, place: int) -> bool:
+        """Whether a plan can have all of a copy for the reader at `place` made ahead of loops."""
+        reader = self.readers[place]
+        return reader.whole_ahead or (self.at_edges and reader.whole_if_ahead is False)
 
 
 @dataclass(frozen=True)
@@ -309,10 +317,16 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
-        item = ArrayItem(pattern, k, *measures, left, region, costs=sums, values=tuple(values))
+        at_edges = LOOP_READS in problem.roles and are_at_edges(left)
+        item = ArrayItem(pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values))
         costs = item.stored or left or region != NO_REGION
         items.append(replace(item, costs=True) if costs else item)
     return tuple(items)
+
+
+def are_at_edges(readers: Collection[ItemReader]) -> bool:
+    """Whether some readers read all of an array in loops that do not make it."""
+    return any(reader.whole_if_ahead is False for reader in readers)
 
 
 def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemReader, ...]:

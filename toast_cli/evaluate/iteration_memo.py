@@ -4,6 +4,9 @@ Patterns that the same decisions can touch form one *view*. What all patterns of
 one *row* of it; equal rows have one number, so that whoever needs iterations can tell by a number whether anything has
 changed.
 
+The edges of loops are one more pattern, `LOOP_EDGES`: its iteration has a slot for each mesh axis, which the axis
+splits where a plan gathers what loops only read before them, over that axis.
+
 What the patterns of a view have made of some decisions (see `plan.axis_assignment`) is a *state* of it, and one more
 decision leads to the next, so that a plan's row is mostly found by following what is known.
 
@@ -16,9 +19,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, claim_of, replicates_first
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, claim_of, replicates_first
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
+from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
@@ -95,14 +99,12 @@ class IterationMemo:
         self._problem = problem
         self._sizes = problem.mesh.sizes
         self.size = 0
-        self.place: list[tuple[int, int]] = [(0, 0)] * len(
-            problem.patterns
-        )  # [patterns] number of its view, place in it
+        self.place: dict[int, tuple[int, int]] = {}  # pattern -> number of its view, place in it
         self.of_touch: dict[int, list[int]] = defaultdict(list)  # touch -> views
         self._decisions: list[Decision] = []
         self._number: dict[Decision, int] = {}
         self._weights: list[int] = []  # [decisions] views it reaches, and one
-        self._iterations: list[dict[int, Iteration]] = [{} for _ in problem.patterns]  # choice -> iteration
+        self._iterations: dict[int, dict[int, Iteration]] = defaultdict(dict)  # pattern -> choice -> iteration
         self._iteration_count = 0
         self._shardings: dict[Sharding, Sharding] = {}
         self._alike: dict[tuple[object, ...], dict[Choice, Iteration]] = {}
@@ -118,6 +120,9 @@ class IterationMemo:
             kinds = found[frozenset([*pattern.groups, *roles])]
             kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
+        if LOOP_READS in self._problem.roles:
+            touches = frozenset([_role(self._problem.roles.index(LOOP_READS))])
+            views.append(View(touches, [AlikePatterns(_edges(self._sizes), [LOOP_EDGES])]))
         for at, view in enumerate(views):
             for what in view.touches:
                 self.of_touch[what].append(at)
@@ -134,10 +139,15 @@ class IterationMemo:
         number = self._number[decision] = len(self._decisions)
         self._decisions.append(decision)
         self._weights.append(len(self.of_touch[touch(decision)]) + 1)
-        patterns, places = self._problem.patterns, self._problem.resolution_place
         for view in (self.views[at] for at in self.of_touch[touch(decision)]):
-            view.matters[number] = [claim_of(patterns[kind.patterns[0]], decision, places) for kind in view.kinds]
+            view.matters[number] = [self._claim(kind.patterns[0], decision) for kind in view.kinds]
         return number
+
+    def _claim(self, pattern: int, decision: Decision) -> AxisClaim | None:
+        """What a decision comes to in ops of a pattern."""
+        if pattern == LOOP_EDGES:
+            return AxisClaim(decision.axis, (decision.axis,))
+        return claim_of(self._problem.patterns[pattern], decision, self._problem.resolution_place)
 
     def row(self, view: View, steps: DecisionNumbers) -> int:
         """Number of the view's row under a plan."""
@@ -184,7 +194,11 @@ class IterationMemo:
         """Equal choices give one iteration, so that items can be remembered by its number."""
         found = self._iterations[pattern].get(number)
         if found is None:
-            choice, alike = assigner.choices[number], self._known[pattern]
+            choice = assigner.choices[number]
+            if pattern == LOOP_EDGES:
+                edges = Iteration(choice[0], (), (), (), (), (), ())
+                return self._iterations[pattern].setdefault(number, self._numbered(edges))
+            alike = self._known[pattern]
             found = alike.get(choice)
             if found is None:
                 found = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))
@@ -259,6 +273,12 @@ class IterationMemo:
                 moved.append(new[j])
                 j += 1
         return [*moved, *old[i:], *new[j:]]
+
+
+def _edges(sizes: tuple[int, ...]) -> AxisAssigner:
+    """Gives each axis its slot of `LOOP_EDGES`, if it is to have one."""
+    none = ((),) * len(sizes)
+    return AxisAssigner(SplitRules(sizes, (0,) * len(sizes), none, frozenset(), (), (), None), sizes)
 
 
 def _arrangement(pattern: OpPattern) -> tuple[object, ...]:

@@ -29,6 +29,7 @@ from toast_cli.hardware.device_groups import axes_of_groups, crossed_axes
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.iteration import OpPattern, SlotAxes
+from toast_cli.plan.loop_reads import LOOP_EDGES, edges, held_over
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
@@ -106,6 +107,7 @@ class _Region:
     def _price(self, plan: Plan) -> RegionPrice:
         problem, items, pricer = self._problem, self._items, self._pricer
         lowered = {pattern: problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))}
+        lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
         kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
         for read in items.neighbours:
             kernels += self._kernels.exchange_uses(pricer.neighbour_collectives(read, lowered))

@@ -25,6 +25,7 @@ from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.loop_reads import LOOP_EDGES
 from toast_cli.plan.partials import (
     ALL_REDUCE,
     REDUCE_SCATTER,
@@ -42,7 +43,8 @@ from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_st
 from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further
 from toast_cli.program.ops import ARGUMENT
 
-Lowered = dict[int, Iteration]  # pattern -> what it iterates over under the plan at hand
+# Pattern -> what it iterates over under the plan at hand; `LOOP_EDGES` too, where loops read something.
+Lowered = dict[int, Iteration]
 
 
 class _Reduced(NamedTuple):
@@ -237,7 +239,9 @@ class Pricer:
     def copies_from(self, item: ArrayItem, made: Sharding, lowered: Lowered) -> list[Copy]:
         """The same of an array that lies as `made`; lowered: what its readers iterate over."""
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
-        return copies_of(made, needed, self._sizes, item.shape, [reader.whole_if_ahead for reader in item.readers])
+        wholly = [reader.whole_if_ahead for reader in item.readers]
+        held = axes_of(lowered[LOOP_EDGES].slot_axes) if item.at_edges else ()
+        return copies_of(made, needed, self._sizes, item.shape, wholly, held)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Of one whole array as it moves and then lies there: in the narrowest type that the copy's readers take, see

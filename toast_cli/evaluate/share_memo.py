@@ -17,6 +17,7 @@ from toast_cli.evaluate.pricing import Lowered, Pricer
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Timeline
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.loop_reads import LOOP_EDGES
 from toast_cli.plan.sharding import Sharding
 
 MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
@@ -124,7 +125,9 @@ class ShareMemo:
         inside = item.region >= 0
         if not (item.stored or partial or inside) and shardings.count(made) == len(shardings):
             return NOTHING  # nobody stores or moves it
-        key = (item.values[0], iteration.number if partial or inside else made, *shardings)
+        key: tuple[int | Sharding, ...] = (item.values[0], iteration.number if partial or inside else made, *shardings)
+        if item.at_edges:
+            key = (*key, lowered[LOOP_EDGES].number)
         found = self._of_arrays.get(key)
         if found is None:
             copies = self._pricer.copies(item, lowered)

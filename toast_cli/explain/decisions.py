@@ -8,7 +8,9 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.sharding import shards
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.quantities import format_bytes, format_count, format_seconds
@@ -61,6 +63,16 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     ways = problem.mesh.sizes[decision.axis]
     if isinstance(decision, Replicate):
         role = problem.roles[decision.role]
+        if role == ACCUMULATORS:
+            return [
+                f"Each device along {axis} adds up {role} whole, and they are reduced once, behind the loop. "
+                "That takes fewer reductions, and more memory."
+            ]
+        if role == LOOP_READS:
+            return [
+                f"Devices along {axis} gather {role} and do not make once, before the loop, and hold it while it runs. "
+                "That takes fewer gathers, and more memory."
+            ]
         return [
             f"Devices along {axis} each store {role} whole between steps, whatever other decisions say. "
             "That takes no gathers, and more memory."

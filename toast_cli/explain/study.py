@@ -16,13 +16,18 @@ from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import summary
 from toast_cli.frontend.source import Source
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import claim_of
 from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
+
+# Role of a `Replicate` -> what it does to what is called so; all others store arguments whole.
+_KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Study:
         problem = self.problem
         axis = problem.mesh.names[decision.axis]
         if isinstance(decision, Replicate):
-            return f"{problem.roles[decision.role]} stored whole over {axis}"
+            role = problem.roles[decision.role]
+            return f"{role} {_KEPT.get(role, 'stored whole')} over {axis}"
         groups = problem.dimensions.groups
         side = self._sides(decision)
         apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.tactics.model import weight_groups
@@ -94,6 +95,8 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         role = problem.roles[decision.role]
         if role == ACCUMULATORS:
             return f"keep {role} whole over {axis}, and reduce them behind the loop"
+        if role == LOOP_READS:
+            return f"gather {role} over {axis} once, before the loop, and hold it"
         return f"store {role} whole over {axis}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""

@@ -15,6 +15,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Replicate, Shard
 from toast_cli.plan.iteration import OpPattern
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, DOT_GENERAL
 from toast_cli.program.roles import INPUTS, WEIGHTS, views
@@ -59,8 +60,7 @@ class DecisionSpace:
                         Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
                     )
             found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
-            if ACCUMULATORS in self.roles:
-                found.append(Replicate(self.roles.index(ACCUMULATORS), axis))
+            found += [Replicate(self.roles.index(r), axis) for r in (ACCUMULATORS, LOOP_READS) if r in self.roles]
         return tuple(found)
 
     def _useful_groups(self) -> set[int]:

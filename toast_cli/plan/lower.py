@@ -13,6 +13,7 @@ from operator import attrgetter
 from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
+from toast_cli.plan.loop_reads import held_over
 from toast_cli.plan.partials import (
     Cuts,
     Hop,
@@ -68,6 +69,7 @@ def _uncut(part: Reduction) -> Partial:
 class _Lowering:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self._problem, self._program, self._sizes = problem, problem.program, problem.mesh.sizes
+        self._held = held_over(problem.roles, plan)
         iterated = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
         self._left, found = left_by_loops(
             problem.sums, problem.accumulations, [iterated[pattern] for pattern in problem.op_pattern]
@@ -132,6 +134,7 @@ class _Lowering:
             carried={carry: left[0] for carry, left in self._left.items()},
             summed=frozenset(summed),
             found=frozenset(found & computed.keys()),
+            held=self._held,
             collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
         return settled(self._program, lowered)
@@ -299,7 +302,8 @@ class _Lowering:
         if all(sharding == made for sharding in needed):
             return
         read = readings(program, value, uses)
-        copies = copies_of(made, needed, self._sizes, whole.shape, [reading.whole_ahead for reading in read])
+        wholly = [reading.whole_ahead for reading in read]
+        copies = copies_of(made, needed, self._sizes, whole.shape, wholly, self._held)
         for move in moves_of(made, copies):
             served = [(uses[place], read[place].ahead if move.ahead else read[place].inside) for place in move.places]
             for region, count in runs_by_region([stop for _, stop in served]).items():

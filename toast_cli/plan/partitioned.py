@@ -74,6 +74,7 @@ class PartitionedProgram:
         summed: values that stay partial on the way to such a carry.
         found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
             `partials.found_by_partitioner`).
+        held: axes over which what loops only read is gathered before them, see `plan.loop_reads`.
         collectives: all of them, as the partitioner writes them, in program order.
     """
 
@@ -91,6 +92,7 @@ class PartitionedProgram:
     carried: dict[int, Left] = field(default_factory=dict)
     summed: frozenset[int] = frozenset()
     found: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
     collectives: tuple[Collective, ...] = ()
 
     def path(self, value: int) -> tuple[Sharding, ...]:

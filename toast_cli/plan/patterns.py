@@ -10,6 +10,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.workarounds import ALL, Workarounds
@@ -74,6 +75,8 @@ def make_problem(
             at = numbers[key] = len(patterns)
             patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space, closed))
         op_pattern.append(at)
+    free = remade_values(program)
+    reads = any(True for _ in read_in_trips(program, free))
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program,
@@ -81,9 +84,9 @@ def make_problem(
         mesh,
         tuple(patterns),
         tuple(op_pattern),
-        (*roles, *kinds, *((ACCUMULATORS,) if accumulations else ())),
+        (*roles, *kinds, *((ACCUMULATORS,) if accumulations else ()), *((LOOP_READS,) if reads else ())),
         argument_role,
-        remade_values(program),
+        free,
         places,
         notices=(*stated.notices, *unused_pins(program, wishes)),
         workarounds=workarounds,

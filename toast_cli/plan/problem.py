@@ -41,8 +41,9 @@ class Problem:
     Attributes:
         patterns: the different ways ops can be split. op_pattern: [ops] number of each op's pattern.
         roles: names of the argument groups (`weights`, `state`, `inputs`), behind them of kinds of arguments with the
-            same dimensions, and last `ACCUMULATORS` where loops add something up. argument_role, argument_kind:
-            [arguments] numbers in `roles`; where a role has one kind, both are the role's.
+            same dimensions, and last `ACCUMULATORS` where loops add something up and `LOOP_READS` where they read in
+            each trip what they do not make. argument_role, argument_kind: [arguments] numbers in `roles`; where a role
+            has one kind, both are the role's.
         free: [values] derived from constants alone, so made in any sharding without communication.
         resolution_place: resolution group -> its place in `Shard.sides` of its class group.
         fixed: decisions every plan starts with. notices: what the program stated that this mesh cannot hold.

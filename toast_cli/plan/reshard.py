@@ -7,7 +7,7 @@ writes the program says the shardings on the way (`waypoints`), and then the ste
 Uses of one array that need the same sharding share one reshard, but not across the bounds of a loop: what a loop
 gathers it gathers in each trip. Steps before the first gather make nothing larger: what a loop only reads takes them
 once, ahead of the loop. So do gathers of what a loop takes another piece of in each trip: it would gather all of it for
-every piece.
+every piece. And so do gathers over axes that a plan says so of (see `loop_reads`).
 
 Enters: two shardings of one array, or the one it is made in and those its uses need. Leaves: the collectives in order,
 the shardings in between that have to be spelled out, and how often each collective runs.
@@ -15,7 +15,7 @@ the shardings in between that have to be spelled out, and how often each collect
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -90,23 +90,36 @@ def copies_of(
     sizes: tuple[int, ...],
     shape: tuple[int, ...] | None = None,
     whole_ahead: Sequence[bool | None] | None = None,
+    held: Collection[int] = (),
 ) -> list[Copy]:
     """The reshards of an array made as `made`, where getting there communicates. needed: [uses] sharding that each
-    needs. whole_ahead: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops."""
+    needs. whole_ahead: [uses] see `regions.Reading`; uses in no loop share the copy that stands ahead of loops. held:
+    see `hops_ahead`."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
     wholly = whole_ahead or [None] * len(needed)
-    held = {sharding for sharding, takes in zip(needed, wholly, strict=True) if takes}
+    if held:
+        wholly = [
+            takes if takes is None else takes or gathers_over(route(made, sharding, sizes, shape), held)
+            for sharding, takes in zip(needed, wholly, strict=True)
+        ]
+    ahead_of_loops = {sharding for sharding, takes in zip(needed, wholly, strict=True) if takes}
     for place, (sharding, takes) in enumerate(zip(needed, wholly, strict=True)):
         if sharding is not made and sharding != made:
-            ahead = sharding in held if takes is None else takes
+            ahead = sharding in ahead_of_loops if takes is None else takes
             wanted.setdefault((sharding, ahead), []).append(place)
-    found = [copy_of(at, places, route(made, at, sizes, shape), ahead) for (at, ahead), places in wanted.items()]
+    found = [copy_of(at, places, route(made, at, sizes, shape), ahead, held) for (at, ahead), places in wanted.items()]
     return [copy for copy in found if communicates(copy.hops)]
 
 
-def copy_of(sharding: Sharding, places: Sequence[int], hops: tuple[ReshardHop, ...], whole_ahead: bool | None) -> Copy:
+def copy_of(
+    sharding: Sharding,
+    places: Sequence[int],
+    hops: tuple[ReshardHop, ...],
+    whole_ahead: bool | None,
+    held: Collection[int] = (),
+) -> Copy:
     """A copy for uses of which each takes pieces in loops, or none does."""
-    return Copy(sharding, tuple(places), hops, hops_ahead(hops, whole_ahead=bool(whole_ahead)))
+    return Copy(sharding, tuple(places), hops, hops_ahead(hops, whole_ahead=bool(whole_ahead), held=held))
 
 
 def communicates(hops: tuple[ReshardHop, ...]) -> bool:
@@ -122,7 +135,7 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
     sharding that it was asked for.
     """
     served: dict[tuple[Way, bool], tuple[int, ...]] = {}  # a hop and its way, and whether it stands ahead -> uses
-    ways = [ways_of(copy.hops) for copy in copies]
+    ways = [ways_of(copy.hops, copy.ahead) for copy in copies]
     for copy, way in zip(copies, ways, strict=True):
         for k, hop in enumerate(way):
             served[hop, k < copy.ahead] = (*served.get((hop, k < copy.ahead), ()), *copy.places)
@@ -135,9 +148,10 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
             at = to
 
 
-def ways_of(hops: tuple[ReshardHop, ...]) -> list[Way]:
-    """[hops] its number, and the hops up to the next sharding that is spelled out."""
-    ends = [*stations(hops), len(hops)]
+def ways_of(hops: tuple[ReshardHop, ...], ahead: int = 0) -> list[Way]:
+    """[hops] its number, and the hops up to the next sharding that is spelled out: also the one in which the array goes
+    into a loop, where some of the hops are taken ahead of it."""
+    ends = sorted({*stations(hops), ahead or len(hops), len(hops)})
     return [(k, hops[: next(end for end in ends if end > k)]) for k in range(len(hops))]
 
 
@@ -153,16 +167,22 @@ def runs_by_region(uses: Iterable[tuple[Region, float]]) -> dict[Region, float]:
     return runs
 
 
-def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False) -> int:
+def hops_ahead(hops: tuple[ReshardHop, ...], *, whole_ahead: bool = False, held: Collection[int] = ()) -> int:
     """How many hops of a way are taken before a loop where the loop only reads the array: the all-to-alls and permutes,
     and slices on the way to them, before the first gather. None of them makes it larger than it is, so that there is
     nothing to be saved by taking them in each trip. All of them where the loop takes another piece of it in each
-    trip, or where it is a vector."""
-    kinds = [step.kind for step, _ in hops]
-    if whole_ahead or GATHER not in kinds:
-        return len(kinds) if communicates(hops) else 0
-    first = kinds[: kinds.index(GATHER)]
-    return max([k + 1 for k, kind in enumerate(first) if kind != SLICE], default=0)
+    trip, or where it is a vector. Gathers over axes that are `held` are taken before the loop as well."""
+    in_trips = (k for k, (step, _) in enumerate(hops) if step.kind == GATHER and not set(step.axes).issubset(held))
+    stop = None if whole_ahead else next(in_trips, None)
+    if stop is None:
+        return len(hops) if communicates(hops) else 0
+    return max([k + 1 for k, (step, _) in enumerate(hops[:stop]) if step.kind != SLICE], default=0)
+
+
+def gathers_over(hops: tuple[ReshardHop, ...], axes: Collection[int]) -> bool:
+    """Whether a way has gathers, none of which is over any other axis."""
+    over = [step.axes for step, _ in hops if step.kind == GATHER]
+    return bool(over) and all(set(each).issubset(axes) for each in over)
 
 
 @lru_cache(maxsize=200_000)
@@ -189,10 +209,12 @@ def stretches(
     shape: tuple[int, ...] | None = None,
     *,
     whole_ahead: bool = False,
+    held: Collection[int] = (),
 ) -> tuple[Stretch | None, Stretch | None]:
     """Of a way what is taken ahead of loops that only read the array (see `hops_ahead`), and the rest."""
     hops = route(source, target, sizes, shape)
-    count, along = hops_ahead(hops, whole_ahead=whole_ahead), {stop: hops[stop - 1][1] for stop in stations(hops)}
+    count = hops_ahead(hops, whole_ahead=whole_ahead, held=held)
+    along = {stop: hops[stop - 1][1] for stop in stations(hops)}
     if not count:
         return None, Stretch(source, target, tuple(along.values()))
     middle = hops[count - 1][1]

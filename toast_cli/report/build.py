@@ -17,6 +17,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
+from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
@@ -242,6 +243,8 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         count = sum(decision.role in of for of in zip(problem.argument_role, problem.argument_kind, strict=True))
         if problem.roles[decision.role] == ACCUMULATORS:
             count = len(problem.accumulations)
+        elif problem.roles[decision.role] == LOOP_READS:
+            count = sum(1 for _ in read_in_trips(problem.program, problem.free))
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}

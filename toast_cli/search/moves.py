@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 
 Grain = tuple[tuple[int, ...], ...]  # mesh axes decided about together
@@ -41,11 +42,14 @@ class Moves:
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
         self._parts, self._part_of = parts, part_of
+        self._loop_reads = problem.roles.index(LOOP_READS) if LOOP_READS in problem.roles else NOWHERE
         self.units: list[Move] = self._together(problem.decisions.choices)
         self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
-        """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes."""
+        """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes. What
+        loops read may be gathered before them over all of these axes at once: what is split over several in one
+        dimension is gathered over all of them together."""
         taken = {d[:2] for d in plan if isinstance(d, Shard)}
         axes = {axis for _, axis in taken}
         held = set(plan)
@@ -54,7 +58,9 @@ class Moves:
             if all(d[:2] not in taken if isinstance(d, Shard) else d.axis in axes and d not in held for d in unit)
         ]  # fmt: skip
         allowed = {d for unit in found for d in unit}
-        return [*found, *(move for move in self.macros if allowed.issuperset(move))]
+        reads = tuple(sorted(d for d in allowed if not isinstance(d, Shard) and d.role == self._loop_reads))
+        together = [reads] if len(reads) > 1 and reads not in found else []
+        return [*found, *(move for move in self.macros if allowed.issuperset(move)), *together]
 
     def small_edits(self, plan: Plan) -> list[Edit]:
         """Everything that takes out, moves or adds; decisions every plan starts with stay."""

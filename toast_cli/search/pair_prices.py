@@ -1,9 +1,10 @@
 """What ways of two patterns to split their ops cost together: copies of arrays that the one makes and the other reads,
 cuts of totals, buffers that are taken over, and what neighbours send.
 
-Four things are priced at no more than they cost: a sum of several partial terms as one reduction, a copy for readers in
-several loops as that of the dearest, what several ops read through windows as what the dearest of them needs, and what
-completes a sum that a loop adds up as the cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves:
+Five things are priced at no more than they cost: a sum of several partial terms as one reduction, a copy for readers in
+several loops as that of the dearest, what loops only read as gathered before them, where a plan may say so, what
+several ops read through windows as what the dearest of them needs, and what completes a sum that a loop adds up as the
+cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves:
 seconds for pairs of them; and, with a bound on what a plan takes, fewer ways.
 """
 
@@ -188,6 +189,6 @@ class PairPrices:
         found = self._moved.get(key)
         if found is None:
             way = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
-            copies = [copy_of(taken, [place], way, item.readers[place].whole_if_ahead)] if communicates(way) else []
+            copies = [copy_of(taken, [place], way, item.can_be_ahead(place))] if communicates(way) else []
             found = self._moved[key] = [use.seconds for use in self._ways.pricer.array_collectives(item, made, copies)]
         return found

@@ -6,6 +6,7 @@ pieces of operands; the collectives in between are written where the plan has th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -96,13 +97,20 @@ class Values:
             self.pieces[value] = piece
             self.move_ahead(value)
 
+    def enter_resharded(
+        self, value: int, piece: Piece, uses: Iterable[tuple[int, int]], by: Iterable[Collective]
+    ) -> None:
+        """A copy of a value for some uses, which these collectives make elsewhere."""
+        self._moved.update(dict.fromkeys(uses, piece))
+        self._before[value] = [one for one in self._before[value] if one not in by]
+
     def move_ahead(self, value: int, *, within: bool = False) -> None:
         """Reshards that a plan has before the loops that read a value. within: the loop that carries it."""
         carrier = self._program.ops[self._program.producer[value]]
         for one in self._before.get(value, ()):
             if carrier.name == CARRY and (one.loop == carrier.loop) != within:
                 continue
-            piece = self._moved.get(one.uses[0], self.pieces[value])
+            piece = next((self._moved[use] for use in one.uses if use in self._moved), self.pieces[value])
             if one.after is not None and not piece.partial:
                 piece = self._mover.to(piece, one.after, self._program.values[value].shape, self.scopes)
                 self._moved.update(dict.fromkeys(one.uses, piece))

@@ -6,6 +6,7 @@ region. Leaves: that block, every operation on local shapes, with every collecti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from toast_cli.emit.spmd.build import Builder
@@ -15,7 +16,7 @@ from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import is_constant
 from toast_cli.emit.spmd.values import Values
 from toast_cli.frontend.source import Source
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.xla import ir
@@ -60,6 +61,12 @@ class Writer:
             self._loose[handle] = piece.handle
         else:
             self._values.pieces[value] = piece
+
+    def enter_resharded(
+        self, value: int, piece: Piece, uses: Iterable[tuple[int, int]], by: Iterable[Collective]
+    ) -> None:
+        """A copy of a value that some uses in the block read, and collectives that need not be written there for it."""
+        self._values.enter_resharded(value, piece, uses, by)
 
     def write_loop(self, original: Any, operation: Any, read: list[Any]) -> list[Piece]:
         """One loop, of which `operation` is a copy; what each device has of those of its results that are read."""

@@ -1,0 +1,127 @@
+"""Gathers of what loops only read, once before them: what that takes and saves, and when a search decides so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of, round_mesh
+
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.decisions import explain_decision
+from toast_cli.explain.study import Study
+from toast_cli.explain.words import decision_text
+from toast_cli.plan.decisions import Plan, Replicate
+from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.saved import carried_over, read_plan, save_plan
+from toast_cli.report.comparison import short
+from toast_cli.search.run import run_search
+from toast_cli.search.selection import bound
+
+WIDTH, BATCH, TRIPS, LAYERS = 512, 2048, 8, 4
+WEIGHT = 4 * WIDTH * WIDTH  # bytes
+KIB = 2**10
+
+
+def recurrent(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    def trip(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+        for w in ws:
+            h = jnp.tanh(h @ w)
+        return h, None
+
+    return lax.scan(trip, x, None, length=TRIPS)[0]
+
+
+def case(limit_bytes: int = 2**40, **sizes: int) -> Case:
+    """Weights that rest split over data, and a batch that does."""
+    mesh = round_mesh(limit_bytes=limit_bytes, **(sizes or {"data": 4}))
+    pins = ("ws*=data,?", "x=data,None")
+    return case_of(recurrent, [arg(WIDTH, WIDTH)] * LAYERS, arg(BATCH, WIDTH), mesh=mesh, pins=pins)
+
+
+def held(of: Case, *axes: str) -> Plan:
+    role, names = of.problem.roles.index(LOOP_READS), of.problem.mesh.names
+    return tuple(Replicate(role, names.index(axis)) for axis in axes)
+
+
+def test_gathers_before_the_loop_save_time_and_take_memory() -> None:
+    """Each trip would gather four weights, one at a time: (p - 1) / p of 1 MiB at 100 MB/s each."""
+    of = case()
+    batch = of.shard("x.0", "data")
+    inside, before = (of.evaluator.exact_cost((batch, *more)) for more in ((), held(of, "data")))
+    once = LAYERS * 3 / 4 * WEIGHT / 1e8
+    assert inside.communication_seconds == pytest.approx(TRIPS * once)
+    assert before.communication_seconds == pytest.approx(once)
+    assert before.compute_seconds == inside.compute_seconds
+    assert before.peak_bytes - inside.peak_bytes == (LAYERS - 1) * WEIGHT
+
+
+@pytest.mark.parametrize(("limit", "holds"), [(2**40, True), (8192 * KIB, True), (8191 * KIB, False)])
+def test_a_search_gathers_before_the_loop_where_the_memory_is(limit: int, holds: bool) -> None:
+    of = case(limit)
+    found = run_search(of.evaluator, "mcts", 0, 200)
+    assert found.fits
+    assert any(isinstance(d, Replicate) for d in found.plan) == holds
+
+
+def test_no_sharding_is_faster_than_the_bound() -> None:
+    """It takes gathers to stand before the loop: of this plan they do, and it is the best."""
+    of = case()
+    plan = (of.shard("x.0", "data"), *held(of, "data"))
+    assert bound(of.problem, 1e6).seconds == pytest.approx(of.evaluator.cost(plan).step_seconds, rel=1e-6)
+
+
+def test_what_is_split_over_several_axes_is_held_over_all_at_once() -> None:
+    """Neither axis alone gains anything, so that a search takes both together."""
+    mesh = round_mesh(data=4, model=2)
+    pins = ("ws*=data+model,None", "x=data+model,None")
+    of = case_of(recurrent, [arg(WIDTH, WIDTH)] * LAYERS, arg(BATCH, WIDTH), mesh=mesh, pins=pins)
+    found = run_search(of.evaluator, "mcts", 0, 200)
+    assert {d for d in found.plan if isinstance(d, Replicate)} == set(held(of, "data", "model"))
+    batch = (of.shard("x.0", "data"), of.shard("x.0", "model"))
+    one, other, none = ((*batch, *more) for more in (held(of, "data"), held(of, "model"), ()))
+    assert of.evaluator.cost(one) == of.evaluator.cost(other) == of.evaluator.cost(none)
+
+
+def test_what_is_gathered_in_part_is_held_in_part() -> None:
+    """Over one axis before the loop, over the other in each trip: half of each weight is held."""
+    mesh = round_mesh(data=4, model=2)
+    pins = ("ws*=model,data", "x=data+model,None")
+    of = case_of(recurrent, [arg(WIDTH, WIDTH)] * LAYERS, arg(BATCH, WIDTH), mesh=mesh, pins=pins)
+    batch = (of.shard("x.0", "data"), of.shard("x.0", "model"))
+    plan = (*batch, *held(of, "data"))
+    gathers = [(c.axes, c.local_bytes, c.runs, c.edge) for c in of.lowered(plan).collectives]
+    assert sorted(gathers) == [((0,), WEIGHT / 2, 1, "before")] * LAYERS + [((1,), WEIGHT, TRIPS, "inside")] * LAYERS
+    more = of.evaluator.exact_cost(plan).peak_bytes - of.evaluator.exact_cost(batch).peak_bytes
+    assert more == LAYERS * WEIGHT / 2
+
+
+def test_evaluating_by_changes_is_evaluating_anew() -> None:
+    of = case(data=4, model=2)
+    batch = of.shard("x.0", "data")
+    plans = [(batch,), (batch, *held(of, "data")), held(of, "data"), (batch, *held(of, "model", "data")), (batch,)]
+    for plan in plans:
+        assert of.evaluator.exact_cost(plan) == Evaluator(of.problem).exact_cost(plan)
+
+
+def test_nothing_is_offered_where_no_loop_reads_in_several_trips() -> None:
+    once = case_of(lambda w, x: x @ w, arg(8, 8), arg(8, 8))
+    pieces = case_of(lambda ws, x: lax.scan(lambda h, w: (h @ w, None), x, ws)[0], arg(4, 8, 8), arg(8, 8))
+    assert all(LOOP_READS not in of.problem.roles for of in (once, pieces))
+    assert LOOP_READS in case().problem.roles
+
+
+def test_the_decision_is_saved_and_told(tmp_path: Path) -> None:
+    of = case()
+    plan = (of.shard("x.0", "data"), *held(of, "data"))
+    file = tmp_path / "plan.json"
+    file.write_bytes(save_plan(of.problem, plan))
+    assert carried_over(of.problem, read_plan(str(file)))[0] == plan
+    assert decision_text(of.problem, plan[1]) == "gather what loops read over data once, before the loop, and hold it"
+    assert short(of.problem, plan[1]) == "what loops read whole over data"
+    told = explain_decision(Study(of.source, of.evaluator, plan), 2)
+    assert told.subject == "decision 2: what loops read gathered before the loop over data"
+    assert [one.text for one in told.items] == ["- all-gather over data"]
