@@ -118,6 +118,24 @@ def recurrence(w: jax.Array, x: jax.Array) -> jax.Array:
     return w - jax.grad(lambda w: jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=4)[0]))(w)
 
 
+def converted(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The loop converts the weight in each trip."""
+
+    def loss(w: jax.Array, part: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(part @ w.astype(jnp.bfloat16)).astype(jnp.float32) ** 2)
+
+    return w - lax.scan(lambda g, part: (g + jax.grad(loss)(w, part), None), jnp.zeros_like(w), x)[0]
+
+
+def layers(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A loop over layers in one over microbatches: it takes the same pieces of the stacked weights again."""
+
+    def loss(w: jax.Array, part: jax.Array) -> jax.Array:
+        return jnp.sum(lax.scan(lambda h, one: (jnp.tanh(h @ one), None), part, w)[0] ** 2)
+
+    return w - lax.scan(lambda g, part: (g + jax.grad(loss)(w, part), None), jnp.zeros_like(w), x)[0]
+
+
 def many_microbatches(w: jax.Array, x: jax.Array) -> jax.Array:
     """A region in a loop, and neither makes the weight."""
     return lax.map(lambda parts: microbatches(w, parts), x)
@@ -155,6 +173,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[str], list[tuple[str, float, 
     "held for a region too": (recurrence, ["x.0", "w.1", ACCUMULATORS, LOOP_READS], [("all-gather", 256, 1, "before")]),
     "held for regions in a loop": (many_microbatches, ["x.2", "w.1", ACCUMULATORS, LOOP_READS],
                                    [("all-gather", 256, 1, "before")]),
+    "held, converted": (converted, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
+    "held, layers": (layers, ["x.1", "w.1", LOOP_READS], [("all-gather", 768, 1, "before")]),
     "held, a loop in a loop": (nested, ["x.1", "w.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
     "held, and read behind": (also_behind, ["h.0", "x.1", LOOP_READS], [("all-gather", 256, 1, "before")]),
     "vectors": (decayed, ["x.0", "w.0"], [("all-gather", 32, 1, "before")] * 2),
@@ -167,6 +187,7 @@ def planned(name: str) -> tuple[Case, Plan]:
     arguments = {
         multiplied: square, trained_twice: square, also_behind: square, recurrence: square,
         microbatches: parts, nested: parts, many_microbatches: (arg(8, 8), arg(2, 4, 8, 8)),
+        converted: (arg(8, 8), arg(4, 8, 8, dtype=jnp.bfloat16)), layers: (arg(3, 8, 8), arg(4, 8, 8)),
         decayed: (arg(8, 8), arg(8)),
     }.get(function, (X, X, X))  # fmt: skip
     case = case_of(function, *arguments)

@@ -109,7 +109,7 @@ def test_evaluating_by_changes_is_evaluating_anew() -> None:
 
 def test_nothing_is_offered_where_no_loop_reads_in_several_trips() -> None:
     once = case_of(lambda w, x: x @ w, arg(8, 8), arg(8, 8))
-    pieces = case_of(lambda ws, x: lax.scan(lambda h, w: (h @ w, None), x, ws)[0], arg(4, 8, 8), arg(8, 8))
+    pieces = case_of(lambda ws, x: lax.scan(lambda h, w: (h @ w, None), x, ws)[0], arg(4, 8, 8), arg(8, 8))  # layers
     assert all(LOOP_READS not in of.problem.roles for of in (once, pieces))
     assert LOOP_READS in case().problem.roles
 

@@ -16,6 +16,7 @@ from toast_cli.evaluate.items import make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.loop_reads import LOOP_EDGES, edges, held_over
 from toast_cli.plan.problem import Problem
 
 
@@ -27,6 +28,7 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     pricer, working = Pricer(problem, items, NO_CORRECTIONS, {}), WorkPricer(problem, profile, {})
     holdings = Buffers(problem, items, pricer)
     lowered = {number: problem.iterate(number, plan) for number in range(len(problem.patterns))}
+    lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
     compute = communication = arguments = 0.0
     for work in items.work:
         compute += working.seconds(work, lowered[work.pattern])

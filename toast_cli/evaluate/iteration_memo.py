@@ -116,7 +116,7 @@ class IterationMemo:
         assigners, chosen_by = self._problem.assigners, self._problem.chosen_by
         found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
-            roles = [_role(role) for role in (pattern.role, pattern.kind) if role != NO_ROLE]
+            roles = [_role(role) for role in (pattern.role, pattern.kind, pattern.loop_role) if role != NO_ROLE]
             kinds = found[frozenset([*pattern.groups, *roles])]
             kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]

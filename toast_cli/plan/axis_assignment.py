@@ -221,7 +221,8 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
     """What a decision comes to in ops of a pattern; None if nothing. resolutions: resolution group -> its place in
     `Shard.sides`."""
     if isinstance(decision, Replicate):
-        return AxisClaim(decision.axis, ()) if decision.role in (pattern.role, pattern.kind) else None
+        roles = pattern.role, pattern.kind, pattern.loop_role
+        return AxisClaim(decision.axis, ()) if decision.role in roles else None
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
     if decision.only != NOWHERE and decision.only not in pattern.groups:

@@ -34,7 +34,8 @@ class OpPattern:
 
     groups: [slots] class group. strands: [slots] place in a conflict, or None; empty when no slot has one.
     role: argument group when the op is an argument at rest, a plain view of one, or a result that takes over its
-        buffer. kind: the same of its kind of arguments (see `Problem.roles`).
+        buffer. kind: the same of its kind of arguments (see `Problem.roles`). loop_role: a third one, see
+        `loop_reads.weight_views`.
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
     closed: mesh axes that cannot split it, those over which a manual region is.
     """
@@ -48,6 +49,7 @@ class OpPattern:
     result_pins: tuple[PinnedSharding | None, ...] = ()
     space: Space | None = None
     closed: frozenset[int] = frozenset()
+    loop_role: int = NO_ROLE
     # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for
     # the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
@@ -93,6 +95,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         pattern.strands,
         pattern.role,
         pattern.kind,
+        pattern.loop_role,
         form.sizes,
         form.kinds,
         form.extents,

@@ -10,7 +10,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
-from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
+from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.workarounds import ALL, Workarounds
@@ -18,7 +18,7 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CONVOLUTION, RESULT
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
-from toast_cli.program.roles import INPUTS, argument_roles, carried_results, views
+from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results, views
 from toast_cli.program.sums import adds_up
 
 
@@ -45,6 +45,11 @@ def make_problem(
     taken_over = {result: k for k, result in enumerate(carried_results(program)) if result >= 0}
     accumulations = _accumulations(program, dimensions, value_pins)
     accumulators, accumulating = len(roles) + len(kinds), ops_of(accumulations)
+    free, weight_role = remade_values(program), roles.index(WEIGHTS)
+    weights = [argument.value for k, argument in enumerate(program.arguments) if argument_role[k] == weight_role]
+    seen_in_loops = weight_views(program, weights)
+    reads = bool(seen_in_loops) or any(True for _ in read_in_trips(program, free))
+    loop_reads = accumulators + bool(accumulations)
     patterns: list[OpPattern] = []
     numbers: dict[tuple[object, ...], int] = {}
     op_pattern: list[int] = []
@@ -63,20 +68,19 @@ def make_problem(
         role, kind = (argument_role[argument], argument_kind[argument]) if argument != NOWHERE else (NO_ROLE, NO_ROLE)
         if number in accumulating:
             role = kind = accumulators
+        loop_role = loop_reads if number in seen_in_loops else NO_ROLE
         strands: tuple[Strand | None, ...] = dimensions.strands.get(number, ())
         result_pins = tuple(value_pins.get(v) for v in op.results) if any(v in value_pins for v in op.results) else ()
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
         closed = _closed_axes(op, mesh, stated.manual.get(number))
-        key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed)
+        key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)
-            patterns.append(OpPattern(form, groups, strands, role, kind, operand_pins, result_pins, space, closed))
+            patterns.append(OpPattern(*key))
         op_pattern.append(at)
-    free = remade_values(program)
-    reads = any(True for _ in read_in_trips(program, free))
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program,

@@ -133,7 +133,8 @@ class Problem:
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
         return tuple(
-            (p.groups, p.strands, p.role, p.kind, s.rules) for p, s in zip(self.patterns, self.assigners, strict=True)
+            (p.groups, p.strands, p.role, p.kind, p.loop_role, s.rules)
+            for p, s in zip(self.patterns, self.assigners, strict=True)
         )
 
     @cached_property

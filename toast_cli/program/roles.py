@@ -102,9 +102,11 @@ def carried_results(program: Program) -> tuple[int, ...]:
     return tuple(found)
 
 
-def views(program: Program) -> dict[int, int]:
-    """Value -> the argument (by number) that it is a plain view of: converted, transposed, reshaped, sliced."""
-    origin = {a.value: n for n, a in enumerate(program.arguments)}
+def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
+    """Value -> the argument (by number) that it is a plain view of: converted, transposed, reshaped, sliced. of: values
+    of arguments, all of them unless given."""
+    wanted = None if of is None else set(of)
+    origin = {a.value: n for n, a in enumerate(program.arguments) if wanted is None or a.value in wanted}
     for op in program.ops:
         if op.name in _VIEWS and op.operands and op.operands[0] in origin:
             origin[op.results[0]] = origin[op.operands[0]]
