@@ -17,6 +17,7 @@ import numpy as np
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
@@ -32,6 +33,7 @@ ROOTS = 2
 # time.
 EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 33, 6600
 SMALL = ((2000, 3), (8000, 2))  # fewer ops than, how many times as many
+LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more decision about each axis
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
@@ -117,7 +119,8 @@ def default_evaluations(problem: Problem) -> int:
     axes = sum(size > 1 for size in problem.mesh.sizes)
     wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.decisions.choices)))
     wanted = max(wanted, *(times * EVALUATIONS for ops, times in SMALL if len(problem.program.ops) < ops), 0)
-    return min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
+    wanted = min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
+    return int(LOOPS_READ * wanted) if LOOP_READS in problem.roles else wanted
 
 
 class Confirmed:
