@@ -20,6 +20,7 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "remainder of negative numbers": lambda: (jax.lax.iota("int32", 20) - 10) % 3,
     "truncated": lambda: jax.lax.div(jax.lax.iota("int32", 20) - 10, jnp.int32(3)),
     "small integers wrap": lambda: jax.lax.iota("int8", 100) * jnp.int8(3),
+    "the least integer by -1": lambda: jax.lax.div(jax.lax.iota("int32", 4) + jnp.int32(-(2**31)), jnp.int32(-1)),
     "unsigned": lambda: jax.lax.iota("uint32", 7) - jnp.uint32(3),
     "widened": lambda: jax.lax.iota("uint8", 7).astype("int32") - 3,
     "rows and columns": lambda: jax.lax.broadcasted_iota("int32", (3, 4), 1).T * 5,

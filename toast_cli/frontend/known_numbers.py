@@ -49,11 +49,12 @@ def known_numbers(value: Any) -> Array | None:
         if len(places) + len(waiting) > MOST_OPERATIONS:
             return None
     found: list[Array] = []
-    for maker in makers:
-        made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
-        if made is None:
-            return None
-        found.append(made)
+    with np.errstate(over="ignore"):  # integers wrap in StableHLO, too
+        for maker in makers:
+            made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
+            if made is None:
+                return None
+            found.append(made)
     return found[-1]
 
 
