@@ -16,6 +16,7 @@ Enters: a program and a profile. Leaves: for each value whether it is stored.
 from __future__ import annotations
 
 from toast_cli.compiler import (
+    fused_lookups,
     library_convolutions,
     multi_output_fusion,
     narrow_stores,
@@ -104,6 +105,7 @@ class _Fusion:
         self._padded = padded_operands.padded(program) if padded_operands.NAME in profile.passes else frozenset()
         self._weight_parts = weight_parts.NAME in profile.passes
         self._scatter_chains = scatter_chains.NAME in profile.passes
+        self._fused_lookups = fused_lookups.NAME in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
@@ -120,7 +122,7 @@ class _Fusion:
         latest: list[float] = [NONE] * len(self._program.values)
         for number, op in enumerate(self._program.ops):
             fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
-            fused = fused or _sums_nothing_up(self._program, op)
+            fused = fused or _sums_nothing_up(self._program, op) or self._is_fused_lookup(op)
             found = max([NONE, *[latest[v] for v in op.operands]])
             if not fused:
                 found = found + 0.5 if op.name == REDUCE else max(number, found)
@@ -157,6 +159,7 @@ class _Fusion:
         if self._library and producer.kind.convolution:
             return True
         fused = producer.kind.fusible or maker in self._one_hot or _sums_nothing_up(program, producer)
+        fused = fused or self._is_fused_lookup(producer)
         return None if fused or producer.kind.matrix_unit else True
 
     def decide(self, readers: list[frozenset[int]]) -> None:
@@ -167,6 +170,7 @@ class _Fusion:
             stored
         )  # 2 where polynomials are evaluated to compute it, 1 where transcendental functions are
         steps = [0] * len(stored)  # ops between a value and what is read to compute it
+        looked_up = [False] * len(stored)  # rows are looked up to compute it
         for number, op in enumerate(self._program.ops):
             made = number if op.kind.matrix_unit else max([NONE, *[product[v] for v in op.operands]])
             for value in op.results:
@@ -189,7 +193,20 @@ class _Fusion:
                     own = 2 if op.kind.polynomial and self._polynomials else 1 if op.kind.transcendental else 0
                     large = (effort[v] for v in unwritten if self._sizes[v] * 2 >= self._sizes[value])
                     effort[value] = max(own, *large, 0)
-                    stored[value] = self._worth_writing(op, value, readers[value], steps[value], effort[value])
+                    looked_up[value] = self._is_fused_lookup(op) or any(looked_up[v] for v in unwritten)
+                    stored[value] = (
+                        looked_up[value] and self._goes_into_product(readers[value])
+                    ) or self._worth_writing(op, value, readers[value], steps[value], effort[value])
+
+    def _is_fused_lookup(self, op: Op) -> bool:
+        return self._fused_lookups and fused_lookups.is_fused(op)
+
+    def _goes_into_product(self, readers: frozenset[int]) -> bool:
+        return any(self._program.ops[reader].kind.matrix_unit for reader in readers)
+
+    def _computes(self, reader: Op) -> bool:
+        """Whether the kernel that an op ends computes what it reads."""
+        return reader.kind.fuses_operands or (self._fused_lookups and fused_lookups.computes_updates(reader))
 
     def _is_sliced(self, value: int) -> bool:
         return self._sliced_products and sliced_products.is_sliced(self._program, value)
@@ -215,7 +232,7 @@ class _Fusion:
             return True
         if self._library and library_convolutions.is_read(self._program, readers):
             return not op.kind.view
-        if value in self._padded or any(not ops[r].kind.fuses_operands for r in readers):
+        if value in self._padded or not all(self._computes(ops[r]) for r in readers):
             return not (op.kind.view_or_convert and steps <= 1)
         count = len(readers)
         if count < 2:

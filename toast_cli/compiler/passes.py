@@ -16,6 +16,7 @@ from types import ModuleType
 from toast_cli.compiler import (
     bf16_widening,
     convolution_tiles,
+    fused_lookups,
     fusion,
     image_copies,
     in_place_updates,
@@ -46,6 +47,7 @@ from toast_cli.compiler import (
     resident_kernels,
     scan_unification,
     scatter_chains,
+    scatter_starts,
     schedule,
     shared_exponentials,
     sliced_products,
@@ -85,12 +87,12 @@ PASSES = _listed(
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
-    weight_parts, padded_operands, widened_lookups, library_convolutions,
+    weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loops_first, loop_gathers, late_reductions, in_place_updates,
+    schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
     memory_space_assignment, on_chip_reuse, loop_residency, resident_kernels, temporaries,
 )  # fmt: skip

@@ -9,7 +9,7 @@
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried. What is waited for and all-reduced, though devices go on with
   pieces of it, is there whole until the last kernel that cuts it;
-* copies of arguments that convolutions read (see `image_copies`);
+* copies of arguments that convolutions read (see `image_copies`), and what scatters will fill (see `scatter_starts`);
 * what is alive in a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -35,6 +35,7 @@ from toast_cli.program.regions import readings
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 CONVOLVED = "convolved"  # the copy that convolutions read
+STARTED = "started"  # what a scatter will fill
 
 
 class Ahead(NamedTuple):
@@ -56,7 +57,7 @@ class Buffers:
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._deaths = late_reductions.deaths(items.lives, profile)
-        self._images = items.compilation.copied_images
+        self._images, self._started = items.compilation.copied_images, items.compilation.started
         self._gathers_first = loop_gathers.NAME in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
@@ -71,6 +72,9 @@ class Buffers:
         images = self._images.get(item.values[0])
         if images and (size := self._pricer.convolved_bytes(item, images, made)):
             yield CONVOLVED, size
+        if self._waits_for_scatter(item, iteration):
+            computed = iteration.computed[item.result]
+            yield STARTED, self._pricer.laid_out(item, item.written_bytes, computed, computed)
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
@@ -105,6 +109,8 @@ class Buffers:
             return found
         if kind == CONVOLVED:
             return [self._images[value].interval] if value in self._images else []
+        if kind == STARTED:
+            return [self._started[value].interval] if value in self._started else []
         made = self._lives.times[self._problem.program.producer[value]]
         if kind == UNCUT:
             last = self._cut_by(value)
@@ -133,13 +139,17 @@ class Buffers:
         """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind == CONVOLVED:
+        if kind in (CONVOLVED, STARTED):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple) else "partial"
         program = self._problem.program
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
+
+    def _waits_for_scatter(self, item: ArrayItem, iteration: Iteration) -> bool:
+        starts = [self._started[value] for value in item.values if value in self._started]
+        return any(iteration.scattered[item.result] or not start.added for start in starts)
 
     def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is

@@ -28,7 +28,7 @@ SOURCES = {
 # They list no rate for bf16, and XLA widens it to f32.
 WIDENED = ("P100", "V100")
 
-PASSES = plain.PASSES | {"temporary-growth", "library-convolutions"}
+PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"}
 
 PROFILES = {
     chip: CompilerProfile(
