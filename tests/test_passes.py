@@ -150,7 +150,13 @@ def looked_up_twice(table: Any, i: Any, x: Any) -> Any:
     return total @ total.T @ table
 
 
+def twice_scattered(x: Any, ends: Any) -> Any:
+    first = jnp.zeros((2048, 16)).at[ends].add(x[ends])
+    return jnp.zeros((2048, 16)).at[ends].add((x @ first.T @ first)[ends])
+
+
 S, SQUARE = arg(16, 16), arg(64, 64)
+EDGES = arg(4096, dtype=jnp.int32)
 IMAGES = (arg(4, 32, 64, 128, dtype=BF16), *(arg(3, 3, 128, 128, dtype=BF16) for _ in range(2)))
 CACHE = (arg(LAYERS, *ORDERS["btkh"]), arg(LAYERS, FEATURES, FEATURES), arg(BATCH, FEATURES))
 PIECES = replace(
@@ -203,6 +209,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "convolution-tiles": (lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (arg(16, 64, 32, 32), arg(64, 64, 3, 3)), "",
                           "less compute", "v5e-16"),
     "swapped-convolutions": (widening, (arg(16, 32, 32, 64), arg(3, 3, 64, 32)), "", "less compute", "v5e-16"),
+    "fused-lookups": (lambda x, i: jnp.zeros((64, 16)).at[i].add(jnp.tanh(x[i])), (arg(64, 16), EDGES), "",
+                      "more peak", "h100-8"),
+    "scatter-starts": (twice_scattered, (arg(64, 16), EDGES), "", "less peak", "h100-8"),
     "library-convolutions": (lambda x, w: lax.conv(jnp.sin(x), w, (1, 1), "SAME").sum(),
                              (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
     "image-copies": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),

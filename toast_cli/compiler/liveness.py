@@ -2,9 +2,9 @@
 
 Time runs in half steps: op n reads and writes at 2n, or sooner where the scheduler moves it, see `schedule`; what an
 in-place op (elementwise, update of a slice) reads for the last time is gone at 2n - 1, so that its result can take over
-the buffer. A value that is fused into its readers is read when they are. A value read inside a loop but made outside
-stays until the loop ends; a carried value is held from the loop's start to its last read in the body, then what the
-body yields takes over, and after the loop it is there until its last read.
+the buffer; of an update, only what is updated. A value that is fused into its readers is read when they are. A value
+read inside a loop but made outside stays until the loop ends; a carried value is held from the loop's start to its last
+read in the body, then what the body yields takes over, and after the loop it is there until its last read.
 
 Enters: a program and which values are stored. Leaves: `Lives`.
 """
@@ -54,7 +54,7 @@ def find_lives(
     times = half_steps(program, stored, free, profile)
     takes_over = _takes_over(program, stored, parts, profile)
     deaths = _deaths(program, stored, times, takes_over)
-    read_at = _reads(program, deaths)
+    read_at = _reads(program, times, deaths)
     borrowed = in_place_updates.borrowed(program, read_at, times, profile)
     intervals: list[list[Interval]] = [[] for _ in program.values]
     producer = program.producer
@@ -65,7 +65,7 @@ def find_lives(
     return Lives(intervals, times, deaths, program_deaths, read_at, end, _into_arguments(program))
 
 
-def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
+def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[int, int], int]:
     """(op, position) -> half step until which that use needs its operand: what a loop yields, to the end of the
     iteration."""
     ops, loops, producer = program.ops, program.loops, program.producer
@@ -78,6 +78,8 @@ def _reads(program: Program, death: list[int]) -> dict[tuple[int, int], int]:
                 loop = loops[loop].parent
             elif ops[op].name == CARRY:
                 at = 2 * loops[loop].last - 1
+            elif position and ops[op].kind.updates:
+                at = max(at, times[op])
             home = ops[maker].loop
             if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
                 home = loops[home].parent

@@ -7,8 +7,8 @@
   end; so does what the plan gathers before them;
 * partial results: the kernel of an op that spent an axis on a reduction writes what it has, whatever would have been
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
-  gradients' reductions are combined and not hurried. What is waited for and all-reduced, though devices go on with
-  pieces of it, is there whole until the last kernel that cuts it;
+  gradients' reductions are combined and not hurried, or until copies are made of it for them. What is waited for and
+  all-reduced, though devices go on with pieces of it, is there whole until the last kernel that cuts it;
 * copies of arguments that convolutions read (see `image_copies`), and what scatters will fill (see `scatter_starts`);
 * what is alive in a manual region while it runs.
 
@@ -44,7 +44,14 @@ class Ahead(NamedTuple):
     places: tuple[int, ...]
 
 
-Kind = str | tuple[int, ...] | Ahead  # one of these, or the readers of a copy
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """What was reduced, and then copied: the readers of each copy."""
+
+    copies: tuple[tuple[int, ...], ...]
+
+
+Kind = str | tuple[int, ...] | Ahead | HandedOn  # one of these, or the readers of a copy
 
 
 class Buffers:
@@ -78,7 +85,10 @@ class Buffers:
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
-            yield REDUCED, self._pricer.kept(item, made)
+            yield (
+                HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED,
+                self._pricer.kept(item, made),
+            )
             if iteration.scattered[item.result]:
                 computed = iteration.computed[item.result]
                 yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
@@ -100,6 +110,8 @@ class Buffers:
         """The same for one value."""
         if kind == OWN:
             return self._lives.intervals[value]
+        if isinstance(kind, HandedOn):
+            return self._waiting(item, self._lives.times[self._problem.program.producer[value]], value, kind.copies)
         if isinstance(kind, tuple):
             found = self._copies.get((value, kind))
             if found is None:
@@ -133,7 +145,9 @@ class Buffers:
         was and is whole."""
         if kind in (PARTIAL, UNCUT):
             return False
-        return self.on_chip.brief(interval) and (kind not in (OWN, REDUCED) or self.on_chip.may_hold(value))
+        return self.on_chip.brief(interval) and (
+            (kind not in (OWN, REDUCED) and not isinstance(kind, HandedOn)) or self.on_chip.may_hold(value)
+        )
 
     def role(self, item: ArrayItem, kind: Kind) -> str:
         """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
@@ -151,16 +165,36 @@ class Buffers:
         starts = [self._started[value] for value in item.values if value in self._started]
         return any(iteration.scattered[item.result] or not start.added for start in starts)
 
-    def _waiting(self, item: ArrayItem, made: int, value: int) -> list[Interval]:
+    def _waiting(
+        self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()
+    ) -> list[Interval]:
         """From when it is made to its last reader in program order; only the rest of it where the array itself is
         counted anyway. Where it is read as a view of it that is written, it is that."""
         lives, program = self._lives, self._problem.program
         users = program.users[value]
-        last = max([made, *(self._deaths[op] for op, _ in users)])
+        last = max([made, *self._last_reads(item, users, copies)])
         if not item.stored:
             return [] if self._is_written_view(value) else [(made, last)]
         own = max((end for _, end in lives.intervals[value]), default=last)
         return [(own + 1, last)] if own < last else []
+
+    def _last_reads(
+        self, item: ArrayItem, users: list[tuple[int, int]], copies: tuple[tuple[int, ...], ...]
+    ) -> Iterator[int]:
+        """When each user reads an array itself; of those that read a copy of it, the first."""
+        of = {
+            (item.readers[place].pattern, item.readers[place].position): copy
+            for copy, places in enumerate(copies)
+            for place in places
+        }
+        copied: dict[int, int] = {}
+        for op, position in users:
+            copy = of.get((self._problem.op_pattern[op], position))
+            if copy is None:
+                yield self._deaths[op]
+            else:
+                copied[copy] = min(copied.get(copy, self._deaths[op]), self._deaths[op])
+        yield from copied.values()
 
     def _is_written_view(self, value: int) -> bool:
         """Whether one array that is written and counted is all that is made of a value, and is the same one in other
