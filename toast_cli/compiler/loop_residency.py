@@ -78,9 +78,10 @@ def _keeping(program: Program, value: int) -> set[int]:
         if op.loop == OUTSIDE or op.name == CARRY:
             continue
         if op.loop != maker.loop or maker.name == CARRY:
-            if position == 0 and (op.kind.takes_part or op.kind.updates):
+            if position == 0 and op.kind.updates:
                 return set()
-            found.add(op.loop)
+            if position or not op.kind.takes_part:
+                found.add(op.loop)
     return found
 
 

@@ -99,7 +99,7 @@ class WorkPricer:
         """Seconds in which a kernel starts and ends that does not touch device memory, see `resident_kernels`."""
         if not work.kind.matrix_unit:
             return self._starts.vector
-        few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
+        few = work.dtype != "f32" or (len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS)
         return self._starts.few_rows if few else self._starts.product
 
     def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
