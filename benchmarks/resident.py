@@ -1,10 +1,10 @@
 """What kernels take that neither read nor write device memory: cycles that XLA:TPU estimates for them, beside what
 `resident_kernels` counts.
 
-Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu, one for contractions of a state
-with square weights, one for elementwise work on one array. `python -m benchmarks.resident [MESH ...]` prints one row
-for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read off them by hand: the
-smallest kernels give the start, the slope of the largest the rate.
+Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu: one for contractions of a state
+with square weights in f32, one for those in bf16, one for elementwise work on one array. `python -m benchmarks.resident
+[MESH ...]` prints one row for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read
+off them by hand: the smallest kernels give the start, the slope of the largest the rate.
 """
 
 from __future__ import annotations
@@ -31,17 +31,31 @@ COLUMNS = {
     "KiB": "{kib:.0f}", "GB/s beyond the start": "{rate:.0f}",
 }  # fmt: skip
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_RESULT = re.compile(r"= f32\[(\d+),(\d+)\]\S* fusion\(")
+_RESULT = re.compile(r"= (?:f32|bf16)\[(\d+),(\d+)\]\S* fusion\(")
 
 
 def main(meshes: list[str]) -> int:
-    rows = [row for mesh in meshes or MESHES for make in (contractions, elementwise) for row in measured(mesh, make)]
+    rows = [
+        row
+        for mesh in meshes or MESHES
+        for make in (contractions, narrow_contractions, elementwise)
+        for row in measured(mesh, make)
+    ]
     show("kernels in on-chip memory", COLUMNS, rows)
     return 0
 
 
 def contractions() -> tuple[Callable[..., Any], list[Any]]:
     """States, each multiplied by weights of its own in every trip."""
+    return _contractions("float32")
+
+
+def narrow_contractions() -> tuple[Callable[..., Any], list[Any]]:
+    """The same in bf16."""
+    return _contractions("bfloat16")
+
+
+def _contractions(dtype: str) -> tuple[Callable[..., Any], list[Any]]:
     import jax
     import jax.numpy as jnp
 
@@ -52,7 +66,7 @@ def contractions() -> tuple[Callable[..., Any], list[Any]]:
         return jax.lax.fori_loop(0, TRIPS, step, states)
 
     shapes = [(rows, width) for rows, width in STATES], [(width, width) for _, width in STATES]
-    return run, [[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in arrays] for arrays in shapes]
+    return run, [[jax.ShapeDtypeStruct(shape, dtype) for shape in arrays] for arrays in shapes]
 
 
 def elementwise() -> tuple[Callable[..., Any], list[Any]]:
@@ -69,11 +83,11 @@ def elementwise() -> tuple[Callable[..., Any], list[Any]]:
 def measured(mesh: str, make: Callable[[], tuple[Callable[..., Any], list[Any]]]) -> Iterator[Row]:
     """One row for each kernel of the loop."""
     spec = load_spec(mesh)
-    profile, chip, product = find_profile(spec.chip), spec.chip, make is contractions
+    profile, chip, product = find_profile(spec.chip), spec.chip, make is not elementwise
     given = profile.on_chip
     for (rows, columns), cycles in sorted(kernels_of(make, spec)):
-        few = given.few_rows_seconds if rows < STREAMED_ROWS else 0.0
-        start = given.product_seconds + few if product else given.vector_seconds
+        narrow = rows < STREAMED_ROWS or make is narrow_contractions
+        start = given.product_seconds + given.narrow_seconds * narrow if product else given.vector_seconds
         seconds = cycles / chip.clock_hertz
         size = 2 * columns * columns if product else 8 * rows * columns  # weights in bf16; read and written
         yield {

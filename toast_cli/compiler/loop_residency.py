@@ -70,7 +70,8 @@ def loop_residency(
 
 
 def _keeping(program: Program, value: int) -> set[int]:
-    """Loops each of whose iterations reads the array as a whole: it was there before them, or they carry it."""
+    """Loops each of whose iterations reads the array as a whole, whatever they look up in it besides: it was there
+    before them, or they carry it."""
     maker = program.ops[program.producer[value]]
     found = set()
     for user, position in program.users[value]:

@@ -74,8 +74,8 @@ class OnChip:
         speed: bytes a second that kernels read and write there, over what they attain of device memory; 0: nothing
             stays there while a loop runs, see `loop_residency`.
         vector_seconds, product_seconds: of starting and draining a kernel that takes all it reads from there and writes
-            there, without and with a contraction, see `resident_kernels`; 0: unknown. few_rows_seconds: what it takes
-            besides where the contraction's result has less rows than a tile.
+            there, without and with a contraction, see `resident_kernels`; 0: unknown. narrow_seconds: what it takes
+            besides where the contraction's result has less rows than a tile, or it multiplies less than f32.
         vector_speed: bytes a second that a kernel without a contraction reads and writes there, over what it attains of
             device memory.
         crowded: part of `bytes` beyond which kernels that add to what a loop keeps there have small windows, and take
@@ -88,7 +88,7 @@ class OnChip:
     speed: float = 0.0
     vector_seconds: float = 0.0
     product_seconds: float = 0.0
-    few_rows_seconds: float = 0.0
+    narrow_seconds: float = 0.0
     vector_speed: float = 0.0
     crowded: float = 0.0
 

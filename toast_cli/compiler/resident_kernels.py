@@ -7,9 +7,10 @@ send each other of a split dimension that is sliced in a loop is cut out and put
 Where what a loop keeps leaves little of that memory free (`OnChip.crowded`), XLA:TPU compiles a kernel that adds to it
 again with smaller windows (`retry_count` in its text), which take as long as elementwise work on the same bytes.
 
-Seen in loops of products of 4 to 512 rows and of elementwise work on 8,192 to 8 million elements, compiled by libtpu
-0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.resident`), and in small LSTMs and GRUs. Without this pass
-every kernel takes as long to start as one that reads device memory, each scalar is a kernel, and exchanges take none.
+Seen in loops of products of 4 to 512 rows, in f32 and bf16, and of elementwise work on 8,192 to 8 million elements,
+compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.resident`), and in small LSTMs and GRUs.
+Without this pass every kernel takes as long to start as one that reads device memory, each scalar is a kernel, and
+exchanges take none.
 
 Enters: a profile. Leaves: how long a kernel takes to start and to end, and which ops have none.
 """
@@ -28,12 +29,13 @@ NAME = "resident-kernels"
 class Starts:
     """Seconds in which a kernel starts and ends that does not touch device memory.
 
-    vector: without a contraction. product: with one. few_rows: with one whose result has less rows than a tile.
+    vector: without a contraction. product: with one. narrow: with one whose result has less rows than a tile, or that
+    multiplies less than f32.
     """
 
     vector: float
     product: float
-    few_rows: float
+    narrow: float
 
 
 def starts(profile: CompilerProfile) -> Starts:
@@ -41,7 +43,7 @@ def starts(profile: CompilerProfile) -> Starts:
     given, others = profile.on_chip, profile.attained.kernel_seconds
     if NAME not in profile.passes or not given.vector_seconds:
         return Starts(others, others, others)
-    return Starts(given.vector_seconds, given.product_seconds, given.product_seconds + given.few_rows_seconds)
+    return Starts(given.vector_seconds, given.product_seconds, given.product_seconds + given.narrow_seconds)
 
 
 def is_scalar(program: Program, op: Op) -> bool:

@@ -99,8 +99,8 @@ class WorkPricer:
         """Seconds in which a kernel starts and ends that does not touch device memory, see `resident_kernels`."""
         if not work.kind.matrix_unit:
             return self._starts.vector
-        few = work.dtype != "f32" or (len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS)
-        return self._starts.few_rows if few else self._starts.product
+        few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
+        return self._starts.narrow if few or work.dtype != "f32" else self._starts.product
 
     def _growth(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
         """By how much the arithmetic of a product grows by padding to the matrix unit."""

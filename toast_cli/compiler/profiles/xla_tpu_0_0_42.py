@@ -54,11 +54,11 @@ ON_CHIP = {
         speed,
         vector_seconds=vector * US,
         product_seconds=product * US,
-        few_rows_seconds=few_rows * US,
+        narrow_seconds=narrow * US,
         vector_speed=vector_speed,
         crowded=crowded,
     )
-    for name, mib, speed, vector, product, few_rows, vector_speed, crowded in (
+    for name, mib, speed, vector, product, narrow, vector_speed, crowded in (
         ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0.0),
         ("v5e", 112, 8.0, 1.21, 0.17, 1.24, 2.1, 0.7),
         ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0.0),
