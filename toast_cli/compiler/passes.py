@@ -18,6 +18,7 @@ from toast_cli.compiler import (
     convolution_tiles,
     fused_lookups,
     fusion,
+    gathered_pieces,
     image_copies,
     in_place_updates,
     late_reductions,
@@ -90,7 +91,7 @@ PASSES = _listed(
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
-    image_copies, loop_copies, scan_unification, bf16_widening,
+    image_copies, gathered_pieces, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.

@@ -51,7 +51,14 @@ class HandedOn:
     copies: tuple[tuple[int, ...], ...]
 
 
-Kind = str | tuple[int, ...] | Ahead | HandedOn  # one of these, or the readers of a copy
+@dataclass(frozen=True, slots=True)
+class PutTogether:
+    """The pieces that a copy is put together from."""
+
+    copy: tuple[int, ...] | Ahead
+
+
+Kind = str | tuple[int, ...] | Ahead | HandedOn | PutTogether  # one of these, or the readers of a copy
 
 
 class Buffers:
@@ -98,6 +105,8 @@ class Buffers:
             size = self._pricer.copied_bytes(item, copy)
             kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
             yield kind, self._pricer.laid_out(item, size, copy.sharding, made)
+            if self._pricer.is_put_together(item, copy, made):
+                yield PutTogether(kind), self._pricer.laid_out(item, size, copy.sharding, made)
             if is_part_held(copy):
                 between = copy.hops[copy.ahead - 1][1]
                 yield Ahead(copy.places), self._pricer.laid_out(item, size, between, made)
@@ -110,6 +119,8 @@ class Buffers:
         """The same for one value."""
         if kind == OWN:
             return self._lives.intervals[value]
+        if isinstance(kind, PutTogether):
+            return [(first, first) for first, _ in self.of_value(item, kind.copy, value)]
         if isinstance(kind, HandedOn):
             return self._waiting(item, self._lives.times[self._problem.program.producer[value]], value, kind.copies)
         if isinstance(kind, tuple):
@@ -156,7 +167,7 @@ class Buffers:
         if kind in (CONVOLVED, STARTED):
             return "temporary"
         if kind != OWN:
-            return "gathered" if isinstance(kind, tuple) else "partial"
+            return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"
         program = self._problem.program
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")

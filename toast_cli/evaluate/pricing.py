@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from math import ceil, prod
 from typing import NamedTuple
 
+from toast_cli.compiler import gathered_pieces
 from toast_cli.compiler.image_copies import ImageCopy
 from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.compiler.scatter_fates import ScatterFates
@@ -309,6 +310,26 @@ class Pricer:
         best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
         wanted = growth_of_tiles(local, copy.dims, self._tile)
         return self.local(item.bytes, made) * copy.part * wanted if wanted > best else 0.0
+
+    def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
+        """Whether the last gather on the way to a copy has its pieces copied, see `gathered_pieces`."""
+        before, last = made, None
+        for step, after in copy.hops:
+            if step.kind == GATHER:
+                last = before, after
+            before = after
+        if last is None:
+            return False
+        piece, ops = self._local_shape(item.shape, last[0]), self._problem.program.ops
+        readers = (item.readers[place] for place in copy.places)
+        looked_up = any(
+            reader.position == 0 and ops[self._reader_op(item, reader.pattern, 0)].kind.lookup for reader in readers
+        )
+        return any(
+            gathered_pieces.are_copied(self._profile, piece, dim, looked_up=looked_up)
+            for dim, (there, left) in enumerate(zip(*last, strict=True))
+            if len(left) < len(there)
+        )
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
         return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
