@@ -216,6 +216,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                              (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
     "image-copies": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),
                      (arg(8, 3, 64, 64), arg(768, 3, 16, 16)), "", "less peak", "v3-32"),
+    "gathered-pieces": (lambda x, w: x @ w, (arg(64, 4096), arg(4096, 36 * 1023)), "x.0:data w.1:data", "less peak",
+                        "v5e-16"),
     "loop-copies": (decoding, CACHE, "", "less peak", PLAIN),
     "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
