@@ -216,6 +216,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                              (arg(8, 64, 64, 64), arg(64, 64, 3, 3)), "", "less peak", "h100-8"),
     "image-copies": (lambda x, w: lax.conv(x, w, (16, 16), "VALID").sum(),
                      (arg(8, 3, 64, 64), arg(768, 3, 16, 16)), "", "less peak", "v3-32"),
+    "vector-products": (lambda q, k: jnp.einsum("bhd,bthd->bht", q, k), (arg(16, 16, 128), arg(16, 1024, 16, 128)), "",
+                        "less compute", "v5e-16"),
     "gathered-pieces": (lambda x, w: x @ w, (arg(64, 4096), arg(4096, 36 * 1023)), "x.0:data w.1:data", "less peak",
                         "v5e-16"),
     "loop-copies": (decoding, CACHE, "", "less peak", PLAIN),

@@ -59,6 +59,7 @@ from toast_cli.compiler import (
     temporaries,
     tile_dimensions,
     tiling,
+    vector_products,
     weight_parts,
     widened_lookups,
 )
@@ -88,7 +89,7 @@ PASSES = _listed(
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
-    weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups,
+    weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, gathered_pieces, loop_copies, scan_unification, bf16_widening,

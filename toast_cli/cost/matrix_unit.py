@@ -57,10 +57,10 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
 def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
     """Arithmetic done over arithmetic needed; `cuts` [slots] pieces of each slot. Where the vector unit would be
     quicker, as much as makes the matrix unit as slow as that."""
-    rows, columns, depth = (_local(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
+    rows, columns, depth = (local_size(slots, cuts) for slots in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
     if grid.grouped:
-        groups = _local(grid.batch, cuts)
+        groups = local_size(grid.batch, cuts)
         found = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
         found = padding(chip.matrix_tile, rows, columns, depth)
@@ -75,10 +75,11 @@ def bounded(chip: Chip, attained: Attained, dtype: str, found: float) -> float:
 
 def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:
     """Of the two dimensions of a product's result on one device, the shorter one."""
-    return min(_local(grid.rows, cuts), _local(grid.columns, cuts))
+    return min(local_size(grid.rows, cuts), local_size(grid.columns, cuts))
 
 
-def _local(slots: Slots, cuts: tuple[int, ...]) -> float:
+def local_size(slots: Slots, cuts: tuple[int, ...]) -> float:
+    """Elements along some slots on one device."""
     return prod(size / cuts[slot] for slot, size in slots)
 
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import ceil, prod
 
-from toast_cli.compiler import convolution_tiles, on_chip_reuse, resident_kernels, space_to_batch, swapped_convolutions
+from toast_cli.compiler import (
+    convolution_tiles,
+    on_chip_reuse,
+    resident_kernels,
+    space_to_batch,
+    swapped_convolutions,
+    vector_products,
+)
 from toast_cli.compiler.convolution_tiles import PixelProducts
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
@@ -25,6 +32,7 @@ from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.program.model import DTYPE_BITS
 
 
 class WorkPricer:
@@ -62,13 +70,19 @@ class WorkPricer:
             work, iteration.reduced_to if apart else iteration.computed
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
-        start = self._starting(work, cuts) if resident else attained.kernel_seconds
+        walked = self._walked(work, cuts)
+        start = self._starting(work, cuts, walked) if resident else attained.kernel_seconds
         flops = work.flops / prod(cuts)
+        if walked:  # in on-chip memory as anywhere
+            into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
         # The larger of what comes in and what goes out passes through the vector unit.
         moved = reads + read + max(into, out)
+        extra = self._moving(work, iteration) if work.kind.convolution else 0.0
         if work.kind.matrix_unit:
-            flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
-            extra = self._moving(work, iteration) if work.kind.convolution else 0.0
+            if walked:
+                vector, flops = vector + flops, 0.0
+            else:
+                flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
             if apart:  # written, reduced, read to be finished
                 made, left = (
                     work.unfinished / shards(at[0], sizes) for at in (iteration.computed, iteration.reduced_to)
@@ -80,7 +94,7 @@ class WorkPricer:
                 second = kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left, 0.0)
                 return work.runs * (extra + first + second + work.kernels * start + again)
         else:
-            vector, flops, extra = vector + flops, 0.0, 0.0
+            vector, flops = vector + flops, 0.0
             if resident and self._on_chip.vector_speed:
                 moved = self._touched(work, iteration) / self._on_chip.vector_speed
         busy = kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, 0.0)
@@ -95,9 +109,15 @@ class WorkPricer:
             total += (side[0] + side[1]) / shards(sharding, sizes)
         return total
 
-    def _starting(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
+    def _walked(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
+        """Elements that the vector unit walks through for a product, see `vector_products`."""
+        if not work.kind.contraction or len(work.operands) != 2:
+            return 0.0
+        return vector_products.elements_walked(self._profile, self._grid(work), cuts)
+
+    def _starting(self, work: WorkItem, cuts: tuple[int, ...], walked: float) -> float:
         """Seconds in which a kernel starts and ends that does not touch device memory, see `resident_kernels`."""
-        if not work.kind.matrix_unit:
+        if walked or not work.kind.matrix_unit:
             return self._starts.vector
         few = len(work.operands) == 2 and least_rows(self._grid(work), cuts) < STREAMED_ROWS
         return self._starts.narrow if few or work.dtype != "f32" else self._starts.product

@@ -73,7 +73,7 @@ PASSES = plain.PASSES | {
     "loop-residency", "resident-kernels", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
-    "gathered-pieces",
+    "gathered-pieces", "vector-products",
 }  # fmt: skip
 
 SOURCES = {
