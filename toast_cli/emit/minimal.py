@@ -272,7 +272,27 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
     if len(reshard.edges) > 1 and cuts is None:
         return True
     return any(
-        not follows(source, *edge, cuts) or is_moved_behind(source, lowered, edge[0], cuts) for edge in reshard.edges
+        not follows(source, *edge, cuts)
+        or is_moved_behind(source, lowered, edge[0], cuts)
+        or (cuts is None and is_one_of_several(source, lowered, *edge))
+        for edge in reshard.edges
+    )
+
+
+def is_one_of_several(source: Source, lowered: PartitionedProgram, number: int, position: int) -> bool:
+    """Whether an elementwise op reads something else that lies where it computes.
+
+    XLA:TPU simplifies the program before it propagates: with a reshape between such an op and the constraint on its
+    result, the sharding of what is to be gathered reaches the op first (libtpu 0.0.42.1), and from there whatever it
+    reads. In a decoding step whose heads alone have the batch split, the residual stream and the look-up before it went
+    that way.
+    """
+    op, program = source.program.ops[number], source.program
+    if not op.kind.elementwise:
+        return False
+    return any(
+        program.values[value].shape and k != position and lowered.required.get((number, k), lowered.shardings[value]) == lowered.shardings[value]
+        for k, value in enumerate(op.operands)
     )
 
 
