@@ -87,7 +87,7 @@ class Chooser:
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
         moved = [one.value for one in self.reshards if one.ahead]
         beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
-        beside |= {*looked_up_pieces(source.program, lowered)}
+        beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -251,6 +251,20 @@ def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[
             yield from (v for v in split if v not in lowered.partial)
 
 
+def carried_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
+    """What loops carry of which a dimension is split over several axes, where the plan has these axes in another order
+    elsewhere. Either order reaches a loop from some side, and which one does first is different in the form that
+    XLA:TPU has made of the program by then (libtpu 0.0.42.1): the loop over a decoder's layers permuted its activations
+    in each trip, backwards."""
+    orders = {axes for sharding in lowered.shardings for axes in sharding if len(axes) > 1}
+    orders |= {axes for sharding in lowered.required.values() for axes in sharding if len(axes) > 1}
+    for op in program.ops:
+        if op.name == CARRY:
+            split = [axes for axes in lowered.shardings[op.results[0]] if len(axes) > 1]
+            if any(set(axes) == set(other) for axes in split for other in orders - {axes}):
+                yield op.results[0]
+
+
 def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
     """What loops hand to products that are reduce-scattered. What a loop carries takes any sharding that reaches it
     from behind, and in another order here than in XLA: the sharding of such a product's result would go to its operand,
@@ -291,7 +305,9 @@ def is_one_of_several(source: Source, lowered: PartitionedProgram, number: int, 
     if not op.kind.elementwise:
         return False
     return any(
-        program.values[value].shape and k != position and lowered.required.get((number, k), lowered.shardings[value]) == lowered.shardings[value]
+        program.values[value].shape
+        and k != position
+        and lowered.required.get((number, k), lowered.shardings[value]) == lowered.shardings[value]
         for k, value in enumerate(op.operands)
     )
 
