@@ -123,8 +123,8 @@ def test_what_xla_folds_into_a_transpose_has_no_sharding_of_its_own(trained: Cas
 
 # ---------------------------------------------------------------- what stands in the files
 
-# %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is not
-# split as %4 is.
+# %arg2 rests split over data and is gathered for its use; %3 is partial over model and reduce-scattered; %5 is
+# gathered for a sum with what lies as the sum does.
 SCATTERED = """
 module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["data"=4, "model"=2]>
@@ -138,8 +138,8 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 :
     %3 = stablehlo.dot_general %1, %2, contracting_dims = [1] x [0] : (tensor<8x32xf32>, tensor<32x16xf32>) -> tensor<8x16xf32>
     %4 = sdy.sharding_constraint %3 <@mesh, [{"data"}, {}]> : tensor<8x16xf32>
     %5 = sdy.sharding_constraint %4 <@mesh, [{"data", "model"}, {}]> : tensor<8x16xf32>
-    %6 = stablehlo.add %5, %arg0 : tensor<8x16xf32>
-    %7 = sdy.sharding_constraint %6 <@mesh, [{"data"}, {}]> : tensor<8x16xf32>
+    %6 = sdy.sharding_constraint %5 <@mesh, [{"data"}, {?}]> : tensor<8x16xf32>
+    %7 = stablehlo.add %6, %arg0 : tensor<8x16xf32>
     return %7 : tensor<8x16xf32>
   }
 }

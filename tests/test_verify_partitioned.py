@@ -4,12 +4,25 @@ makes of small programs.
 
 from __future__ import annotations
 
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from toast_cli import xla
+from toast_cli.verify.ahead import CompilationTarget
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective
+from toast_cli.verify.compile import PROGRAM
 from toast_cli.verify.graph import graphs
-from toast_cli.verify.partitioned import collectives_after_partitioning, text_after_partitioning
+from toast_cli.verify.partitioned import (
+    PARTITIONED,
+    collectives_after_partitioning,
+    partitioned_task,
+    text_after_partitioning,
+)
 from toast_cli.verify.stack_frames import places
 from toast_cli.verify.sums import partitioned_collectives
 
@@ -280,3 +293,35 @@ def test_a_program_that_does_not_compile() -> None:
     )
     assert isinstance(failure, Failure)
     assert "contracting" in failure.reason
+
+
+def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XLA:TPU's pass has another name, and its options go with the compilation; what comes after it is not waited
+    for."""
+    asked: dict[str, Any] = {}
+
+    def compile_ahead(_: bytes, devices: list[str], *, shardy: bool, options: dict[str, Any]) -> None:
+        asked.update(devices=devices, shardy=shardy, passes=options["xla_dump_hlo_pass_re"])
+        dumps = Path(options["xla_dump_to"])
+        dumps.mkdir()
+        names = (
+            "p.after_spmd-partitioning.before_x",
+            "p.after_tpu-spmd-partitioning.before_y",
+            "q.after_pipeline-start",
+        )
+        for number, name in enumerate(names):
+            (dumps / f"module_0000.f.{number:04}.{name}.txt").write_text(name)
+        threading.Event().wait(60)
+
+    monkeypatch.setattr(xla, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore: [topology, megacore, "a third"])
+    (tmp_path / PROGRAM).write_bytes(PRODUCT.replace(b"RESULT", b""))
+    target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True)
+    request = {"form": "stablehlo", "devices": 8, "shardy": True, "target": asdict(target)}
+    partitioned_task(request, tmp_path)
+    assert asked == {
+        "devices": ["v4:1x2x1", True],
+        "shardy": True,
+        "passes": "^(tpu-spmd-partitioning|pipeline-start)$",
+    }
+    assert (tmp_path / PARTITIONED).read_text() == "p.after_tpu-spmd-partitioning.before_y"

@@ -147,10 +147,11 @@ def plans_of(problem: Problem, labels: list[str], known: dict[str, Point]) -> It
             yield label, applying[label]
 
 
-def ask_collectives(content: bytes, source: Source, problem: Problem, plan: Plan, _: Spec, limit: float) -> Point:
-    """The part of the bytes of collectives that is as promised, by XLA's partitioner."""
+def ask_collectives(content: bytes, source: Source, problem: Problem, plan: Plan, spec: Spec, limit: float) -> Point:
+    """The part of the bytes of collectives that is as promised, by XLA's partitioner: XLA:TPU's own for TPUs."""
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    made = collectives_after_partitioning(content, "stablehlo", axes, timeout_seconds=limit)
+    target = target_of(spec) if spec.chip.platform == "tpu" else None
+    made = collectives_after_partitioning(content, "stablehlo", axes, target=target, timeout_seconds=limit)
     if isinstance(made, Failure):
         return {"unpartitioned": made.reason[:300]}
     compared = compare_traffic(promised_of(source, problem, plan), made, axes)

@@ -41,10 +41,11 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True)
 class Partitioner:
-    """XLA's partitioner on virtual CPU devices: says which collectives there are, in seconds. Time and memory stay
-    predicted."""
+    """XLA's partitioner on virtual CPU devices, or that of the compiler for a target: says which collectives there are,
+    in seconds. Time and memory stay predicted."""
 
     mesh: Mesh
+    target: CompilationTarget | None = None
 
     @property
     def label(self) -> str:
@@ -52,12 +53,14 @@ class Partitioner:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return ("partitioner", _versions(), _links(self.mesh))
+        return ("partitioner", self.target, _versions(), _links(self.mesh))
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
         start = time.monotonic()
         axes = dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        found = collectives_after_partitioning(content, "stablehlo", axes, timeout_seconds=timeout_seconds)
+        found = collectives_after_partitioning(
+            content, "stablehlo", axes, target=self.target, timeout_seconds=timeout_seconds
+        )
         seconds = time.monotonic() - start
         if isinstance(found, Failure):
             return _failed(found, seconds, timeout_seconds)

@@ -17,7 +17,7 @@ from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.lower import lower
-from toast_cli.verify.ahead import target_of
+from toast_cli.verify.ahead import CompilationTarget, target_of
 
 COMPILERS = ("tpu", "gpu", "cpu")
 
@@ -50,8 +50,14 @@ def confirm_found(
         return write(source, lower(problem, plan), "bytecode", "minimal").content
 
     again = search_corrected(evaluator, seed, iterations, [one.plan for one in listed]) if search_again else None
-    screen = None if isinstance(compiler, Partitioner) else Partitioner(problem.mesh)
+    screen = None if isinstance(compiler, Partitioner) else Partitioner(problem.mesh, partitioning_target(compiler))
     return confirm(evaluator, listed, emit, compiler, screen, again, limits, tell)
+
+
+def partitioning_target(compiler: Compiler) -> CompilationTarget | None:
+    """Whose partitioner screens for a compiler: XLA:TPU's is its own, XLA:GPU's that of virtual CPU devices."""
+    asked = compiler.target if isinstance(compiler, AheadOfTime) else None
+    return asked if asked and asked.platform == "tpu" else None
 
 
 def compiler_for(spec: Spec, name: str | None) -> Callable[[Mesh], Compiler]:

@@ -87,7 +87,7 @@ class Chooser:
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
         moved = [one.value for one in self.reshards if one.ahead]
         beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
-        beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered)}
+        beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered, self.reshards)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -251,13 +251,14 @@ def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[
             yield from (v for v in split if v not in lowered.partial)
 
 
-def carried_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
+def carried_pieces(program: Program, lowered: PartitionedProgram, reshards: Iterable[Reshard]) -> Iterator[int]:
     """What loops carry of which a dimension is split over several axes, where the plan has these axes in another order
-    elsewhere. Either order reaches a loop from some side, and which one does first is different in the form that
-    XLA:TPU has made of the program by then (libtpu 0.0.42.1): the loop over a decoder's layers permuted its activations
-    in each trip, backwards."""
-    orders = {axes for sharding in lowered.shardings for axes in sharding if len(axes) > 1}
-    orders |= {axes for sharding in lowered.required.values() for axes in sharding if len(axes) > 1}
+    elsewhere, or on the way to somewhere. Either order reaches a loop from some side, and which one does first is
+    different in the form that XLA:TPU has made of the program by then (libtpu 0.0.42.1): the loop over a decoder's
+    layers permuted its activations in each trip, backwards."""
+    on_the_way = (sharding for reshard in reshards for sharding, _ in reshard.steps)
+    said = (*lowered.shardings, *lowered.required.values(), *on_the_way)
+    orders = {axes for sharding in said for axes in sharding if len(axes) > 1}
     for op in program.ops:
         if op.name == CARRY:
             split = [axes for axes in lowered.shardings[op.results[0]] if len(axes) > 1]

@@ -46,6 +46,14 @@ class CompilationTarget:
         """`v4:2x2x4`, `H100:1x1x8`."""
         return f"{self.chip}:{self.topology}" if self.chip else self.topology
 
+    def find_devices(self) -> list[Any]:
+        """XLA's descriptions of its devices; imports jax."""
+        from toast_cli import xla
+
+        if self.platform == "gpu":
+            return xla.gpu_devices(self.topology, self.config)
+        return xla.tpu_devices(self.topology, self.megacore)[: self.devices]
+
 
 @dataclass(frozen=True)
 class AheadFacts:
@@ -134,10 +142,7 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     target = CompilationTarget(**request["target"])
     program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
-    if target.platform == "gpu":
-        devices, options = xla.gpu_devices(target.topology, target.config), GPU_OPTIONS
-    else:
-        devices, options = xla.tpu_devices(target.topology, target.megacore)[: target.devices], {}
+    devices, options = target.find_devices(), GPU_OPTIONS if target.platform == "gpu" else {}
     start = time.monotonic()
     options = {**options, **request["options"]}
     executable = xla.compile_ahead(program, devices, shardy=request["shardy"], options=options)

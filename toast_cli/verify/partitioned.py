@@ -2,49 +2,71 @@
 
 XLA:CPU has no 16-bit arithmetic and no reduce-scatter, and joins and splits collectives, so its final module says
 little about what a TPU or GPU would send. The module right after partitioning still has the program's own types, and is
-the same for every backend.
+mostly the same for every backend. Mostly: XLA:TPU simplifies a program before it propagates and partitions it, in which
+form propagation can go other ways. Its own partitioner can be asked as well, ahead of time, in as many seconds.
 
-Enters: the bytes of a StableHLO or HLO file and a mesh. Leaves: the module's text, or the `CompiledCollective`s in it,
-or the reason why there are none.
+Enters: the bytes of a StableHLO or HLO file, a mesh, and a `CompilationTarget` or none for virtual CPU devices. Leaves:
+the module's text, or the `CompiledCollective`s in it, or the reason why there are none.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from toast_cli.verify.ahead import CompilationTarget
 from toast_cli.verify.child import Failure, ask
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.compile import PROGRAM, Dialect, as_stablehlo
 from toast_cli.verify.sums import partitioned_collectives
 
 PARTITIONED = "partitioned.txt"
-_PASS, _NEXT = "spmd-partitioning", "pipeline-start"
+_PASS, _TPU_PASS, _NEXT = "spmd-partitioning", "tpu-spmd-partitioning", "pipeline-start"
 _POLL_SECONDS = 0.02
 
 
 def collectives_after_partitioning(
-    content: bytes, form: Dialect, axes: dict[str, int], *, shardy: bool | None = None, timeout_seconds: float = 600.0
+    content: bytes,
+    form: Dialect,
+    axes: dict[str, int],
+    *,
+    shardy: bool | None = None,
+    target: CompilationTarget | None = None,
+    timeout_seconds: float = 600.0,
 ) -> list[CompiledCollective] | Failure:
     """The collectives XLA's partitioner puts into a program for a mesh, by kind, axes and bytes, loops counted.
+    target: the machine whose compiler's partitioner is asked; virtual CPU devices if there is none.
 
     An all-reduce of which every device keeps a piece counts as the reduce-scatter it is, and all-reduces that are only
     added up count as one (see `sums`). `shardy`: whose propagation; by default Shardy's for StableHLO and GSPMD's for
     HLO.
     """
-    text = text_after_partitioning(content, form, prod(axes.values()), shardy=shardy, timeout_seconds=timeout_seconds)
+    devices = prod(axes.values())
+    text = text_after_partitioning(
+        content, form, devices, shardy=shardy, target=target, timeout_seconds=timeout_seconds
+    )
     return text if isinstance(text, Failure) else partitioned_collectives(text, tuple(axes), tuple(axes.values()))
 
 
 def text_after_partitioning(
-    content: bytes, form: Dialect, devices: int, *, shardy: bool | None = None, timeout_seconds: float = 600.0
+    content: bytes,
+    form: Dialect,
+    devices: int,
+    *,
+    shardy: bool | None = None,
+    target: CompilationTarget | None = None,
+    timeout_seconds: float = 600.0,
 ) -> str | Failure:
-    """HLO text of one device's program right after partitioning for so many virtual CPU devices, from a child
-    process."""
-    request = {"form": form, "devices": devices, "shardy": form == "stablehlo" if shardy is None else shardy}
+    """HLO text of one device's program right after partitioning for so many virtual CPU devices, or for a target, from
+    a child process."""
+    request = {
+        "form": form, "devices": devices, "shardy": form == "stablehlo" if shardy is None else shardy,
+        "target": None if target is None else asdict(target),
+    }  # fmt: skip
     answer = ask("partitioned", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
     return answer if isinstance(answer, Failure) else answer.files[PARTITIONED].decode()
 
@@ -58,33 +80,38 @@ def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from toast_cli import xla
 
     program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
-    devices = xla.cpu_devices(request["devices"])
+    target = None if request["target"] is None else CompilationTarget(**request["target"])
+    done = _TPU_PASS if target and target.platform == "tpu" else _PASS
     dumps = folder / "dumps"
     settings: dict[str, str | bool] = {
         "xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True,
-        "xla_dump_hlo_pass_re": f"^({_PASS}|{_NEXT})$",
+        "xla_dump_hlo_pass_re": f"^({done}|{_NEXT})$",
     }  # fmt: skip
+    shardy = request["shardy"]
     raised: list[Exception] = []
 
     def compile_it() -> None:
         try:
-            xla.compile_program(program, devices, shardy=request["shardy"], settings=settings)
+            if target is None:
+                xla.compile_program(program, xla.cpu_devices(request["devices"]), shardy=shardy, settings=settings)
+            else:
+                xla.compile_ahead(program, target.find_devices(), shardy=shardy, options=settings)
         except Exception as error:  # handed to the thread that waits
             raised.append(error)
 
     worker = threading.Thread(target=compile_it, daemon=True)
     worker.start()
-    (folder / PARTITIONED).write_text(wait_for_dump(dumps, worker, raised))
+    (folder / PARTITIONED).write_text(wait_for_dump(dumps, worker, raised, done))
     return {}
 
 
-def wait_for_dump(dumps: Path, worker: threading.Thread, raised: list[Exception]) -> str:
+def wait_for_dump(dumps: Path, worker: threading.Thread, raised: list[Exception], done: str = _PASS) -> str:
     """The text after partitioning, as soon as a later pass has begun. Raises what the compiler raised before that."""
     while True:
         ended = not worker.is_alive()
         numbered = sorted(dumps.glob("module_*.*.*.after_*.txt"))
         for place, path in enumerate(numbered):
-            if f".after_{_PASS}." in path.name and (ended or place + 1 < len(numbered)):
+            if f".after_{done}." in path.name and (ended or place + 1 < len(numbered)):
                 return path.read_text()
         if raised:
             raise raised[0]

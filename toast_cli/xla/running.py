@@ -76,7 +76,9 @@ def gpu_devices(topology: str, config: str) -> list[Any]:
     return list(found.devices)
 
 
-def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool, options: dict[str, str] | None = None) -> Any:
+def compile_ahead(
+    program: bytes, devices: list[Any], *, shardy: bool, options: Mapping[str, str | bool] | None = None
+) -> Any:
     """An executable of StableHLO for devices that are not there, with XLA's own `options` by name.
 
     Raises RuntimeError, also when it cannot fit in their memory.
@@ -89,7 +91,7 @@ def compile_ahead(program: bytes, devices: list[Any], *, shardy: bool, options: 
         count,
         device_assignment=np.arange(count).reshape(1, count),
         backend=devices[0].client,
-        env_options_overrides=options,
+        env_options_overrides=dict(options or {}),
     )
     compile_options.executable_build_options.use_shardy_partitioner = shardy
     module = parse_module(make_context(), program)

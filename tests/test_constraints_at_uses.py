@@ -1,0 +1,60 @@
+"""Constraints that Shardy's propagation could do without, and XLA:TPU's, which sees a simplified program, could not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of, round_mesh
+
+from toast_cli.emit.minimal import Chooser
+from toast_cli.emit.propagate import numbered
+from toast_cli.plan.decisions import Plan
+from toast_cli.program.ops import ADD, CARRY
+
+
+def chooser_of(case: Case, plan: Plan) -> Chooser:
+    lowered = case.lowered(plan)
+    with numbered(case.source, lowered):
+        chooser = Chooser(case.source, lowered)
+        assert chooser.choose().unsettled == ()
+    return chooser
+
+
+def test_what_is_gathered_for_a_sum_is_gathered_in_front_of_it() -> None:
+    """Only attention has the batch split; the residual stream it is added to is whole. Said of the sum alone, a reshape
+    behind it would let the split batch into the stream."""
+
+    def decode(x: Any, w: Any, o: Any, cache: Any) -> Any:
+        queries = (x @ w).reshape(8, 4, 16)
+        seen = jnp.einsum("bhs,bshd->bhd", jnp.einsum("bhd,bshd->bhs", queries, cache), cache)
+        return jnp.tanh(seen.reshape(8, 64) @ o + x)
+
+    case = case_of(decode, arg(8, 64), arg(64, 64), arg(64, 64), arg(8, 32, 4, 16), mesh=round_mesh(model=4))
+    plan = (case.shard("x.0", "model", only="cache.2"),)
+    found = [
+        (case.program.ops[number].name, case.text(reshard.start), case.text(reshard.sharding))
+        for reshard in chooser_of(case, plan).reshards
+        for number, _ in reshard.edges
+    ]
+    assert (ADD, "model|-", "-|-") in found
+
+
+@pytest.mark.parametrize(
+    ("decisions", "pinned"), [("w.1:data x.0:data x.0:model", True), ("x.0:data x.0:model", False)]
+)
+def test_what_a_loop_carries_is_pinned_where_its_axes_come_in_another_order_elsewhere(
+    decisions: str, pinned: bool
+) -> None:
+    """The product's columns take one of the two axes of the batch, the first one: the other comes first on the way."""
+
+    def run(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 4, lambda _, x: jnp.sin(x) * 2.0, x) @ w
+
+    case = case_of(run, arg(16, 16), arg(16, 16), mesh=round_mesh(data=2, model=4))
+    chooser = chooser_of(case, tuple(case.shard(*decision.split(":")) for decision in decisions.split()))
+    results = (op.results[0] for op in case.program.ops if op.name == CARRY)
+    carried = {value for value in results if case.program.values[value].shape}
+    assert bool(carried & chooser._fixed) is pinned
