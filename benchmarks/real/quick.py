@@ -42,8 +42,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.report.build import collective_facts
 from toast_cli.report.promises import promised_collectives
 from toast_cli.tactics import strategies
-from toast_cli.verify.ahead import compile_ahead, target_of
+from toast_cli.verify.ahead import CompilationTarget, compile_ahead, target_of
 from toast_cli.verify.child import Failure
+from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.promises import PromisedCollective
 from toast_cli.verify.schedule import scheduled_time
@@ -59,6 +60,7 @@ POINTS = {
 }  # fmt: skip
 SUMMARY = {
     "": "{name}", "points": "{points}", "programs": "{programs}", "collectives as promised": "{promised}",
+    "by XLA:TPU's own partitioner": "{own}",
     "peaks": "{peaks}", "peak, median": "{median:.1%}", "90th percentile": "{p90:.1%}", "bias": "{bias:+.1%}",
     "steps": "{steps}", "step, median": "{step:.1%}", "communication hidden, 90th percentile": "{hidden:.1%}",
     "rejected by the compiler": "{rejected}",
@@ -147,15 +149,33 @@ def plans_of(problem: Problem, labels: list[str], known: dict[str, Point]) -> It
             yield label, applying[label]
 
 
-def ask_collectives(content: bytes, source: Source, problem: Problem, plan: Plan, spec: Spec, limit: float) -> Point:
-    """The part of the bytes of collectives that is as promised, by XLA's partitioner: XLA:TPU's own for TPUs."""
-    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    target = target_of(spec) if spec.chip.platform == "tpu" else None
-    made = collectives_after_partitioning(content, "stablehlo", axes, target=target, timeout_seconds=limit)
+def ask_collectives(content: bytes, source: Source, problem: Problem, plan: Plan, _: Spec, limit: float) -> Point:
+    """The part of the bytes of collectives that is as promised, by XLA's partitioner on virtual CPU devices."""
+    made = _partitioned(content, problem, None, limit)
     if isinstance(made, Failure):
         return {"unpartitioned": made.reason[:300]}
-    compared = compare_traffic(promised_of(source, problem, plan), made, axes)
+    compared = compare_traffic(promised_of(source, problem, plan), made, _axes(problem))
     return {"share": compared.share, "compiled_bytes": compared.compiled_bytes}
+
+
+def ask_partitioner(content: bytes, source: Source, problem: Problem, plan: Plan, spec: Spec, limit: float) -> Point:
+    """The same by XLA:TPU's own partitioner, which sees the program in simpler form; nothing for GPUs."""
+    if spec.chip.platform != "tpu":
+        return {"own_share": None}
+    made = _partitioned(content, problem, target_of(spec), limit)
+    if isinstance(made, Failure):
+        return {"own_unpartitioned": made.reason[:300]}
+    return {"own_share": compare_traffic(promised_of(source, problem, plan), made, _axes(problem)).share}
+
+
+def _partitioned(
+    content: bytes, problem: Problem, target: CompilationTarget | None, limit: float
+) -> list[CompiledCollective] | Failure:
+    return collectives_after_partitioning(content, "stablehlo", _axes(problem), target=target, timeout_seconds=limit)
+
+
+def _axes(problem: Problem) -> dict[str, int]:
+    return dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
 
 
 def promised_of(source: Source, problem: Problem, plan: Plan) -> list[PromisedCollective]:
@@ -196,10 +216,13 @@ def ask_step(content: bytes, _: Source, problem: Problem, __: Plan, spec: Spec, 
 
 
 Question = Callable[[bytes, Source, Problem, Plan, Spec, float], Point]
-QUESTIONS: dict[str, Question] = {"collectives": ask_collectives, "peak": ask_peak, "step": ask_step}
+QUESTIONS: dict[str, Question] = {
+    "collectives": ask_collectives, "partitioner": ask_partitioner, "peak": ask_peak, "step": ask_step,
+}  # fmt: skip
 # Question -> the fields of a point that has an answer, be it that there is none.
 ANSWERED: dict[str, set[str]] = {
-    "collectives": {"share", "unpartitioned"}, "peak": {"needed_bytes", "failed"}, "step": {"compute", "uncompiled"},
+    "collectives": {"share", "unpartitioned"}, "partitioner": {"own_share", "own_unpartitioned"},
+    "peak": {"needed_bytes", "failed"}, "step": {"compute", "uncompiled"},
 }  # fmt: skip
 
 
@@ -238,6 +261,7 @@ def row_of(point: Point, predicted: Cost | None, problem: Problem) -> Row:
         "program": point["program"], "family": program.family, "split": program.split, "mesh": point["mesh"],
         "plan": point["plan"], "predicted_gib": peak / gib, "needed_gib": needed_bytes / gib,
         "limit_gib": problem.mesh.limit_bytes / gib, "error": peak / needed_bytes - 1, "share": point.get("share", nan),
+        "own_share": _known(point, "own_share"),
         "step": predicted.step_seconds / (compute + communication) - 1 if predicted else nan,
         "hidden": 1 - exposed / communication if communication > 0 else nan,
     }  # fmt: skip
@@ -253,15 +277,23 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def _summed(name: str, rows: list[Row]) -> Row:
-    errors, shares, steps, hidden = (_finite(rows, field) for field in ("error", "share", "step", "hidden"))
+    fields = ("error", "share", "own_share", "step", "hidden")
+    errors, shares, own, steps, hidden = (_finite(rows, field) for field in fields)
     rejected = sum(row["predicted_gib"] <= row["limit_gib"] < row["needed_gib"] for row in rows)
     return {
         "name": name, "points": len(rows), "programs": len({row["program"] for row in rows}),
         "peaks": len(errors), "median": _percentile(abs(errors), 50), "p90": _percentile(abs(errors), 90),
         "bias": _percentile(errors, 50), "steps": len(steps), "step": _percentile(abs(steps), 50),
         "hidden": _percentile(hidden, 90),
-        "promised": f"{int((shares >= SHARE_AIM).sum())} of {len(shares)}", "rejected": rejected,
+        "promised": f"{int((shares >= SHARE_AIM).sum())} of {len(shares)}",
+        "own": f"{int((own >= SHARE_AIM).sum())} of {len(own)}", "rejected": rejected,
     }  # fmt: skip
+
+
+def _known(point: Point, field: str) -> float:
+    """A figure of a point, nan where there is none."""
+    found = point.get(field)
+    return float("nan") if found is None else float(found)
 
 
 def _finite(rows: list[Row], field: str) -> NDArray[np.float64]:
@@ -299,7 +331,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", choices=("fit", "judge", "all"), default="judge")
     parser.add_argument("--mesh", nargs="+", default=["v5e-16", "v4-32"])
     parser.add_argument("--plans", nargs="+", metavar="PLAN", default=["search", "data-parallel", "fsdp x megatron"])
-    parser.add_argument("--ask", nargs="+", choices=list(QUESTIONS), default=["collectives", "peak"])
+    parser.add_argument("--ask", nargs="+", choices=list(QUESTIONS), default=["collectives", "partitioner", "peak"])
     parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="for one answer (600)")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", type=Path, default=TABLE)
