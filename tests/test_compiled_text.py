@@ -11,7 +11,7 @@ from toast_cli.verify.child import Failure, abort_reason, ask
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.compile import CompiledFacts, compile_on_cpu
 from toast_cli.verify.errors import ResultError, relative_error
-from toast_cli.verify.hlo_text import array_bytes
+from toast_cli.verify.hlo_text import array_bytes, cycles_of
 from toast_cli.verify.inputs import random_inputs
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.replica_groups import UNKNOWN, axes_of, groups_in, permuted_axes
@@ -349,3 +349,12 @@ REASONS = [
 @pytest.mark.parametrize(("code", "stderr", "reason"), REASONS)
 def test_abort_reasons(code: int, stderr: str, reason: str) -> None:
     assert abort_reason(code, stderr) == reason
+
+
+@pytest.mark.parametrize(
+    ("said", "cycles"),
+    [('"estimated_cycles":"1824"', 1824.0), ('"estimated_cycles":"9223372036854775807"', 0.0), ("", 0.0)],
+)
+def test_cycles_of_an_instruction(said: str, cycles: float) -> None:
+    """XLA:TPU writes the largest number where a fusion has no estimate: such a step took hundreds of years."""
+    assert cycles_of(f"  %f = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%c, backend_config={{{said}}}") == cycles

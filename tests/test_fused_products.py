@@ -279,7 +279,9 @@ def test_the_compiler_chooses_between_readings(
     """The program taken apart is predicted to be faster; both are compiled, and the compiler's word counts."""
     monkeypatch.setenv("TOAST_CACHE", "off")
     answers = list(seconds)
-    monkeypatch.setattr("toast_cli.confirm.search.compiler_for", lambda *_: lambda mesh: Slow(mesh, answers.pop(0)))
+    monkeypatch.setattr(
+        "toast_cli.confirm.search.compiler_for", lambda *_: lambda mesh: Slow(mesh, seconds=answers.pop(0))
+    )
     strategy = "data-parallel:data+megatron:model"
     outcome = partition(Request(wide(tmp_path), "h100-8", "data=2,model=4", strategy=strategy, confirm=1))
     assert outcome.source.program.parted is parted and answers == []

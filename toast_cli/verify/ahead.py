@@ -7,7 +7,6 @@ are none. Needs the compiler's own package (`libtpu` for TPUs, `jax-cuda12-pjrt`
 from __future__ import annotations
 
 import importlib.util
-import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ from toast_cli.hardware import Spec, gpu_target_text
 from toast_cli.verify.child import Failure, ask
 from toast_cli.verify.compile import COMPILED, PROGRAM, Dialect, as_stablehlo
 from toast_cli.verify.gpu import GPU_OPTIONS, WITHOUT_TRITON, gpu_topology, lacks_tiles, without_tools
-from toast_cli.verify.hlo_text import computations, run_counts
+from toast_cli.verify.hlo_text import computations, cycles_of, run_counts
 
 Platform = Literal["tpu", "gpu"]
 # The packages that bring a platform's compiler, any one of them.
 _PACKAGES: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,4 @@ def estimated_cycles(text: str) -> float:
     """Sum of the cycles XLA:TPU estimates for its fusions, each as often as its computation runs."""
     bodies, entry = computations(text)
     counts = run_counts(bodies, entry)
-    return sum(
-        counts.get(name, 0.0) * sum(float(c) for line in lines for c in _CYCLES.findall(line))
-        for name, lines in bodies.items()
-    )
+    return sum(counts.get(name, 0.0) * sum(cycles_of(line) for line in lines) for name, lines in bodies.items())

@@ -18,6 +18,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$|^(ENTRY )?%?([^\s(]+) \{$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_ESTIMATE = 2**62
 
 # Bits per element by HLO's names, which differ from MLIR's: `s32`, `u8`, `c64`, `f8e4m3fn`.
 BITS = {
@@ -144,3 +146,10 @@ def element_bits(kind: str) -> int:
     """Bits of one element of an array type, or of the first array of a tuple; 0 where there is none."""
     found = _ARRAY.search(kind)
     return BITS.get(found[1], 32) if found else 0
+
+
+def cycles_of(line: str) -> float:
+    """Cycles that XLA:TPU estimates for the instruction on a line, 0 where it gives none: of some fusions it says the
+    largest number there is."""
+    found = map(int, _CYCLES.findall(line))
+    return float(sum(cycles for cycles in found if cycles < _NO_ESTIMATE))

@@ -32,9 +32,8 @@ from toast_cli.verify.collectives import (
     result_sizes,
     without_padding,
 )
-from toast_cli.verify.hlo_text import Instruction, array_bytes, called, computations, parse_line
+from toast_cli.verify.hlo_text import Instruction, array_bytes, called, computations, cycles_of, parse_line
 
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NAME = re.compile(r"^\s+(?:ROOT )?%?([^\s=]+) = ")
 _CALLS = re.compile(r"calls=%?([^\s,]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -175,7 +174,7 @@ class _Walk:
                 for operand in _OPERAND.findall(rest)[:1]:
                     clocks.wait_for(operand)
                 continue
-            busy = sum(map(float, _CYCLES.findall(line))) / self._clock if self._clock else 0.0
+            busy = cycles_of(line) / self._clock if self._clock else 0.0
             hidden_scatter = f"calls=%{HIDDEN_REDUCE_SCATTER}" in rest
             if hidden_scatter or (opcode in OPCODES and opcode != "fusion"):
                 end = self._send(self._collective(name, result, opcode, rest), clocks, total)
