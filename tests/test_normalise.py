@@ -372,3 +372,24 @@ def test_what_a_program_does_not_hold_is_not_looked_for(monkeypatch: pytest.Monk
       %0 = "mhlo.copy"(%a) : ({T4}) -> {T4}
       return %0 : {T4} }}"""
     assert names(normalised(idle).module) == [] and walks == ["translate_leftovers"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "left"),
+    [
+        ("stablehlo.and %a, %no", []),
+        ("stablehlo.and %no, %a", []),
+        ("stablehlo.or %a, %yes", []),
+        ("stablehlo.and %a, %yes", ["and"]),
+        ("stablehlo.or %a, %no", ["or"]),
+    ],
+)
+def test_a_question_that_is_answered_already_is_not_asked(operation: str, left: list[str]) -> None:
+    kind = "tensor<8xi1>"
+    program = f"""module {{ func.func public @main(%a: {kind}) -> {kind} {{
+  %no = stablehlo.constant dense<false> : {kind}
+  %yes = stablehlo.constant dense<true> : {kind}
+  %0 = {operation} : {kind}
+  return %0 : {kind}
+}} }}"""
+    assert [name for name in names(normalised(program).module) if name != "constant"] == left

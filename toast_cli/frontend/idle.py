@@ -1,6 +1,6 @@
 """Operations that return an operand unchanged, such as a flip of dimensions of size 1, a permutation that moves
-nothing or moves back, a slice of everything, what is written over all of an array, or an addition of zero (`total = 0`
-in front of a Python loop).
+nothing or moves back, a slice of everything, what is written over all of an array, an addition of zero (`total = 0`
+in front of a Python loop), or a question that is answered already (`done & False`).
 
 XLA drops them before it partitions, and so finds, for example, the kernel of a 1x1 convolution gathered once for both
 directions, which flips it backward. A program that kept them would be split, and costed, as if these were different
@@ -26,6 +26,8 @@ def unchanged_operand(operation: Any) -> Any | None:
     if operation.name == OVERWRITING:
         new = operation.operands[1]
         return new if new.type == operation.results[0].type else None
+    if operation.name in ABSORBING:
+        return _absorbing(operation)
     if operation.name in NEUTRAL:
         return _other_than_neutral(operation, *NEUTRAL[operation.name])
     first = operation.operands[0]
@@ -55,6 +57,15 @@ def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) 
         if splat_value(operation.operands[side]) == element:
             return operation.operands[1 - side]
     return None
+
+
+def _absorbing(operation: Any) -> Any | None:
+    """The operand, all of it false (of `or` true), that the other one changes nothing of: whether any sentence may stop
+    early, of a beam search in which none may."""
+    element = operation.results[0].type.element_type
+    if not isinstance(element, ir.IntegerType) or element.width != 1:
+        return None
+    return next((value for value in operation.operands if splat_value(value) == ABSORBING[operation.name]), None)
 
 
 def splat_value(handle: Any) -> float | None:
@@ -127,6 +138,8 @@ UNDOING: dict[str, Callable[[Any, Any], bool]] = {
 CONCATENATION = "stablehlo.concatenate"
 OVERWRITING = "stablehlo.dynamic_update_slice"
 # Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
+# Logical operation -> the value of one operand that is that of the result, whatever the other one is.
+ABSORBING = {"stablehlo.and": 0.0, "stablehlo.or": 1.0}
 NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
     "stablehlo.add": (0, (0, 1)),
     "stablehlo.subtract": (0, (1,)),

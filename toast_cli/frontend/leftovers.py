@@ -23,7 +23,15 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.batch_norm import GRADIENT, INFERENCE, TRAINING, written_out
 from toast_cli.frontend.diagnostics import place_of
-from toast_cli.frontend.idle import CONCATENATION, IDLE_KINDS, NEUTRAL, OVERWRITING, UNDOING, unchanged_operand
+from toast_cli.frontend.idle import (
+    ABSORBING,
+    CONCATENATION,
+    IDLE_KINDS,
+    NEUTRAL,
+    OVERWRITING,
+    UNDOING,
+    unchanged_operand,
+)
 from toast_cli.frontend.inline import moved_out, replace_operation
 from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
 
@@ -241,7 +249,7 @@ def called_at_once(start: Any) -> Values:
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     **dict.fromkeys(FENCES, move_out),
     **{f"mhlo.{name}": chlo_twin for name in CHLO_TWINS},
-    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL, CONCATENATION, OVERWRITING), operand_if_idle),
+    **dict.fromkeys((*IDLE_KINDS, *NEUTRAL, *ABSORBING, CONCATENATION, OVERWRITING), operand_if_idle),
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,
