@@ -5,7 +5,8 @@ where each has whole rows of tiles, 8 of f32 as of bf16, along the dimension tha
 either dimension for a product, but for look-ups they run along what is looked up. Else a copy puts it together, and
 both are there: a table of 50,257 words on 16 devices, and any that is split along less than 128 features each and
 looked up. Seen in single look-ups and products of gathered matrices (64 to 2,048 features, 15,000 to 640,000 rows)
-compiled by libtpu 0.0.42.1 for v4, v5e and v6e. Without this pass what is gathered is there once.
+compiled by libtpu 0.0.42.1 for v4, v5e and v6e (`python -m benchmarks.singles`). Without this pass what is gathered is
+there once.
 
 Enters: the piece that a device has, and along which dimension it is gathered. Leaves: whether it is copied.
 """

@@ -19,8 +19,8 @@ from toast_cli.xla import ir
 
 
 def unchanged_operand(operation: Any) -> Any | None:
-    """The operand that an operation of a kind in `IDLE_KINDS` or `NEUTRAL`, a concatenation, or an overwriting, returns
-    as it is; None where it changes it."""
+    """The operand that an operation of a kind in `IDLE_KINDS`, `NEUTRAL` or `ABSORBING`, a concatenation, or an
+    overwriting, returns as it is; None where it changes it."""
     if operation.name == CONCATENATION:
         return _all_there_is(operation)
     if operation.name == OVERWRITING:
@@ -137,9 +137,9 @@ UNDOING: dict[str, Callable[[Any, Any], bool]] = {
 }
 CONCATENATION = "stablehlo.concatenate"
 OVERWRITING = "stablehlo.dynamic_update_slice"
-# Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
 # Logical operation -> the value of one operand that is that of the result, whatever the other one is.
 ABSORBING = {"stablehlo.and": 0.0, "stablehlo.or": 1.0}
+# Element-wise operations -> the number that changes nothing, and the sides on which it may stand.
 NEUTRAL: dict[str, tuple[float, tuple[int, ...]]] = {
     "stablehlo.add": (0, (0, 1)),
     "stablehlo.subtract": (0, (1,)),
