@@ -62,7 +62,6 @@ MADE_ON: dict[str, frozenset[str]] = {
     "convolution-tiles": frozenset({"resnet"}),
     "swapped-convolutions": frozenset(),
     "library-convolutions": frozenset(),
-    "scatter-chains": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
     "widened-lookups": frozenset(),

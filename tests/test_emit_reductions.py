@@ -12,6 +12,7 @@ from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import emit_shardy
 from toast_cli.emit.minimal import choose_marks
+from toast_cli.program.ops import SCATTER
 from toast_cli.verify.child import Failure
 from toast_cli.verify.partitioned import collectives_after_partitioning
 
@@ -130,24 +131,33 @@ def test_a_product_scattered_out_of_mesh_order_says_where_it_is_computed() -> No
     assert {c.kind for c in found} == {"all-reduce"}  # and nothing is gathered; XLA:TPU leaves it one
 
 
+@pytest.mark.parametrize("lookups", [1, 2])
 @pytest.mark.parametrize("split", [False, True])
-def test_the_gradient_of_a_tied_table(split: bool) -> None:
-    """XLA scatters the look-up's part into the product's, which is reduced before, unless both are pinned to pieces."""
+def test_the_gradient_of_a_tied_table(split: bool, lookups: int) -> None:
+    """Left to itself, XLA scatters the look-ups' parts into the product's, which is then reduced before."""
 
     def gradient(ids: jax.Array, dx: jax.Array, x: jax.Array, dy: jax.Array) -> jax.Array:
-        return jnp.zeros((2048, 512)).at[ids].add(dx) + dy.T @ x
+        grad = dy.T @ x
+        for _ in range(lookups):
+            grad += jnp.zeros((2048, 512)).at[ids].add(dx)
+            ids, dx = 2 * ids, jnp.tanh(dx)
+        return grad
 
     case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
     plan = [case.shard("ids.0", "data"), case.shard("x.0", "data")]
     if split:
         plan.append(case.shard("x.1", "data"))
     size = 2048 * 512 * 4
-    expected = ("reduce-scatter", ("data",), size // 4, 1) if split else ("all-reduce", ("data",), size, 2)
+    expected = ("reduce-scatter", ("data",), size // 4, 1) if split else ("all-reduce", ("data",), size, 1)
     assert case.collectives(tuple(plan)) == [expected]
+    lowered = case.lowered(tuple(plan))
     sizes = {"data": 4, "model": 2}
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(tuple(plan))), "stablehlo", sizes)
+    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", sizes)
     assert not isinstance(found, Failure)
-    assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]] * expected[3]
+    assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]]
+    pinned = {pin.handle for pin in choose_marks(case.source, lowered).marks.pins}
+    scatters = [op.results[0] for op in case.source.program.ops if op.name == SCATTER]
+    assert pinned >= {case.source.definitions[value] for value in scatters}
 
 
 IDS, ROWS = [("ids.0", "data"), ("x.0", "data")], [("ids.0", "model"), ("x.0", "model")]

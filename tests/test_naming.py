@@ -23,6 +23,7 @@ from toast_cli.explain.words import summary
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import load_spec
 from toast_cli.jax_objects import logical_names
+from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.program.model import Program
@@ -67,6 +68,12 @@ def started(w: Any, x: Any) -> Any:
     """A decoder starts with a token that is a constant: nothing but weights goes into its first queries."""
     token = jnp.full((x.shape[0], 1), 2, jnp.int32)
     return block(x @ w["read"] + block(w["table"][token], w), w) @ w["table"].T
+
+
+def positioned(w: Any, ids: Any) -> Any:
+    """Positions are learnt, one row of a table for each."""
+    x = w["table"][ids] + w["places"][jnp.arange(ids.shape[1])]
+    return block(x, w) @ w["table"].T
 
 
 def perceiver(w: Any, x: Any) -> Any:
@@ -139,6 +146,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
         started, ({**BLOCK, "read": arg(12, D), "table": arg(V, D)}, arg(B, S, 12)),
         {(8, 0): "batch", (8, 1): "seq", (3, 1): "heads", (5, 0): "vocab"},
     ),
+    "learnt positions": (
+        positioned, ({**BLOCK, "places": arg(2 * V, D), "table": arg(V, D)}, arg(B, S, dtype=jnp.int32)),
+        {(3, 0): "positions", (5, 0): "vocab", (8, 0): "batch"},
+    ),
     "a perceiver": (
         perceiver, ({**BLOCK, "latents": arg(20, D)}, arg(B, S, D)), {(7, 0): "batch", (7, 1): "seq", (4, 1): "heads"},
     ),
@@ -158,6 +169,17 @@ def test_dimensions_have_the_role_they_play(name: str) -> None:
     program = program_of(run, *shapes)
     dimensions = analyse(program)
     assert {place: role_of(program, dimensions, *place) for place in expected} == expected
+
+
+def test_megatron_splits_no_table_of_positions() -> None:
+    """Each device would look for all rows among its own, and devices would add up what they find."""
+    run, shapes, _ = PROGRAMS["learnt positions"]
+    program = program_of(run, *shapes)
+    problem = make_problem(program, analyse(program), load_spec("v5e-16").mesh())
+    plan = strategies(problem)["fsdp x megatron"]
+    split = {problem.dimensions.groups[one.group].role for one in plan if isinstance(one, Shard)}
+    assert "vocab" in split
+    assert "positions" not in split
 
 
 def test_what_is_made_of_noise_has_a_batch() -> None:

@@ -142,14 +142,6 @@ def picked(x: Any, w: Any, labels: Any) -> Any:
     return logits.sum(1) - jnp.take_along_axis(logits, labels, 1)[:, 0]
 
 
-def looked_up_twice(table: Any, i: Any, x: Any) -> Any:
-    """The gradient of a table that is multiplied by and looked up twice, before something else of its size."""
-    zeros = jnp.zeros_like(table)
-    product = jnp.einsum("bd,bv->vd", x, jnp.sin(x @ table.T))
-    total = product + zeros.at[i].add(x) + zeros.at[i + 1].add(2 * x)
-    return total @ total.T @ table
-
-
 def twice_scattered(x: Any, ends: Any) -> Any:
     first = jnp.zeros((2048, 16)).at[ends].add(x[ends])
     return jnp.zeros((2048, 16)).at[ends].add((x @ first.T @ first)[ends])
@@ -196,8 +188,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                           "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
-    "scatter-chains": (looked_up_twice, (arg(4096, 64), arg(128, dtype=jnp.int32), arg(128, 64)), "", "more peak",
-                       PLAIN),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
     "padded-operands": (lambda x, w: jnp.pad(jnp.sin(x), ((0, 8), (0, 0))) @ w, (SQUARE,) * 2, "", "less peak", PIECES),
     "widened-lookups": (picked, (arg(64, 16, dtype=BF16), arg(16, 1024, dtype=BF16), arg(64, 1, dtype=jnp.int32)), "",

@@ -101,7 +101,11 @@ def fill(names: list[str], options: argparse.Namespace) -> None:
                 known = {
                     p["plan"]: p for p in stored_points(options.table) if (p["program"], p["mesh"]) == (name, mesh)
                 }
-                asked = [label for label in options.plans if not ANSWERED[question] & known.get(label, {}).keys()]
+                asked = [
+                    label
+                    for label in options.plans
+                    if options.again or not ANSWERED[question] & known.get(label, {}).keys()
+                ]
                 if path.exists() and asked:
                     _fill_program(name, mesh, asked, known, question, options)
 
@@ -332,6 +336,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mesh", nargs="+", default=["v5e-16", "v4-32"])
     parser.add_argument("--plans", nargs="+", metavar="PLAN", default=["search", "data-parallel", "fsdp x megatron"])
     parser.add_argument("--ask", nargs="+", choices=list(QUESTIONS), default=["collectives", "partitioner", "peak"])
+    parser.add_argument("--again", action="store_true", help="ask what the table has as well: what is written changed")
     parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="for one answer (600)")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--table", type=Path, default=TABLE)

@@ -8,7 +8,7 @@ array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own:
 `library_convolutions`, `output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`,
-`polynomials`, `product_reductions`, `scatter_chains`, `shared_exponentials` and `weight_parts`.
+`polynomials`, `product_reductions`, `shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -26,7 +26,6 @@ from toast_cli.compiler import (
     polynomials,
     product_reductions,
     recomputation,
-    scatter_chains,
     shared_exponentials,
     sliced_products,
     weight_parts,
@@ -104,7 +103,6 @@ class _Fusion:
         self._most = most
         self._padded = padded_operands.padded(program) if padded_operands.NAME in profile.passes else frozenset()
         self._weight_parts = weight_parts.NAME in profile.passes
-        self._scatter_chains = scatter_chains.NAME in profile.passes
         self._fused_lookups = fused_lookups.NAME in profile.passes
         self._free = free
         self._one_hot = one_hot_scatters.one_hot_scatters(program, free, profile)
@@ -153,8 +151,6 @@ class _Fusion:
         if name == BARRIER:  # the array is the one that came in
             return False
         if self._weight_parts and weight_parts.is_copied(program, value):
-            return True
-        if self._scatter_chains and scatter_chains.is_added_to(producer, program):
             return True
         if self._library and producer.kind.convolution:
             return True

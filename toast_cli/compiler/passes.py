@@ -47,7 +47,6 @@ from toast_cli.compiler import (
     reduction_motion,
     resident_kernels,
     scan_unification,
-    scatter_chains,
     scatter_starts,
     schedule,
     shared_exponentials,
@@ -88,7 +87,7 @@ PASSES = _listed(
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products, scatter_chains,
+    narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,

@@ -29,12 +29,14 @@ _SPACE = ("height", "width", "depth")
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One op: its form, the group of each slot, and per operand the weight it is made of, or -1."""
+    """One op: its form, the group of each slot, per operand the weight it is made of, or -1, and whether constants that
+    count say what is picked (of an op that picks)."""
 
     op: Op
     form: Form
     groups: tuple[int, ...]
     weights: tuple[int, ...]
+    counted: bool = False
 
     def slots(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
         return [{slot for slots in dims for slot in slots} for dims in arrays]
@@ -112,20 +114,24 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     """
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
-    constant: set[int] = set()
+    constant: dict[int, bool] = {}
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
         if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
             groups = tuple(class_group[c] for c in classes.slot_classes[number])
-            look = _without_latents(_Look(op, classes.forms[number], groups, weights), repeated)
+            counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
+            look = _without_latents(_Look(op, classes.forms[number], groups, weights, counted), repeated)
             weights = look.weights
             yield look
-        _make_of_weights(op, weights, origin, constant)
+        _make_of_weights(op, weights, origin, constant, program)
 
 
-def _make_of_weights(op: Op, weights: tuple[int, ...], origin: dict[int, int], constant: set[int]) -> None:
+def _make_of_weights(
+    op: Op, weights: tuple[int, ...], origin: dict[int, int], constant: dict[int, bool], program: Program
+) -> None:
     """Enters what an op computes from nothing but weights and constants, as a weight: `origin` is value -> the weight
-    (argument number) that it is made of, weights that of each operand, or -1.
+    (argument number) that it is made of, weights that of each operand, or -1; `constant` is constant -> whether its
+    elements differ, as far as anyone can tell.
 
     Gates that are concatenated, quantised weights with their scales and normalised weights are weights to the products
     that read them. Rows that constants pick from a table (of the token that a decoder starts with, of positions) are
@@ -136,7 +142,8 @@ def _make_of_weights(op: Op, weights: tuple[int, ...], origin: dict[int, int], c
     if op.name == ops.GATHER and op.operands[1] in constant and op.operands[0] not in constant:
         return
     if all(value in constant for value in op.operands):
-        constant.update(op.results)
+        counts = op.kind.source and program.values[op.results[0]].elements > 1
+        constant.update(dict.fromkeys(op.results, counts or any(constant[value] for value in op.operands)))
     elif all(w >= 0 or value in constant for w, value in zip(weights, op.operands, strict=True)):
         weight = next(w for w in weights if w >= 0)
         origin.update((value, weight) for value in op.results)
@@ -183,7 +190,7 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
         case ops.GATHER if look.weights[0] >= 0:
             table, indices = look.slots(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
-            evidence.vote(look.named(rows), "vocab")
+            evidence.vote(look.named(rows), "positions" if look.counted else "vocab")
             evidence.vote(look.named(table - indices - rows), "embed")
             evidence.tokens |= look.named(indices)
         case ops.DYNAMIC_SLICE if look.weights[0] >= 0 and look.op.loop >= 0:
@@ -314,7 +321,9 @@ def _work_left(work: dict[frozenset[int], float], without: set[int]) -> dict[int
 # ---------------------------------------------------------------- who is what
 
 # The first of these that a group has any evidence for; what the widths of convolutions are comes last.
-_DECISIVE = ("edges", "nodes", "vocab", "embed", *_SPACE, "seq", "heads", "head_dim", "layers", "channels", "labels")
+_DECISIVE = (
+    "edges", "nodes", "vocab", "embed", *_SPACE, "seq", "heads", "head_dim", "layers", "channels", "positions", "labels"
+)  # fmt: skip
 
 
 def _elect(evidence: _Evidence) -> dict[int, str]:

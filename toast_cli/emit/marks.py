@@ -18,7 +18,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DOT_GENERAL, RESHAPE, RESULT
+from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, DOT_GENERAL, RESHAPE, RESULT, SCATTER
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 from toast_cli.xla import dot_dimensions, ir
@@ -95,6 +95,7 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
     turned = {*folded.values()}
     behind = {source.operations[number] for number in turned | moved_transposes(source, lowered, turned)}
     behind |= {source.definitions[value].owner.operation for value, so in reshaped.items() if not so}
+    behind |= {source.definitions[value].owner.operation for value in scattered_terms(source.program, lowered)}
     whole = [
         pin if needs_pin(pin.handle) or is_overwritten(pin.handle, behind) else Pin(pin.handle, pin.shardings[1:])
         for pin in all_pins(source, lowered, reshards)
@@ -196,6 +197,17 @@ def pinnable_values(source: Source, lowered: PartitionedProgram) -> Iterator[int
         if not lowered.shardings[value] or remade[value] or producer[value] < 0 or isinstance(handle, ir.BlockArgument):
             continue
         if not handle.owner.name.startswith("sdy."):
+            yield value
+
+
+def scattered_terms(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
+    """Partial results of scatters that are added to something else. XLA:TPU and XLA:GPU simplify `a + scatter(zeros,
+    updates)` to `scatter(a, updates)` before they partition, and two such scatters to one of all updates in a row
+    (libtpu 0.0.42.1, jaxlib 0.10.2): of a tied table's gradient each part was then reduced for itself, and an encoder's
+    and a decoder's tokens were exchanged. With a constraint in between the sum is reduced, once.
+    """
+    for value in lowered.added:
+        if program.ops[program.producer[value]].name == SCATTER:
             yield value
 
 

@@ -23,6 +23,7 @@ from toast_cli.emit.marks import (
     barriers,
     is_read,
     pinnable_values,
+    scattered_terms,
     unneeded_values,
 )
 from toast_cli.emit.propagate import Propagated, Propagation, numbered, without_units
@@ -88,6 +89,7 @@ class Chooser:
         moved = [one.value for one in self.reshards if one.ahead]
         beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
         beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered, self.reshards)}
+        beside |= set(scattered_terms(source.program, lowered))
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0

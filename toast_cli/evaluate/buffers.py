@@ -174,7 +174,7 @@ class Buffers:
 
     def _waits_for_scatter(self, item: ArrayItem, iteration: Iteration) -> bool:
         starts = [self._started[value] for value in item.values if value in self._started]
-        return any(iteration.scattered[item.result] or not start.added for start in starts)
+        return any(iteration.reduced or iteration.scattered[item.result] or not start.added for start in starts)
 
     def _waiting(
         self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()

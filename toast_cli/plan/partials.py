@@ -5,8 +5,8 @@ term of it. An all-reduce completes it, or a reduce-scatter where it is to lie s
 are added up (see `program.sums`) are reduced once, at the end of the sum, if all terms are partial over the same axes,
 lie alike and are to lie alike: `all-reduce(a) + all-reduce(b) = all-reduce(a + b)`. XLA does this where nobody else
 reads the terms (its all-reduce reassociation). An addition ends the sum if its other side is complete, partial over
-other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else, unless both
-are scattered over one axis and reduced over no other (see `sums.scatters_into`).
+other axes, or has to be resharded first; so does the addition of a look-up's gradient to something else where both are
+scattered, unless over one axis while they are reduced over no other (see `sums.scatters_into`).
 
 These rules are pure functions of what the ops involved iterate over. Lowering asks them for every sum of a program, the
 incremental evaluator for every kind of sum; nobody else decides what becomes of a partial result.
@@ -63,8 +63,8 @@ class Reduction(NamedTuple):
         terms: how many it has. whole: it is all of the sum, so that the sum's end is what is reduced.
         partial: how it lies at `added` and what it becomes. cut: axes it is reduced over by which uses behind `added`
             cut it.
-        cut_before: the same of uses before `added`; what it becomes has them. into: some addition is a scatter into the
-            other side.
+        cut_before: the same of uses before `added`; what it becomes has them. into: some addition of what
+            is scattered over devices is a scatter into the other side.
     """
 
     first: int
@@ -187,9 +187,10 @@ def _added(left: _Open | None, right: _Open | None, place: int, iteration: Itera
     alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
     if not alike or needed[0] != needed[1] or iteration.shardings[0] != one.to:
         return None
-    if does == "into" and (left.viewed or right.viewed or not _scattered_once(one)):
+    lands = does == "into" and axes_of(one.to) != axes_of(one.at)
+    if lands and (left.viewed or right.viewed or not _scattered_once(one)):
         return None
-    into, cut = left.into or right.into or does == "into", (*left.cut_before, *left.cut)
+    into, cut = left.into or right.into or lands, (*left.cut_before, *left.cut)
     viewed = left.viewed or right.viewed
     return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
 

@@ -101,13 +101,13 @@ def is_view(op: Op, program: Program) -> bool:
 def scatters_into(op: Op, program: Program) -> bool:
     """Whether the op is an addition of which one side, and only one, is a scatter into an array made from constants.
 
-    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions; so `a` is reduced before
-    the scatter and the scatter's result once more. Constraints between the two, which say where each is
-    reduce-scattered, keep XLA from that, and XLA then adds up what both keep a piece of, where it sees that the pieces
-    are the same: not over several axes (products are scattered in two steps and look-ups over all at once, see
-    `plan.partials.completed`), not where the array is split besides (the pieces' offsets are worked out in different
-    ways), and not where a side is transposed in between, as the gradient of a table is that is multiplied by as
-    `x @ table.T`.
+    XLA simplifies `a + scatter(zeros, updates)` to `scatter(a, updates)` before it partitions, unless a constraint
+    stands in between, as one does behind every scatter that leaves a partial result (see
+    `emit.marks.scattered_terms`): sums of such are all-reduced once, as any others. Where both sides are
+    reduce-scattered, XLA adds up what both keep a piece of where it sees that the pieces are the same: not over several
+    axes (products are scattered in two steps and look-ups over all at once, see `plan.partials.completed`), not where
+    the array is split besides (the pieces' offsets are worked out in different ways), and not where a side is
+    transposed in between, as the gradient of a table is that is multiplied by as `x @ table.T`.
     """
     return op.name == ADD and sum(_starts_anew(program.ops[program.producer[v]], program) for v in op.operands) == 1
 

@@ -25,6 +25,7 @@ DIMENSIONS = {
     "heads": "what attention's scores have besides batch and sequence",
     "head_dim": "what attention's scores are summed over",
     "vocab": "the rows of a table that tokens look up, or logits over as many",
+    "positions": "the rows of a table that are counted off: positions, or the distances between them",
     "labels": "what the loss picks one of",
     "experts": "weights have one of each, and a router chooses among them",
     "ensemble": "weights have one of each, and all are used",
@@ -38,7 +39,7 @@ DIMENSIONS = {
 # Words for several dimensions at once.
 WORDS = {
     "weights": "all dimensions of the weights",
-    "inner": "all dimensions of the weights but the model width (embed)",
+    "inner": "all dimensions of the weights but the model width (embed), and the rows of tables of positions",
     "data": "the batch; in a program without one, the dimension outside the weights that splits most of the arithmetic",
 }
 
@@ -70,8 +71,8 @@ class Look:
         if name == "weights":
             return weight_groups(problem)
         if name == "inner":
-            stream = self.stream
-            return [g for g in weight_groups(problem) if g != stream]
+            stream, known = self.stream, problem.dimensions.groups
+            return [g for g in weight_groups(problem) if g != stream and known[g].role != "positions"]
         if name == "data":
             found = data_group(problem, self.axes)
             return self.groups("batch") or ([found] if found is not None else [])

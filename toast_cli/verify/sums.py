@@ -123,25 +123,12 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
             chains[node.name] = (*before[0], CompiledSumStep(node.name, (), (node.kind, *node.operands[1:])))
         elif before and before[0] and (node.opcode in _VIEWS or is_one_by_one(graph, node)):
             chains[node.name] = before[0]
-        elif node.opcode == "add" and len(before) == 2 and all(before) and not scatters_into(graph, node):
+        elif node.opcode == "add" and len(before) == 2 and all(before):
             common = common_end(*before)
             if common:
                 chains[node.name] = before[0][-common:]
                 absorbed |= {step.name for step in before[1][-common:] if step.axes}
     return chains, absorbed
-
-
-def scatters_into(graph: Graph, node: Node) -> bool:
-    """Whether one side of an addition, and only one, is a scatter reduced over devices: XLA:TPU and XLA:GPU scatter
-    into the other side, which is reduced before (see `program.sums.scatters_into`)."""
-    return [is_reduced_scatter(graph, operand) for operand in node.operands].count(True) == 1
-
-
-def is_reduced_scatter(graph: Graph, name: str) -> bool:
-    node = graph.nodes.get(name)
-    while node and node.opcode in {"all-reduce", "copy", "convert"}:
-        node = graph.nodes.get(node.operands[0])
-    return node is not None and node.opcode == "scatter"
 
 
 def further(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
