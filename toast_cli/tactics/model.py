@@ -71,8 +71,8 @@ class Look:
         if name == "weights":
             return weight_groups(problem)
         if name == "inner":
-            stream, known = self.stream, problem.dimensions.groups
-            return [g for g in weight_groups(problem) if g != stream and known[g].role != "positions"]
+            kept = {self.stream, *self.groups("positions")}
+            return [g for g in weight_groups(problem) if g not in kept]
         if name == "data":
             found = data_group(problem, self.axes)
             return self.groups("batch") or ([found] if found is not None else [])
