@@ -33,7 +33,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Program
-from toast_cli.program.ops import CARRY, PAD, REDUCE, SLICE, SQUARE, TRANSPOSE
+from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, PAD, REDUCE, SLICE, SQUARE, TRANSPOSE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -89,7 +89,7 @@ class Chooser:
         moved = [one.value for one in self.reshards if one.ahead]
         beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
         beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered, self.reshards)}
-        beside |= set(scattered_terms(source.program, lowered))
+        beside |= {*scattered_terms(source.program, lowered), *repeated_beside_lookups(source.program)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -251,6 +251,22 @@ def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[
         if op.kind.lookup:
             split = (v for v in op.results if any(len(axes) > 1 for axes in lowered.shardings[v]))
             yield from (v for v in split if v not in lowered.partial)
+
+
+def repeated_beside_lookups(program: Program) -> Iterator[int]:
+    """Broadcasts of arrays to what an elementwise op reads with them that a look-up makes, or to what a look-up reads
+    of its result: the degrees of nodes by which a graph convolution divides their features. XLA:TPU writes broadcasts
+    otherwise before it propagates (libtpu 0.0.42.1), and rows came to lie as features do: in three graph convolutions
+    all were gathered over the other axis, or over both."""
+    for op in program.ops:
+        if not op.kind.elementwise:
+            continue
+        makers = {value: program.ops[program.producer[value]] for value in op.operands}
+        made = any(maker.kind.lookup for maker in makers.values())
+        if made or any(program.ops[user].kind.lookup for value in op.results for user, _ in program.users[value]):
+            for value, maker in makers.items():
+                if maker.name == BROADCAST_IN_DIM and program.values[maker.operands[0]].shape:
+                    yield value
 
 
 def carried_pieces(program: Program, lowered: PartitionedProgram, reshards: Iterable[Reshard]) -> Iterator[int]:
