@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import calibrate, calibrate_memory, gpu
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
-from benchmarks.common import Row, note, show, write_json
+from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import fingerprint, load_case, restore
 from toast_cli.compiler.passes import PASSES
 from toast_cli.evaluate.evaluator import Evaluator
@@ -214,12 +214,7 @@ def _mean(grown: list[float] | None) -> str:
 
 def write_page(page: Path, rows: list[Row]) -> None:
     """Puts the table between the markers of the page."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|" + "--:|" * (len(COLUMNS) - 2)]
-    lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+    put_between(page, START, END, markdown_table(COLUMNS, rows, words=2))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

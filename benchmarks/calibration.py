@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.calibrate import FOLDER, Point, key, read_points
 from benchmarks.calibrate import TABLE as COMPILED
 from benchmarks.calibrate_memory import TABLE
-from benchmarks.common import Row, show, write_json
+from benchmarks.common import Row, markdown_table, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.plot import scatter
 from toast_cli.compiler.profiles import find_profile
@@ -150,13 +150,7 @@ def told(rows: list[Row], stale: int, yard: list[tuple[float, float]]) -> list[s
 
 def write_page(folder: Path, rows: list[Row], said: list[str]) -> None:
     """Puts the tables between the markers of `cost-model.md` in `folder`, and the plot beside it."""
-    heads = list(ERRORS)
-    table = ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * (len(heads) - 1)]
-    table += ["| " + " | ".join(form.format_map(row) for form in ERRORS.values()) + " |" for row in error_table(rows)]
-    page = folder / "cost-model.md"
-    before, _, rest = page.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    page.write_text(before + START + "\n" + "\n".join([*said, "", *table]) + "\n" + END + after)
+    put_between(folder / "cost-model.md", START, END, [*said, "", *markdown_table(ERRORS, error_table(rows))])
     points = [
         (r["needed_gib"], r["predicted_gib"], f"{r['program']} {r['slice']} {r['plan']}", r["split"] == "test")
         for r in rows

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from benchmarks import calibrate_ops
 from benchmarks.calibrate import FOLDER, TABLE, Point, read_points
-from benchmarks.common import Row, show, spearman, write_json
+from benchmarks.common import Row, markdown_table, put_between, show, spearman, write_json
 from benchmarks.corpus import PROGRAMS, fingerprint, load_case, restore
 from benchmarks.op_cases import cases
 from benchmarks.plot import scatter
@@ -113,26 +113,18 @@ def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     lines = [
         *told(programs),
         "",
-        *_markdown(PROGRAM_COLUMNS, programs),
+        *markdown_table(PROGRAM_COLUMNS, programs, words=len(PROGRAM_COLUMNS)),
         "",
         "Single ops:",
         "",
-        *_markdown(calibrate_ops.COLUMNS, ops),
+        *markdown_table(calibrate_ops.COLUMNS, ops, words=len(calibrate_ops.COLUMNS)),
     ]
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+    put_between(page, START, END, lines)
     points = [
         (r["compiled"], r["predicted"], f"{r['program']} {r['slice']} {r['plan']}", r["set"] == "test")
         for r in programs
     ]
     (page.parent / "time.svg").write_text(scatter("compute of one device", "ms", points), encoding="utf-8")
-
-
-def _markdown(columns: dict[str, str], rows: list[Row]) -> list[str]:
-    body = ["| " + " | ".join(form.format_map(row) for form in columns.values()) + " |" for row in rows]
-    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *body]
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -61,6 +61,20 @@ def cells_of(columns: dict[str, str], row: Row) -> list[str]:
     return [re.sub(r"[+-]?nan\b%?", "–", form.format_map(row)) for form in columns.values()]
 
 
+def markdown_table(columns: dict[str, str], rows: Sequence[Row], *, words: int = 1) -> list[str]:
+    """Lines of a Markdown table: the first `words` columns to the left, figures to the right."""
+    words = min(words, len(columns))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * words + "--:|" * (len(columns) - words)]
+    return lines + ["| " + " | ".join(cells_of(columns, row)) + " |" for row in rows]
+
+
+def put_between(page: Path, start: str, end: str, lines: Sequence[str]) -> None:
+    """Writes lines between two markers of a page of the documentation."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    text = "\n".join([before + start, *lines, end + rest.partition(end)[2]])
+    page.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | None, content: Any) -> None:
     """Writes the facts behind the tables; `-` is stdout, None nowhere."""
     text = json.dumps(content, indent=1)

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from benchmarks.calibrate import FOLDER, Point, peak_bytes, read_points
-from benchmarks.common import Row, note, show, write_json
+from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS, Loaded, fingerprint, plan_of, restore, source_of, store
 from toast_cli.dimensions import analyse
 from toast_cli.emit import write
@@ -200,16 +200,8 @@ def error_row(name: str, rows: list[Row]) -> Row:
 
 def replace_table(page: Path, rows: list[Row]) -> None:
     """Puts the tables between the marks of a Markdown page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    tables = "\n\n".join((markdown(ERRORS, errors(rows)), markdown(COLUMNS, rows)))
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
-def markdown(columns: dict[str, str], rows: list[Row]) -> str:
-    """Rows as a Markdown table, figures to the right."""
-    lines = ["| " + " | ".join(columns) + " |", "|---" * min(3, len(columns)) + "|--:" * max(0, len(columns) - 3) + "|"]
-    lines += ["| " + " | ".join(form.format_map(row) for form in columns.values()) + " |" for row in rows]
-    return "\n".join(lines)
+    tables = [*markdown_table(ERRORS, errors(rows), words=3), "", *markdown_table(COLUMNS, rows, words=3)]
+    put_between(page, BEGIN, END, ["", *tables, ""])
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.calibrate import read_points
-from benchmarks.common import Row
-from benchmarks.gpu import BEGIN, COLUMNS, END, TABLE, agreeing, errors, markdown, predict, replace_table
+from benchmarks.common import Row, markdown_table
+from benchmarks.gpu import BEGIN, COLUMNS, END, TABLE, agreeing, errors, predict, replace_table
 
 ROW: Row = {
     "program": "mlp", "spec": "h100-8", "plan": "fsdp", "split": "fit", "seconds": 2.0, "argument_mib": 10.0,
@@ -44,13 +44,13 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
     replace_table(page, [ROW])
     once = page.read_text()
     assert once.startswith("before\n") and once.endswith(f"{END}\nafter\n") and "old" not in once
-    assert markdown(COLUMNS, [ROW]) in once
+    assert "\n".join(markdown_table(COLUMNS, [ROW], words=3)) in once
     replace_table(page, [ROW])
     assert page.read_text() == once
 
 
 def test_a_markdown_table_is_rectangular() -> None:
-    assert {line.count("|") for line in markdown(COLUMNS, [ROW]).splitlines()} == {len(COLUMNS) + 1}
+    assert {line.count("|") for line in markdown_table(COLUMNS, [ROW], words=3)} == {len(COLUMNS) + 1}
 
 
 def test_predictions_hold_for_gpus(tmp_path: Path) -> None:

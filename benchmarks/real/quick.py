@@ -17,14 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.calibrate import Point, read_points
 from benchmarks.calibrate_memory import needed, starved_options
-from benchmarks.common import Row, cells_of, note, show
+from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.corpus import fingerprint, restore, searched, store
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import PROGRAMS, chosen
@@ -313,20 +312,13 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float:
 def write_page(page: Path, rows: list[Row]) -> None:
     """Puts the summary, and the ten points that are furthest off, between the markers of the page."""
     worst = sorted(rows, key=lambda row: -_badness(row))[:10]
-    lines = [*_table(SUMMARY, summary(rows)), "", "The ten that are furthest off:", "", *_table(POINTS, worst)]
-    before, _, rest = page.read_text(encoding="utf-8").partition(START)
-    text = before + START + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
-    page.write_text(text, encoding="utf-8")
+    tables = [*markdown_table(SUMMARY, summary(rows)), "", "The ten that are furthest off:", ""]
+    put_between(page, START, END, [*tables, *markdown_table(POINTS, worst)])
 
 
 def _badness(row: Row) -> float:
     """How far a row is off in all: of the peak, of the bytes of collectives, and of the step."""
     return float(np.nansum([abs(row["error"]), 1 - row["share"], abs(row["step"])]))
-
-
-def _table(columns: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
-    heads = ["| " + " | ".join(columns) + " |", "|---|" + "--:|" * (len(columns) - 1)]
-    return heads + ["| " + " | ".join(cells_of(columns, row)) + " |" for row in rows]
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

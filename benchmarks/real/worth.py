@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import Row, note, show
+from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.corpus import fingerprint, restore
 from benchmarks.real.lower import FOLDER, path_of
 from benchmarks.real.programs import chosen
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row_without(name, found) for name in found if name != ALL]
     show("error without each pass less error with all, percentage points", COLUMNS, rows)
     if options.write:
-        write_page(options.write / "cost-model.md", rows)
+        put_between(options.write / "cost-model.md", START, END, markdown_table(COLUMNS, rows))
     return 0
 
 
@@ -109,15 +109,6 @@ def _moves(before: float, after: float) -> bool:
 
 def _percent(values: list[float]) -> float:
     return 100 * float(np.mean(values)) if values else 0.0
-
-
-def write_page(page: Path, rows: list[Row]) -> None:
-    """Puts the table between the markers of the page."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "--:|" * (len(COLUMNS) - 1)]
-    lines += ["| " + " | ".join(form.format_map(row) for form in COLUMNS.values()) + " |" for row in rows]
-    before, _, rest = page.read_text(encoding="utf-8").partition(START)
-    text = before + START + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
-    page.write_text(text, encoding="utf-8")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
