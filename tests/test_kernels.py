@@ -20,7 +20,7 @@ from toast_cli.cost.matrix_unit import padding
 from toast_cli.cost.model import Attained
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.hardware import find_preset
-from toast_cli.program.ops import ARGUMENT, RESULT
+from toast_cli.program.ops import ARGUMENT, FFT, RESULT
 
 S = arg(16, 16)
 KIB = 1024
@@ -51,6 +51,11 @@ KERNELS: list[tuple[str, Any, tuple[Any, ...], list[tuple[str, list[int], int, f
      [("dot_general", [1, 1], 1, 0), ("dot_general", [1, 1], 1, 1)]),
     ("a sum rides on what makes the array", lambda x: (lambda y: (y, y.sum(0)))(x * 2.0), (S,),
      [("multiply", [1, 0], 1, 0), ("reduce", [0, 0], 0, 0)]),
+    ("with another array that is there", lambda x, w: (lambda y: (y, (y * w).sum(0)))(x * 2.0), (S, S),
+     [("multiply", [1, 0], 1, 0), ("reduce", [0, 0], 0, 1)]),
+    ("but not where it needs what another sum finds in the array",
+     lambda x: (lambda y: (y, (y - y.sum(0)).sum(0)))(x * 2.0), (S,),
+     [("multiply", [1, 0], 1, 0), ("reduce", [0, 0], 0, 0), ("reduce", [1, 0], 0, 1)]),
     ("but reads an argument itself", lambda x: x.sum(0), (S,), [("reduce", [1, 0], 0, 0)]),
     ("a softmax finds its largest elements in passing", lambda x: jnp.exp(x - x.max(1)[:, None]), (S,),
      [("exponential", [1], 1, 1), ("reduce", [0, 0], 0, 0)]),
@@ -187,6 +192,39 @@ def test_each_array_that_passes_is_small_or_not_whatever_passes_beside_it() -> N
     source = source_of(lambda x, y: (jnp.sort(x, 0) + jnp.sort(y, 1)).sum(), S, S)
     evaluator = evaluator_of(source, round_mesh(data=2), profile=profile)
     assert evaluator.cost(()).compute_seconds == pytest.approx(2 * KIB / 1e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("run", "arrays", "kib"),
+    [
+        (lambda a: a * 2.0, 1, 2),  # reads and writes
+        (lambda a, b, c, d: a * b + c * d, 4, 5),
+        (lambda a: a.sum(), 1, 2),  # adds up at half the speed
+    ],
+)
+def test_elementwise_work_takes_what_it_reads_and_writes_and_reductions_twice(run: Any, arrays: int, kib: int) -> None:
+    profile = replace(PLAIN, attained=Attained(pass_bytes=4.0))
+    evaluator = evaluator_of(source_of(run, *(S,) * arrays), round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("speed", "kib"), [(0.0, 3), (1.0, 5), (2.0, 4)])
+def test_elementwise_work_takes_its_bytes_on_the_chip_at_that_memorys_rate(speed: float, kib: int) -> None:
+    """A sort, and an array added to it: of its five KiB the two of the sorted array, written and read, are there."""
+    attained = Attained(kept_bytes=KIB)
+    passes = PLAIN.passes | {"on-chip-reuse"}
+    profile = replace(PLAIN, attained=attained, on_chip=OnChip(vector_speed=speed), passes=passes)
+    source = source_of(lambda x, y: jnp.sort(x, 0) + y, S, S)
+    evaluator = evaluator_of(source, round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("passes", "growth"), [(set(), 1.0), ({"fourier-transforms"}, 7.0)])
+def test_fourier_transforms_take_several_times_what_they_count(passes: set[str], growth: float) -> None:
+    program = source_of(jnp.fft.fft, arg(4, 1024)).program
+    profile = replace(PLAIN, passes=PLAIN.passes | passes)
+    counted = [arithmetic(program, op, profile) for op in program.ops if op.name == FFT]
+    assert counted == [growth * 5 * 4 * 1024 * 10]
 
 
 @pytest.mark.parametrize(("function", "each"), [(lax.erf, 15), (lax.erfc, 50), (jnp.exp, 4), (jnp.negative, 1)])

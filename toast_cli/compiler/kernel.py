@@ -10,7 +10,8 @@ class Side:
     """What a kernel does on one side of its op.
 
     Attributes:
-        bytes, elements: read on the side of an operand, written on the side of a result.
+        bytes, elements: read on the side of an operand, written on the side of a result. largest: of the elements read
+            those of the largest array.
         flops: elementwise operations. read: bytes that what finishes a contraction reads, on the side of a result.
         passing: of all these bytes those of arrays that the program makes and does not keep. widest: bytes of the
             largest of these arrays, as they count in `on_chip_reuse`.
@@ -20,6 +21,7 @@ class Side:
 
     bytes: int = 0
     elements: int = 0
+    largest: int = 0
     flops: float = 0.0
     read: int = 0
     passing: int = 0

@@ -16,7 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toast_cli.compiler import multi_output_fusion, on_chip_reuse, reduction_fusion, resident_kernels, sliced_products
+from toast_cli.compiler import (
+    fourier_transforms,
+    multi_output_fusion,
+    on_chip_reuse,
+    reduction_fusion,
+    resident_kernels,
+    sliced_products,
+)
 from toast_cli.compiler.kernel import Kernel, Side
 from toast_cli.compiler.loop_residency import LoopResidency, loop_residency
 from toast_cli.compiler.multi_output_fusion import Hosts
@@ -142,7 +149,7 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
     part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
-    return part * _arithmetic(program, op, expansions(profile))
+    return part * fourier_transforms.growth(op, profile) * _arithmetic(program, op, expansions(profile))
 
 
 def _arithmetic(program: Program, op: Op, cost: Mapping[str, float]) -> float:
@@ -203,7 +210,8 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     elif takes and maker == CARRY:  # of a sequence that lies on the chip as a whole, or not at all
         side.passing += size
         side.widest = max(side.widest, it.bytes * padding)
-    side.elements += round(min(it.elements, part.elements) * padding)
+    elements = round(min(it.elements, part.elements) * padding)
+    side.elements, side.largest = side.elements + elements, max(side.largest, elements)
 
 
 def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -> Side:

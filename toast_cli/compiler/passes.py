@@ -16,6 +16,7 @@ from types import ModuleType
 from toast_cli.compiler import (
     bf16_widening,
     convolution_tiles,
+    fourier_transforms,
     fused_lookups,
     fusion,
     gathered_pieces,
@@ -89,6 +90,7 @@ PASSES = _listed(
     fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
     narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
+    fourier_transforms,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, gathered_pieces, loop_copies, scan_unification, bf16_widening,

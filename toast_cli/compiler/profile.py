@@ -131,6 +131,7 @@ class CompilerProfile:
         attained: what kernels get of the chip's peak rates.
         memory_tile: what the two innermost dimensions of an array in memory are padded to, in elements; (1, 1):
             nothing.
+        fourier_growth: operations of the vector unit for each that a Fourier transform counts.
         turning_cycles: of turning one pixel of up to 128 images, see `convolution_tiles`.
         packed_part: of what writing an array of less than 4 bytes an element to device memory takes, the part that a
             convolution takes to pack it where it stays on the chip.
@@ -153,6 +154,7 @@ class CompilerProfile:
     space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()
     scatter: ScatterTiles = ScatterTiles()
+    fourier_growth: float = 7.0
     turning_cycles: float = 16.0
     packed_part: float = 0.75
     product_bits: int = 16

@@ -1,8 +1,9 @@
 """Reduction fusion: a reduction rides on another kernel, which has what it sums up in registers.
 
-That is the kernel that makes the array, or one that reads it together with the largest element that the reduction found
-(a softmax in one pass). The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4 to
-v6e, where XLA calls it multi-output fusion, too. Without this pass every reduction reads what it sums up.
+That is the kernel that makes the array, if all else that the reduction reads is there by then (it is not where a
+variance needs the mean, or a softmax's sum the largest element), or one that reads it together with the largest element
+that the reduction found. The reduction then reads nothing itself. Seen in programs compiled by libtpu 0.0.42.1 for v4
+to v6e, where XLA calls it multi-output fusion, too. Without this pass every reduction reads what it sums up.
 
 Enters: the kernels of a program. Leaves: the same with those of some reductions marked as riding.
 """
@@ -14,6 +15,7 @@ from toast_cli.program.model import Program
 from toast_cli.program.ops import REDUCE
 
 NAME = "reduction-fusion"
+FAR = 300  # ops between two arrays from which on one is taken to be computed from the other
 
 
 def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dict[int, set[int]]) -> None:
@@ -30,8 +32,22 @@ def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dic
         largest = max(values, key=lambda v: (program.values[v].bytes, v))
         maker = program.ops[program.producer[largest]]
         made_here = program.producer[largest] in reads and maker.loop == op.loop and maker.name != REDUCE
-        if made_here or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
+        at_once = made_here and not any(_follows(program, value, largest) for value in values - {largest})
+        if at_once or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
-                side.bytes = side.elements = side.passing = 0
+                side.bytes = side.elements = side.largest = side.passing = 0
                 side.staying = 0.0
+
+
+def _follows(program: Program, value: int, first: int) -> bool:
+    """Whether an array is computed from another one, `first`."""
+    maker, seen, pending = program.producer[first], set(), [value]
+    while pending:
+        number = program.producer[pending.pop()]
+        if number == maker or len(seen) > FAR:
+            return True
+        if number > maker and number not in seen:
+            seen.add(number)
+            pending.extend(program.ops[number].operands)
+    return False

@@ -18,8 +18,8 @@ class Attained:
 
     Attributes:
         matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
-        pass_bytes: of memory traffic that each element of the largest array a vector kernel walks through counts as at
-            least.
+        pass_bytes: of memory traffic that each element of the largest array a vector kernel reads counts as at least,
+            wherever it lies.
         narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
         kept_bytes: what one kernel makes and others read stays in on-chip memory up to this size, and does not count as
             memory traffic. passed_bytes: neither does what is larger, where no more than that is written from when it

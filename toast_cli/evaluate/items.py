@@ -240,7 +240,7 @@ def _work(
     operands = tuple(
         (
             float(s.bytes),
-            0.0 if streams else s.elements * attained.pass_bytes,
+            0.0 if streams else s.largest * attained.pass_bytes,
             s.flops,
             float(s.passing),
             s.staying,

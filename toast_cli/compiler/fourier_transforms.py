@@ -1,0 +1,22 @@
+"""Fourier transforms: XLA:TPU turns them into small products, transpositions and twiddle factors.
+
+That takes some seven times as long as the `5 n log2 n` operations of a transform would take the vector unit (the count
+of Frigo and Johnson's FFTW). Seen in transforms of 128 to 65,536 points, powers of two and three times such powers,
+compiled by libtpu 0.0.42.1 for v4, v5e and v6e: 4 to 13 times. A length with a larger odd factor takes longer (600
+points: some thirty times, 1,000 points: two hundred). Without this pass they take what they count.
+
+Enters: a profile and an op. Leaves: by how much its arithmetic grows.
+"""
+
+from __future__ import annotations
+
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.program.model import Op
+from toast_cli.program.ops import FFT
+
+NAME = "fourier-transforms"
+
+
+def growth(op: Op, profile: CompilerProfile) -> float:
+    """Arithmetic that takes as long over arithmetic counted."""
+    return profile.fourier_growth if op.name == FFT and NAME in profile.passes else 1.0
