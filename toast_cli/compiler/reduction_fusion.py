@@ -42,7 +42,8 @@ def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dic
 
 def _follows(program: Program, value: int, first: int) -> bool:
     """Whether an array is computed from another one, `first`."""
-    maker, seen, pending = program.producer[first], set(), [value]
+    seen: set[int] = set()
+    maker, pending = program.producer[first], [value]
     while pending:
         number = program.producer[pending.pop()]
         if number == maker or len(seen) > FAR:

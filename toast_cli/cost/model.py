@@ -17,7 +17,8 @@ class Attained:
     """What kernels get of a chip's published peaks; the default is an ideal chip.
 
     Attributes:
-        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach.
+        matrix, vector, memory: fractions of the peak rates that large, well-shaped kernels reach. elementwise: of the
+            memory's that those without a contraction reach; 0: as others.
         pass_bytes: of memory traffic that each element of the largest array a vector kernel reads counts as at least,
             wherever it lies.
         narrow_write: how much more than its bytes writing an array of less than 4 bytes an element counts (packing).
@@ -30,6 +31,7 @@ class Attained:
     matrix: float = 1.0
     vector: float = 1.0
     memory: float = 1.0
+    elementwise: float = 0.0
     pass_bytes: float = 0.0
     narrow_write: float = 1.0
     kept_bytes: float = 0.0

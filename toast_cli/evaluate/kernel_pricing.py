@@ -8,6 +8,7 @@ known (see `manual_regions`). What they communicate is in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import ceil, prod
 
 from toast_cli.compiler import (
@@ -46,7 +47,9 @@ class WorkPricer:
     def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
         self._problem = problem
         self._regions = regions
-        self._attained = profile.attained
+        self._attained = attained = profile.attained
+        # Kernels with a contraction, and those without.
+        self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
         self._starts = resident_kernels.starts(profile)
@@ -81,6 +84,7 @@ class WorkPricer:
         if walked:  # in on-chip memory as anywhere
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
         extra = self._moving(work, iteration) if work.kind.convolution else 0.0
+        rates = attained
         if work.kind.matrix_unit:
             if walked:
                 vector, flops = vector + flops, 0.0
@@ -95,10 +99,10 @@ class WorkPricer:
                     made = left = 0.0
                 again = self._starts.vector if resident else attained.kernel_seconds
                 first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
-                second = kernel_seconds(chip, attained, "", 0.0, finishing, read + out + left, 0.0)
+                second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, read + out + left, 0.0)
                 return work.runs * (extra + first + second + work.kernels * start + again)
         else:
-            vector, flops = vector + flops, 0.0
+            rates, vector, flops = self._elementwise, vector + flops, 0.0
             speed = self._on_chip.vector_speed
             if resident and speed:
                 moved = self._touched(work, iteration) / speed
@@ -106,7 +110,7 @@ class WorkPricer:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 kept = (kept_in + kept_out) / speed if speed else 0.0
                 moved = max(passes, reads + read + out + kept)
-        busy = kernel_seconds(chip, attained, work.dtype, flops, vector + finishing, moved, 0.0)
+        busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
         return work.runs * (extra + busy + work.kernels * start)
 
     def _touched(self, work: WorkItem, iteration: Iteration) -> float:
