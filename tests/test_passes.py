@@ -223,6 +223,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
                       "v4-32"),
     "fourier-transforms": (lambda x: jnp.fft.rfft(x).real, (arg(1024, 1024),), "", "less compute", "v5e-16"),
+    "prefetched-arguments": (lambda x, y: x + 2.0 * y, (arg(512, 512),) * 2, "", "more compute", "v5e-16"),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),

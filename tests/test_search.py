@@ -410,7 +410,7 @@ def test_decoding_has_decisions_that_hold_in_a_part_only(monkeypatch: pytest.Mon
     assert any(isinstance(d, Shard) and d.only != NOWHERE for d in found[0].plan)
     monkeypatch.setattr(DecisionSpace, "parts", lambda _space, _decision: [])
     everywhere = run_search(Evaluator(problem), "mcts", 0, starts=starts)
-    assert found[0].cost.step_seconds < 0.92 * everywhere.cost.step_seconds
+    assert found[0].cost.step_seconds < 0.95 * everywhere.cost.step_seconds
 
 
 def test_a_kind_of_arguments_can_rest_whole_over_all_axes_at_once() -> None:

@@ -14,7 +14,8 @@ class Side:
             those of the largest array.
         flops: elementwise operations. read: bytes that what finishes a contraction reads, on the side of a result.
         passing: of all these bytes those of arrays that the program makes and does not keep. widest: bytes of the
-            largest of these arrays, as they count in `on_chip_reuse`.
+            largest of these arrays, as they count in `on_chip_reuse`. given: of all these bytes those of arguments and
+            results, see `prefetched_arguments`.
         staying: of all these bytes those of arrays that lie in on-chip memory as long as the loop runs, where they fit
             there beside the others that the loop keeps so; `beside`: bytes of all of them, see `loop_residency`.
     """
@@ -25,6 +26,7 @@ class Side:
     flops: float = 0.0
     read: int = 0
     passing: int = 0
+    given: int = 0
     widest: float = 0.0
     staying: float = 0.0
     beside: float = 0.0

@@ -141,6 +141,7 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     finish.flops += _arithmetic(program, op, walk.cost) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
+    finish.given += sum(s.given for s in (*operands, *results))
     finish.widest = max([finish.widest, *(s.widest for s in (*operands, *results))])
     finish.staying += sum(s.staying for s in (*operands, *results))
     finish.beside = max([finish.beside, *(s.beside for s in (*operands, *results))])
@@ -204,6 +205,8 @@ def _read(program: Program, value: int, reader: Op, position: int, walk: _Walk, 
     maker = program.ops[program.producer[value]].name
     if stays:
         side.staying, side.beside = side.staying + size, beside
+    elif maker == ARGUMENT and not takes:
+        side.given += size
     elif maker not in (ARGUMENT, CARRY):
         side.passing += size
         side.widest = max(side.widest, min(size, walk.widths[value]))
@@ -232,5 +235,5 @@ def _written(program: Program, taken: list[bool], op: Op, k: int, walk: _Walk) -
         return Side(size, elements, staying=size, beside=beside)
     kept = any(program.ops[user].name == RESULT for user, _ in program.users[value])
     if kept:
-        return Side(size, elements)
+        return Side(size, elements, given=size)
     return Side(size, elements, passing=size, widest=min(size, walk.widths[value]))

@@ -39,6 +39,7 @@ from toast_cli.compiler import (
     overlap,
     padded_operands,
     polynomials,
+    prefetched_arguments,
     product_operands,
     product_reductions,
     recomputation,
@@ -97,5 +98,6 @@ PASSES = _listed(
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
-    memory_space_assignment, on_chip_reuse, loop_residency, resident_kernels, temporaries,
+    memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels,
+    temporaries,
 )  # fmt: skip

@@ -78,6 +78,7 @@ class OnChip:
             besides where the contraction's result has less rows than a tile, or it multiplies less than f32.
         vector_speed: bytes a second that a kernel without a contraction reads and writes there, over what it attains of
             device memory.
+        ahead: part of `bytes` that arguments and results have outside of loops, see `prefetched_arguments`.
         crowded: part of `bytes` beyond which kernels that add to what a loop keeps there have small windows, and take
             its bytes at `vector_speed`; 0: none has.
     """
@@ -90,6 +91,7 @@ class OnChip:
     product_seconds: float = 0.0
     narrow_seconds: float = 0.0
     vector_speed: float = 0.0
+    ahead: float = 0.5
     crowded: float = 0.0
 
 

@@ -36,7 +36,7 @@ def let_reductions_ride(program: Program, found: list[Kernel | None], reads: dic
         if at_once or (op.detail == "maximum" and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
             for side in kernel.operands:
-                side.bytes = side.elements = side.largest = side.passing = 0
+                side.bytes = side.elements = side.largest = side.passing = side.given = 0
                 side.staying = 0.0
 
 

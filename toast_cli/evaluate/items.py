@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from toast_cli.compiler import convolution_tiles, sunk_conversions
 from toast_cli.compiler.compilation import Compilation, compile_program
@@ -36,12 +36,30 @@ from toast_cli.program.regions import Region, readings
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
 
 
-# Bytes read, bytes its passage counts as when it outweighs the others', elementwise flops, and passing bytes, staying
-# bytes, those beside them, and the bytes of the widest array that passes (see `kernel.Side`); what of the passage
-# counts though it stays on the chip (see `convolution_tiles`).
-Side = tuple[float, float, float, float, float, float, float, float]
 NO_REGION = -1
-NOTHING: Side = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Side(NamedTuple):
+    """What a kernel does on one side of its op, in bytes of whole arrays.
+
+    Attributes:
+        read: on a result's side, by what finishes a contraction. through: what passes through the vector unit, or is
+            written. flops: elementwise. passing, staying, beside, widest, given: see `kernel.Side`.
+        packed: what of `through` counts though it stays on the chip, see `convolution_tiles`.
+    """
+
+    read: float = 0.0
+    through: float = 0.0
+    flops: float = 0.0
+    passing: float = 0.0
+    staying: float = 0.0
+    beside: float = 0.0
+    widest: float = 0.0
+    packed: float = 0.0
+    given: float = 0.0
+
+
+NOTHING = Side()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +256,7 @@ def _work(
     streams = op.kind.matrix_unit  # what a product reads goes to the matrix unit, not through the vector unit
     attained = profile.attained
     operands = tuple(
-        (
+        Side(
             float(s.bytes),
             0.0 if streams else s.largest * attained.pass_bytes,
             s.flops,
@@ -246,13 +264,13 @@ def _work(
             s.staying,
             s.beside,
             float(s.widest),
-            0.0,
+            given=float(s.given),
         )
         for s in kernel.operands
     )
     packs = convolution_tiles.packs(op, profile)
     results = tuple(
-        (
+        Side(
             float(s.read),
             _write_bytes(attained, s),
             s.flops,
@@ -261,6 +279,7 @@ def _work(
             s.beside,
             float(s.widest),
             profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
+            float(s.given),
         )
         for s in kernel.results
     )

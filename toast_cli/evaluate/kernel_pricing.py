@@ -20,6 +20,7 @@ from toast_cli.compiler import (
     vector_products,
 )
 from toast_cli.compiler.convolution_tiles import PixelProducts
+from toast_cli.compiler.prefetched_arguments import part_ahead
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.compiler.tiling import growth as tiled_growth
@@ -52,6 +53,8 @@ class WorkPricer:
         self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
+        program = problem.program
+        self._argument_bytes = sum(program.values[argument.value].bytes for argument in program.arguments)
         self._starts = resident_kernels.starts(profile)
         self._counts_residents = resident_kernels.NAME in profile.passes
         self._sizes = problem.mesh.sizes
@@ -99,7 +102,8 @@ class WorkPricer:
                     made = left = 0.0
                 again = self._starts.vector if resident else attained.kernel_seconds
                 first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), 0.0)
-                second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, read + out + left, 0.0)
+                finished = read + out + left + self._on_the_chip(kept_out)
+                second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
                 return work.runs * (extra + first + second + work.kernels * start + again)
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
@@ -108,18 +112,22 @@ class WorkPricer:
                 moved = self._touched(work, iteration) / speed
             else:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
-                kept = (kept_in + kept_out) / speed if speed else 0.0
-                moved = max(passes, reads + read + out + kept)
+                moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
         busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
         return work.runs * (extra + busy + work.kernels * start)
+
+    def _on_the_chip(self, moved: float) -> float:
+        """Bytes of device memory that take elementwise work as long as these in on-chip memory."""
+        speed = self._on_chip.vector_speed
+        return moved / speed if speed else 0.0
 
     def _touched(self, work: WorkItem, iteration: Iteration) -> float:
         """Bytes that a kernel reads and writes, wherever they lie."""
         sizes, total = self._sizes, 0.0
         for side, sharding in zip(work.operands, iteration.operands, strict=True):
-            total += side[0] / shards(sharding, sizes)
+            total += side.read / shards(sharding, sizes)
         for side, sharding in zip(work.results, iteration.computed, strict=True):
-            total += (side[0] + side[1]) / shards(sharding, sizes)
+            total += (side.read + side.through) / shards(sharding, sizes)
         return total
 
     def _walked(self, work: WorkItem, cuts: tuple[int, ...]) -> float:
@@ -212,7 +220,7 @@ class WorkPricer:
         device memory, bytes read that stay on the chip between kernels) of a kernel on the operands' sides."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = most = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, _), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, _, given), sharding in zip(
             work.operands, iteration.operands, strict=True
         ):
             if read or flops:
@@ -220,6 +228,9 @@ class WorkPricer:
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
+                if given and (ahead := self._ahead(work, count)):
+                    read -= given * ahead
+                    kept += given * ahead / count
                 spared = self._spared(beside, count) if staying else 0.0
                 transfers += read - staying if spared else read
                 reads += (read - staying * spared) / count
@@ -232,7 +243,7 @@ class WorkPricer:
         of a kernel on the results' sides, which lie in these shardings."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
-        for (read, through, flops, passing, staying, beside, widest, packed), sharding in zip(
+        for (read, through, flops, passing, staying, beside, widest, packed, given), sharding in zip(
             work.results, shardings, strict=True
         ):
             count = shards(sharding, sizes)
@@ -243,6 +254,10 @@ class WorkPricer:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
                 lies = staying / max(staying, read + through)
                 read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
+            if given and (ahead := self._ahead(work, count)):
+                kept += given * ahead / count
+                left = max(0.0, 1.0 - given * ahead / max(given, read + through))
+                read, through = read * left, through * left
             if not passing or widest > limit * count:
                 transfers += (read + through) * (1.0 - lies)
                 reads += read / count
@@ -251,6 +266,10 @@ class WorkPricer:
                 out += packed / count
                 kept += passing / count
         return reads, out, vector, transfers, kept
+
+    def _ahead(self, work: WorkItem, count: int) -> float:
+        """The part of arguments and results, `count` shards of each, that is on the chip."""
+        return 0.0 if work.in_loop else part_ahead(self._profile, self._argument_bytes, count)
 
     def _spared(self, beside: float, count: int) -> float:
         """The part of what a loop would keep on the chip that is no traffic: none if not all of it fits there, else

@@ -88,7 +88,7 @@ PASSES = plain.PASSES | {
     "loop-residency", "resident-kernels", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
-    "gathered-pieces", "vector-products", "fourier-transforms",
+    "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments",
 }  # fmt: skip
 
 SOURCES = {
@@ -111,7 +111,7 @@ SOURCES = {
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
-    "that stay there: `python -m benchmarks.resident`"
+    "that stay there: `python -m benchmarks.resident`; ahead: updates of a dozen small training steps on v5e"
 )
 
 
