@@ -37,6 +37,8 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool) -> bytes:
     bindings end the process, reading the operations too.
     """
     form, module = _told(where, lambda: parse_here(data, where))
+    if b"reduce_window" in data:
+        _refuse_windows_of_arrays(module, where)
     outcome = _told(where, lambda: normalise(module, where, keep_shardings))
     numbers: dict[Any, int] = {}
     if outcome.kept or outcome.pins:
@@ -64,6 +66,24 @@ def _told(where: str, work: Callable[[], T]) -> T:
         raise InputError("the program is nested too deeply", where=where, hint="is the file intact?") from None
     except (ir.MLIRError, RuntimeError) as error:
         raise InputError(first_error(error)[1], where=where, hint="is the file intact?") from None
+
+
+def _refuse_windows_of_arrays(module: Any, where: str) -> None:
+    """StableHLO's verifier reads past the shape of a `reduce_window` that starts at an array: it calls that wrong, or
+    not, or ends the process."""
+
+    found: list[str] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.reduce_window":
+            starts = list(operation.operands)[len(operation.operands) // 2 :]
+            if any(str(start.type)[len("tensor<")].isdigit() for start in starts):
+                found.append(operation.name)
+        return ADVANCE
+
+    module.operation.walk(visit)
+    if found:  # nothing may be raised within a walk
+        raise InputError("a reduce_window starts at an array, not a scalar", where=where, hint="is the file intact?")
 
 
 def _message(facts: dict[str, Any], bytecode: bytes) -> bytes:
