@@ -25,7 +25,13 @@ from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
 
 UNBOUNDED = 1e6  # seconds: no test depends on the clock
-MLP = next(str(path) for path in SAMPLES.iterdir() if path.name.startswith("mlp_tiny."))
+
+
+def path_of(name: str) -> str:
+    return next(str(path) for path in SAMPLES.iterdir() if path.name.startswith(f"{name}."))
+
+
+MLP = path_of("mlp_tiny")
 
 
 def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) -> Problem:
@@ -115,11 +121,20 @@ def test_meshes_of_many_axes_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert not certified.proven
 
 
-def test_the_report_says_what_is_proven(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("itx_decode_tiny", "no sharding of the arrays is faster"),
+        ("mlp_tiny", "no plan is better: 0.05"),  # what a decision has to gain
+    ],
+)
+def test_the_report_says_what_is_proven(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, said: str
+) -> None:
     report = tmp_path / "report.json"
-    arguments = ["partition", MLP, "--mesh", "v4-32", "--certify"]
+    arguments = ["partition", path_of(model), "--mesh", "v4-32", "--certify"]
     assert main([*arguments, "--json", str(report)]) == 0
-    assert "proof      no plan is better: 0.05" in capsys.readouterr().out  # what a decision has to gain
+    assert f"proof      {said}" in capsys.readouterr().out
     facts = json.loads(report.read_text())
     assert facts["search"]["proven"] is True
     bound, step = facts["search"]["lower_bound_seconds"], facts["predicted"]["step_seconds"]

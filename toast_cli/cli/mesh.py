@@ -146,9 +146,9 @@ def _chip_table(spec: Spec) -> RenderableType:
         "memory_bytes": format_bytes(chip.memory_bytes),
         "reserved_bytes": format_bytes(chip.reserved_bytes),
         "memory_bytes_per_second": format_rate(chip.memory_bytes_per_second, "B/s"),
-        "attained": f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%} "
-        f"({attained.elementwise or attained.memory:.0%} without a product), "
-        f"{format_seconds(attained.kernel_seconds)} a kernel",
+        "attained": f"matrix {attained.matrix:.0%}, vector {attained.vector:.0%}, memory {attained.memory:.0%}"
+        + (f" ({attained.elementwise:.0%} without a product)" if attained.elementwise else "")
+        + f", {format_seconds(attained.kernel_seconds)} a kernel",
         "temporary_growth": f"× {profile.temporary_growth:g}",
     }
     words = {"matrix_flops": "matrix unit", "vector_flops": "vector unit", "matrix_tile": "matrix tile"}

@@ -6,10 +6,10 @@ beside later ones, as far as they fit. An optimiser's update then takes that mem
 1,024 elements of Adam's seven arrays, and 61 to 72 where they lie in device memory. All arguments are taken to be split
 as the one at hand; `OnChip.ahead` of that memory is for them, so that the smaller the program, the more of it is there.
 Seen outside of loops, in training steps of a dozen small networks and recurrences compiled by libtpu 0.0.42.1 for v5e.
-(The compiler's cycles leave such copies out; where nothing but updates runs they would take four fifths of what device
-memory takes.) Without this pass arguments and results are traffic.
+(The compiler's cycles leave such copies out, so where nothing but updates runs a
+step takes longer.) Without this pass arguments and results are traffic.
 
-Enters: a profile, and how many bytes all arguments take. Leaves: which part of them is there.
+Enters: a profile, and how many bytes all arguments take. Leaves: which part of them is there on one device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from toast_cli.compiler.profile import CompilerProfile
 NAME = "prefetched-arguments"
 
 
-def part_ahead(profile: CompilerProfile, argument_bytes: int, count: int) -> float:
-    """The part of arguments and results that is in on-chip memory. argument_bytes: of all arguments, whole. count:
-    shards of each."""
+def part_ahead(profile: CompilerProfile, argument_bytes: int) -> float:
+    """The part of arguments and results that is in on-chip memory where they are whole; with n shards n times as much,
+    up to 1. argument_bytes: of all arguments, whole."""
     if NAME not in profile.passes or not profile.on_chip.vector_speed:
         return 0.0
-    return min(1.0, profile.on_chip.ahead * profile.on_chip.bytes * count / max(argument_bytes, 1))
+    return profile.on_chip.ahead * profile.on_chip.bytes / max(argument_bytes, 1)

@@ -91,7 +91,7 @@ class OnChip:
     product_seconds: float = 0.0
     narrow_seconds: float = 0.0
     vector_speed: float = 0.0
-    ahead: float = 0.5
+    ahead: float = 0.0
     crowded: float = 0.0
 
 

@@ -54,7 +54,7 @@ class WorkPricer:
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
         program = problem.program
-        self._argument_bytes = sum(program.values[argument.value].bytes for argument in program.arguments)
+        self._ahead = part_ahead(profile, sum(program.values[given.value].bytes for given in program.arguments))
         self._starts = resident_kernels.starts(profile)
         self._counts_residents = resident_kernels.NAME in profile.passes
         self._sizes = problem.mesh.sizes
@@ -107,9 +107,8 @@ class WorkPricer:
                 return work.runs * (extra + first + second + work.kernels * start + again)
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
-            speed = self._on_chip.vector_speed
-            if resident and speed:
-                moved = self._touched(work, iteration) / speed
+            if resident and self._on_chip.vector_speed:
+                moved = self._on_the_chip(self._touched(work, iteration))
             else:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
@@ -228,7 +227,7 @@ class WorkPricer:
                 if widest <= limit * count:
                     read -= passing
                     kept += passing / count
-                if given and (ahead := self._ahead(work, count)):
+                if given and (ahead := self._part_ahead(work, count)):
                     read -= given * ahead
                     kept += given * ahead / count
                 spared = self._spared(beside, count) if staying else 0.0
@@ -254,7 +253,7 @@ class WorkPricer:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
                 lies = staying / max(staying, read + through)
                 read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
-            if given and (ahead := self._ahead(work, count)):
+            if given and (ahead := self._part_ahead(work, count)):
                 kept += given * ahead / count
                 left = max(0.0, 1.0 - given * ahead / max(given, read + through))
                 read, through = read * left, through * left
@@ -267,9 +266,9 @@ class WorkPricer:
                 kept += passing / count
         return reads, out, vector, transfers, kept
 
-    def _ahead(self, work: WorkItem, count: int) -> float:
+    def _part_ahead(self, work: WorkItem, count: int) -> float:
         """The part of arguments and results, `count` shards of each, that is on the chip."""
-        return 0.0 if work.in_loop else part_ahead(self._profile, self._argument_bytes, count)
+        return 0.0 if work.in_loop else min(1.0, self._ahead * count)
 
     def _spared(self, beside: float, count: int) -> float:
         """The part of what a loop would keep on the chip that is no traffic: none if not all of it fits there, else

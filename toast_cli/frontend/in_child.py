@@ -71,14 +71,12 @@ def _told(where: str, work: Callable[[], T]) -> T:
 def _refuse_windows_of_arrays(module: Any, where: str) -> None:
     """StableHLO's verifier reads past the shape of a `reduce_window` that starts at an array: it calls that wrong, or
     not, or ends the process."""
-
-    found: list[str] = []
+    found: list[Any] = []
 
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.reduce_window":
             starts = list(operation.operands)[len(operation.operands) // 2 :]
-            if any(str(start.type)[len("tensor<")].isdigit() for start in starts):
-                found.append(operation.name)
+            found.extend(start for start in starts if start.type.rank)
         return ADVANCE
 
     module.operation.walk(visit)

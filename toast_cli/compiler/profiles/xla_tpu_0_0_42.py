@@ -71,6 +71,7 @@ ON_CHIP = {
         product_seconds=product * US,
         narrow_seconds=narrow * US,
         vector_speed=vector_speed,
+        ahead=0.5,
         crowded=crowded,
     )
     for name, mib, speed, vector, product, narrow, vector_speed, crowded in (
