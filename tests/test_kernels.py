@@ -200,12 +200,21 @@ def test_each_array_that_passes_is_small_or_not_whatever_passes_beside_it() -> N
         (lambda a: a * 2.0, 1, 2),  # reads and writes
         (lambda a, b, c, d: a * b + c * d, 4, 5),
         (lambda a: a.sum(), 1, 2),  # adds up at half the speed
+        (lambda a, b: (a * b).sum(), 2, 2),  # walks through two arrays at once
     ],
 )
 def test_elementwise_work_takes_what_it_reads_and_writes_and_reductions_twice(run: Any, arrays: int, kib: int) -> None:
     profile = replace(PLAIN, attained=Attained(pass_bytes=4.0))
     evaluator = evaluator_of(source_of(run, *(S,) * arrays), round_mesh(data=2), profile=profile)
     assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("run", "kib"), [(lambda a, b: a + b, 2 * 3), (lambda a, b: a @ b, 3)])
+def test_elementwise_work_has_a_rate_of_its_own(run: Any, kib: int) -> None:
+    """Two arrays of 1 KiB read, one written: at half the rate of device memory without a product."""
+    profile = replace(PLAIN, attained=Attained(elementwise=0.5))
+    evaluator = evaluator_of(source_of(run, S, S), round_mesh(data=2), profile=profile)
+    assert evaluator.cost(()).compute_seconds == pytest.approx(kib * KIB / 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize(("speed", "kib"), [(0.0, 3), (1.0, 5), (2.0, 4)])
