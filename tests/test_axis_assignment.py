@@ -11,7 +11,7 @@ from random_programs import cases, plans
 
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.iteration_memo import IterationMemo
-from toast_cli.plan.axis_assignment import replicates_first
+from toast_cli.plan.axis_assignment import assigned_order
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
@@ -99,7 +99,7 @@ def test_rows_agree_with_the_rules_read_off_whole_plans(data: st.DataObject) -> 
 def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
     problem = data.draw(cases()).problem
     rows = IterationMemo(problem)
-    one, other, more = (replicates_first(data.draw(plans(problem))) for _ in range(3))
+    one, other, more = (assigned_order(data.draw(plans(problem))) for _ in range(3))
     more = tuple(d for d in more if isinstance(d, Shard))
     for view in rows.views:
         if rows.state(view, rows.steps(one)) == rows.state(view, rows.steps(other)):
@@ -114,4 +114,4 @@ def test_equal_states_have_the_same_future(data: st.DataObject) -> None:
     ],
 )
 def test_replicates_are_spent_first_and_all_else_keeps_its_order(plan: Plan, first: list[Decision]) -> None:
-    assert list(replicates_first(plan)) == first
+    assert list(assigned_order(plan)) == first

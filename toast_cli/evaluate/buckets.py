@@ -49,7 +49,7 @@ class Bucket:
     """Items around patterns that the same decisions touch.
 
     Attributes:
-        touches: what has to be decided for the cost to be known, see `iteration_memo.touch`.
+        touches: what has to be decided for the cost to be known, see `iteration_memo.touches`.
         views: those whose rows decide the share. key: rows of all views -> those of its own.
         patterns, places: patterns around the items, `LOOP_EDGES` too, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.

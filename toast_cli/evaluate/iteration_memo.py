@@ -19,9 +19,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, claim_of, replicates_first
-from toast_cli.plan.decisions import Decision, Plan, Shard
-from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, claim_of, assigned_order
+from toast_cli.plan.decisions import Decision, Override, Plan, Shard
+from toast_cli.plan.iteration import NO_PART, NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
@@ -59,7 +59,7 @@ class AlikePatterns:
 
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter, see `touch`. matters: decision -> [kinds] what it comes to, of those that
+    """touches: of the decisions that matter, see `touches`. matters: decision -> [kinds] what it comes to, of those that
     do."""
 
     touches: frozenset[int]
@@ -83,9 +83,19 @@ class View:
         self.start = self.enter((START,) * len(self.kinds))
 
 
-def touch(decision: Decision) -> int:
-    """What a decision reaches: its group's number, or below -1 the argument role."""
-    return decision.group if isinstance(decision, Shard) else _role(decision.role)
+def touches(decision: Decision) -> tuple[int, ...]:
+    """What a decision reaches: by twice its number a group, below -1 an argument role, by odd numbers parts."""
+    if isinstance(decision, Override):
+        return tuple([_part(part) for part, _ in decision.places])
+    return (_group(decision.group) if isinstance(decision, Shard) else _role(decision.role),)
+
+
+def _group(group: int) -> int:
+    return 2 * group
+
+
+def _part(part: int) -> int:
+    return 2 * part + 1
 
 
 def _role(role: int) -> int:
@@ -117,7 +127,8 @@ class IterationMemo:
         found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             roles = [_role(role) for role in (pattern.role, pattern.kind, pattern.loop_role) if role != NO_ROLE]
-            kinds = found[frozenset([*pattern.groups, *roles])]
+            part = [] if pattern.part == NO_PART else [_part(pattern.part)]
+            kinds = found[frozenset([*map(_group, pattern.groups), *roles, *part])]
             kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         if LOOP_READS in self._problem.roles:
@@ -133,13 +144,14 @@ class IterationMemo:
     def steps(self, plan: Plan) -> DecisionNumbers:
         """The plan as a view takes it."""
         known = self._number
-        return tuple([known[d] if d in known else self._enter(d) for d in replicates_first(plan)])
+        return tuple([known[d] if d in known else self._enter(d) for d in assigned_order(plan)])
 
     def _enter(self, decision: Decision) -> int:
         number = self._number[decision] = len(self._decisions)
         self._decisions.append(decision)
-        self._weights.append(len(self.of_touch[touch(decision)]) + 1)
-        for view in (self.views[at] for at in self.of_touch[touch(decision)]):
+        reached = sorted({at for what in touches(decision) for at in self.of_touch[what]})
+        self._weights.append(len(reached) + 1)
+        for view in (self.views[at] for at in reached):
             view.matters[number] = [self._claim(kind.patterns[0], decision) for kind in view.kinds]
         return number
 
@@ -245,7 +257,7 @@ class IterationMemo:
         while first < last_old and first < last_new and old[last_old - 1] == new[last_new - 1]:
             last_old, last_new = last_old - 1, last_new - 1
         moved = self._not_shared(old[first:last_old], new[first:last_new])
-        return {touch(self._decisions[decision]) for decision in moved}
+        return {what for decision in moved for what in touches(self._decisions[decision])}
 
     def _not_shared(self, old: DecisionNumbers, new: DecisionNumbers) -> list[int]:
         if not old or not new:

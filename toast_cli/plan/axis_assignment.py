@@ -22,7 +22,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 from toast_cli.plan.workarounds import without_split_space
 
@@ -212,9 +212,9 @@ def rules_of(
     )
 
 
-def replicates_first(plan: Plan) -> Plan:
+def assigned_order(plan: Plan) -> Plan:
     """The plan in the order in which it is to be assigned."""
-    return tuple(sorted(plan, key=_is_shard))
+    return tuple(sorted(plan, key=_turn))
 
 
 def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]) -> AxisClaim | None:
@@ -223,6 +223,8 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
     if isinstance(decision, Replicate):
         roles = pattern.role, pattern.kind, pattern.loop_role
         return AxisClaim(decision.axis, ()) if decision.role in roles else None
+    if isinstance(decision, Override):
+        return next((AxisClaim(decision.axis, slots) for part, slots in decision.places if part == pattern.part), None)
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
     if decision.only != NOWHERE and decision.only not in pattern.groups:
@@ -267,5 +269,5 @@ def _axis(claim: AxisClaim) -> int:
     return claim.axis
 
 
-def _is_shard(decision: Decision) -> bool:
-    return isinstance(decision, Shard)
+def _turn(decision: Decision) -> int:
+    return 2 if isinstance(decision, Shard) else int(isinstance(decision, Replicate))

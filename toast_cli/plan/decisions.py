@@ -40,12 +40,34 @@ class Replicate(NamedTuple):
     axis: int
 
 
-Decision = Shard | Replicate
+class Override(NamedTuple):
+    """Over mesh axis `axis`, some ops do otherwise than all other decisions say, whatever those are.
+
+    places: numbers of parts of the program (`OpPattern.part`), in ascending order, each with the slot of its ops that
+    the axis splits, and behind it those on which their partial results are scattered, if any: the first that can be
+    split. No slot: the axis splits nothing there.
+    """
+
+    axis: int
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+Decision = Shard | Replicate | Override
 Plan = tuple[Decision, ...]
 
 
 # Whether no op can tell which of two decisions came first.
 Commute = Callable[[Shard, Shard], bool]
+
+
+def length_of(plan: Plan) -> int:
+    """How much a plan says: its decisions, of an `Override` each place. Overrides are looked for at the end."""
+    length = len(plan)
+    for decision in reversed(plan):
+        if not isinstance(decision, Override):
+            break
+        length += len(decision.places) - 1
+    return length
 
 
 def independent(a: Shard, b: Shard) -> bool:
@@ -55,7 +77,8 @@ def independent(a: Shard, b: Shard) -> bool:
 
 def canonical(plan: Plan, commute: Commute = independent) -> Plan:
     """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange
-    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands last.
+    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands behind those,
+    and `Override`s come last, as they are.
     """
     ordered: list[Shard] = []
     keys: list[_Key] = []
@@ -68,7 +91,8 @@ def canonical(plan: Plan, commute: Commute = independent) -> Plan:
                 place += 1
             ordered.insert(place, decision)
             keys.insert(place, key)
-    return (*ordered, *sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis)))
+    whole = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
+    return (*ordered, *whole, *dict.fromkeys(d for d in plan if isinstance(d, Override)))
 
 
 _Key = tuple[int, int, tuple[int, ...], int, int]

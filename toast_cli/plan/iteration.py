@@ -13,6 +13,7 @@ from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.sharding import Sharding
 
 NO_ROLE = -1
+NO_PART = -1
 SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
 PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
@@ -37,7 +38,8 @@ class OpPattern:
         buffer. kind: the same of its kind of arguments (see `Problem.roles`). loop_role: a third one, see
         `loop_reads.weight_views`.
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
-    closed: mesh axes that cannot split it, those over which a manual region is.
+    closed: mesh axes that cannot split it, those over which a manual region is. part: of the program, if it is in one
+        that may do otherwise than decisions say (see `plan.parts`).
     """
 
     form: Form
@@ -50,6 +52,7 @@ class OpPattern:
     space: Space | None = None
     closed: frozenset[int] = frozenset()
     loop_role: int = NO_ROLE
+    part: int = NO_PART
     # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for
     # the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
@@ -96,6 +99,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         pattern.role,
         pattern.kind,
         pattern.loop_role,
+        pattern.part,
         form.sizes,
         form.kinds,
         form.extents,

@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, claim_of, replicates_first, rules_of
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, claim_of, assigned_order, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decisions import Decision, Plan, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
     Choice,
@@ -81,7 +81,7 @@ class Problem:
     def choice(self, pattern: int, plan: Plan) -> Choice:
         """Who gets which axis in ops of one pattern under `plan`."""
         groups = self.pattern_groups[pattern]
-        key = pattern, tuple([d for d in plan if isinstance(d, Replicate) or d.group in groups])
+        key = pattern, tuple([d for d in plan if not isinstance(d, Shard) or d.group in groups])
         found = self._choices.get(key)
         if found is None:
             found = self._choices[key] = self._choose(*key)
@@ -89,7 +89,7 @@ class Problem:
 
     def _choose(self, pattern: int, plan: Plan) -> Choice:
         assigner, state = self.assigners[pattern], START
-        for decision in replicates_first(plan):
+        for decision in assigned_order(plan):
             claim = claim_of(self.patterns[pattern], decision, self.resolution_place)
             if claim is not None:
                 state = assigner.after(state, claim)
@@ -133,7 +133,7 @@ class Problem:
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
         return tuple(
-            (p.groups, p.strands, p.role, p.kind, p.loop_role, s.rules)
+            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.part, s.rules)
             for p, s in zip(self.patterns, self.assigners, strict=True)
         )
 

@@ -19,7 +19,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-PASSES = 300  # over all nodes, at most
+PASSES = 300  # over all nodes, unless fewer will do
 EACH = 10  # passes after which ways are looked at
 STALLED = 1e-5  # relative gain of the bound in that many passes, less than which ends them
 LEAST_MOVED = 1e-12  # times what is possible: a charge below that is none
@@ -79,17 +79,19 @@ def ways_left(
     possible: float,
     ended: Callable[[], bool] = lambda: False,
     shared: Sequence[SharedPrice] = (),
+    passes: int = PASSES,
 ) -> tuple[list[NDArray[np.bool_]], float]:
     """[nodes][ways] whether an assignment with that way may take less than `possible`, none where no assignment may;
     and what no assignment takes less than.
 
     Args:
         seconds: [nodes][ways] own price of each. ended: whether time is up: then fewer ways are found out.
+            passes: over all nodes, at most.
     """
     nodes = _Nodes(seconds, edges, possible)
     paid_once = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in shared]
     bound = best = -inf
-    for number in range(1, PASSES + 1):
+    for number in range(1, passes + 1):
         nodes.pass_on(forward=number % 2 == 1)
         if number % EACH == 0:
             now = nodes.remove(possible)

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from toast_cli.cost.model import Cost
-from toast_cli.plan.decisions import Plan
+from toast_cli.plan.decisions import Plan, length_of
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import climb_around
@@ -65,10 +65,10 @@ def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
     """Whether no plan can be better than the result's, except by less than what decisions are charged."""
     if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
         return False
-    faster = result.cost.step_seconds > least.seconds * (1.0 + PRICE * max(1, len(result.plan)))
+    faster = result.cost.step_seconds > least.seconds * (1.0 + PRICE * max(1, length_of(result.plan)))
     return not faster or priced(result.plan, result.cost) <= least.charged * (1.0 + PRICE)
 
 
 def priced(plan: Plan, cost: Cost) -> float:
     """Seconds of a step with what each decision must gain, as searches compare plans."""
-    return cost.step_seconds * (1.0 + PRICE * len(plan))
+    return cost.step_seconds * (1.0 + PRICE * length_of(plan))

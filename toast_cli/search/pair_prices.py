@@ -23,7 +23,7 @@ from toast_cli.evaluate.items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.search.dual_ascent import Edge, Floats, Integers, Payer, SharedPrice, ways_left
+from toast_cli.search.dual_ascent import PASSES, Edge, Floats, Integers, Payer, SharedPrice, ways_left
 from toast_cli.search.ways import PatternWays
 
 Goal = Sharding | Way
@@ -58,8 +58,9 @@ class PairPrices:
         self._ways = ways
         self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
 
-    def leave_out(self, possible: float, ended: Callable[[], bool]) -> float:
-        """Leaves out ways that no sharding has which is faster than `possible` seconds.
+    def leave_out(self, possible: float, ended: Callable[[], bool], passes: int = PASSES) -> float:
+        """Leaves out ways that no sharding has which is faster than `possible` seconds, as far as so many passes over
+        all patterns tell.
 
         Returns seconds that none beats; `possible` where none may be faster.
         """
@@ -83,7 +84,7 @@ class PairPrices:
                 for variable, price in found.items():
                     number, way = self._ways.place(variable)
                     own[number][way] += price / len(sent)
-        left, least = ways_left(own, edges, possible, ended, shared)
+        left, least = ways_left(own, edges, possible, ended, shared, passes)
         self._ways.keep(left)
         return min(possible, least) if all(self._ways.of_pattern) else possible
 

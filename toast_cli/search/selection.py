@@ -2,36 +2,27 @@
 HiGHS solves.
 
 No decisions and no groups: ops of each pattern take any way in which the mesh axes can split them, and any way in which
-their partial results are scattered. One variable for each way, and one for each pair of shardings between which an
-array is moved where it is read (as in Alpa, arXiv:2201.12023, and XLA's former auto-sharder). Every plan is such an
-assignment, so no plan is faster than the cheapest of them. What the bound does not know: device memory, and ops of one
-pattern that are split otherwise than each other (those of mirrored layers).
+their partial results are scattered (see `integer_program`). Every plan is such an assignment, so no plan is faster than
+the cheapest of them. What the bound does not know: device memory, and ops of one pattern that are split otherwise than
+each other (those of mirrored layers).
 
-What an assignment costs is never more than a plan like it does (see `ways` and `pair_prices`), which keeps the bound
-valid. Enters: a `Problem`. Leaves: seconds.
+Enters: a `Problem`. Leaves: seconds.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf, perm
 from typing import NamedTuple
 
-import numpy as np
-
-from toast_cli.evaluate.items import ArrayItem
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, axes_of
+from toast_cli.search.integer_program import GAP, IntegerProgram
 from toast_cli.search.objective import PRICE
-from toast_cli.search.pair_prices import Goal, PairPrices
-from toast_cli.search.solver import lower_bound
+from toast_cli.search.pair_prices import PairPrices
 from toast_cli.search.ways import PatternWays
 
-MOST_SPLITS = 20_000  # of one pattern, and
-MOST_VARIABLES = 400_000  # of all, for which there is a bound
-GAP = 1e-5  # relative, at which HiGHS may stop
+MOST_SPLITS = 20_000  # of one pattern, for which there is a bound
 
 
 class Bound(NamedTuple):
@@ -76,136 +67,12 @@ def bound(
         least = prices.leave_out(possible * (1.0 + GAP), lambda: ended() or left() < seconds / 2)
         if least >= possible:
             return Bound(possible, possible)
-    program = _Program(ways, prices)
-    for add in (program.take_ways, program.take_aliases, program.take_neighbours, program.take_reshards):
-        add()
-        if ended() or len(program.cost) > MOST_VARIABLES:
-            return Bound()
-    solved = program.solve(max(1.0, left()), asked)
-    least = min(possible, max(least, solved))
+    program = IntegerProgram(ways, prices)
+    if not program.state(ended):
+        return Bound()
+    least = min(possible, max(least, program.solve(max(1.0, left()), asked).bound))
     pinned = any(any((*pattern.operand_pins, *pattern.result_pins)) for pattern in problem.patterns)
     if possible == inf or least * (1.0 + GAP) >= possible or least <= 0.0 or pinned or left() < 0.0:
         return Bound(least, least)
     program.take_decisions(PRICE * least)
-    return Bound(least, max(least, min(possible, program.solve(max(1.0, left()), asked))))
-
-
-class _Program:
-    """The integer program. cost: [variables]; the first are those of the ways, pattern after pattern, and must be
-    whole numbers.
-    """
-
-    def __init__(self, ways: PatternWays, prices: PairPrices) -> None:
-        self._ways, self._prices = ways, prices
-        self._rows: list[tuple[Mapping[int, float], float, float]] = []  # coefficients, and between what their sum lies
-        self.cost = [way.seconds for of in ways.of_pattern for way in of]
-
-    def solve(self, seconds: float, asked: Callable[[], bool]) -> float:
-        """The bound: that of the solver, when it ends or its time is up; 0 where the user asks it to end before."""
-        from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
-        from scipy.sparse import csr_array
-
-        entries = [(row, column, value) for row, (of, _, _) in enumerate(self._rows) for column, value in of.items()]
-        rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
-        scale, whole = max(self.cost), len(self._ways)
-        if scale <= 0.0:
-            return 0.0
-        program = {
-            "c": np.array(self.cost) / scale,
-            "integrality": np.arange(len(self.cost)) < whole,
-            "bounds": Bounds(0.0, 1.0),
-            "constraints": LinearConstraint(
-                csr_array((values, (rows, columns)), shape=(len(self._rows), len(self.cost))),
-                [low for _, low, _ in self._rows],
-                [high for _, _, high in self._rows],
-            ),
-            "options": {"time_limit": seconds, "mip_rel_gap": GAP},
-        }
-        return scale * lower_bound(program, asked)
-
-    def take_ways(self) -> None:
-        """Each pattern is split in one way; a total is cut only as all who read it take it."""
-        for number, ways in enumerate(self._ways.of_pattern):
-            variables = self._ways.variables(number)
-            self._rows.append((dict.fromkeys(variables, 1.0), 1.0, 1.0))
-            for sharding in sorted({way.cut for way in ways if way.cut is not None}):
-                cut = {v: -1.0 for v, way in zip(variables, ways, strict=True) if way.cut == sharding}
-                if not self._ways.sums.is_linked(number):
-                    self._cut_somewhere(number, sharding[0], cut)
-                    continue
-                for reader, position in self._ways.sums.readers(number):
-                    taken = self._ways.reading(reader, position).get(sharding, ())
-                    self._rows.append(({**dict.fromkeys(taken, 1.0), **cut} if reader != number else {}, 0.0, 1.0))
-
-    def _cut_somewhere(self, number: int, axes: tuple[int, ...], cut: dict[int, float]) -> None:
-        """Of several sums, or sums on whose way there are uses, one is cut only where some use has it split by one of
-        the axes."""
-        uses, row = self._ways.sums.uses(number), dict(cut)
-        for pattern, position in uses:
-            for sharding, taken in self._ways.reading(pattern, position).items():
-                if not axes_of(sharding).isdisjoint(axes):
-                    row.update(dict.fromkeys(taken, 1.0))
-        if uses:
-            self._rows.append((row, 0.0, inf))
-
-    def take_aliases(self) -> None:
-        """A result that takes over an argument's buffer rests as the argument does."""
-        for argument, result in self._ways.aliased():
-            made = self._ways.making(argument, 0)
-            taken = self._ways.reading(result, 0)
-            for sharding in {**made, **taken}:
-                row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
-                self._rows.append((row, 0.0, 0.0))
-
-    def take_decisions(self, seconds: float) -> None:
-        """Each pair of a group and an axis that splits it anywhere costs so much: no plan has it without a decision."""
-        pairs = {pair for ways in self._ways.of_pattern for way in ways for pair in way.pairs}
-        taken = {pair: self._variable(seconds) for pair in sorted(pairs)}
-        for number, ways in enumerate(self._ways.of_pattern):
-            variables = self._ways.variables(number)
-            for pair in sorted({pair for way in ways for pair in way.pairs}):
-                row = {v: -1.0 for v, way in zip(variables, ways, strict=True) if pair in way.pairs}
-                self._rows.append(({taken[pair]: 1.0, **row}, 0.0, 1.0))
-
-    def take_reshards(self) -> None:
-        """Copies of arrays: what makes one and what reads it agree with the pair of shardings that is paid for."""
-        for item in self._ways.items.arrays:
-            if not item.free and len(self.cost) <= MOST_VARIABLES:
-                self._reshards(item)
-
-    def _reshards(self, item: ArrayItem) -> None:
-        regions = {reader.region for reader in item.readers}
-        copies: dict[tuple[Sharding, Goal], list[tuple[int, float]]] = defaultdict(list)
-        for made, taken, paid in self._prices.readings(item):
-            flows = {(s, t): self._variable(0.0) for s in made for t in taken}
-            for s, ways in made.items():
-                self._rows.append(({flows[s, t]: 1.0 for t in taken} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
-            for t, ways in taken.items():
-                self._rows.append(({flows[s, t]: 1.0 for s in made} | dict.fromkeys(ways, -1.0), 0.0, 0.0))
-            for (s, t), prices in paid.items():
-                for goal, price in prices.items():
-                    copies[s, goal].append((flows[s, t], price))
-        for shared in copies.values():
-            most = max(price for _, price in shared)
-            if len(shared) == 1 and len(regions) == 1:
-                self.cost[shared[0][0]] += most
-                continue
-            copy = self._variable(most)
-            self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
-
-    def take_neighbours(self) -> None:
-        """What is read through windows: as much as the dearest of its readers needs."""
-        for item in self._ways.items.neighbours:
-            prices = self._prices.sent(item)
-            if len(item.readers) == 1:
-                for variable, price in [pair for found in prices for pair in found.items()]:
-                    self.cost[variable] += price
-            elif prices:
-                most = max(price for found in prices for price in found.values())
-                sent = self._variable(most)
-                for found in prices:
-                    self._rows.append(({sent: 1.0} | {v: -price / most for v, price in found.items()}, 0.0, 1.0))
-
-    def _variable(self, cost: float) -> int:
-        self.cost.append(cost)
-        return len(self.cost) - 1
+    return Bound(least, max(least, min(possible, program.solve(max(1.0, left()), asked).bound)))

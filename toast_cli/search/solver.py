@@ -1,5 +1,5 @@
 """HiGHS in a process of its own, so that Ctrl-C reaches a run that waits for it. Enters: an integer program, as
-arguments of `scipy.optimize.milp`. Leaves: its lower bound.
+arguments of `scipy.optimize.milp`. Leaves: its lower bound, and the best values found.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ import signal
 from collections.abc import Callable
 from math import isfinite
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from toast_cli.child import may_fork
 from toast_cli.process import end_with_parent
@@ -17,15 +20,27 @@ from toast_cli.process import end_with_parent
 _POLL_SECONDS = 0.1
 
 
-def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
-    """The solver's lower bound, 0 where it has none.
+class Solution(NamedTuple):
+    """What a solver knows of an integer program.
+
+    Attributes:
+        bound: what no values can be cheaper than, 0 where it knows of none. values: [variables] the cheapest it has
+            found; None where it has found none.
+    """
+
+    bound: float = 0.0
+    values: NDArray[np.float64] | None = None
+
+
+def solved(problem: dict[str, Any], asked: Callable[[], bool]) -> Solution:
+    """What HiGHS makes of a program.
 
     It does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
     children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
     the solver's time is over.
     """
     if multiprocessing.current_process().daemon or not may_fork():
-        return _solved(problem)
+        return _solve(problem)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(problem, sender), daemon=True)
@@ -34,10 +49,10 @@ def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
     try:
         while not receiver.poll(_POLL_SECONDS):
             if asked():
-                return 0.0
-        return float(receiver.recv())
+                return Solution()
+        return Solution(*receiver.recv())
     except EOFError:  # it died, of memory perhaps
-        return 0.0
+        return Solution()
     finally:
         process.kill()
         process.join()
@@ -50,11 +65,12 @@ def _serve(problem: dict[str, Any], sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     end_with_parent(None if parent is None else parent.pid)
-    sender.send(_solved(problem))
+    sender.send(_solve(problem))
 
 
-def _solved(problem: dict[str, Any]) -> float:
+def _solve(problem: dict[str, Any]) -> Solution:
     from scipy.optimize import milp
 
-    bound = milp(**problem).mip_dual_bound
-    return float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0
+    found = milp(**problem)
+    bound = found.mip_dual_bound
+    return Solution(float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0, found.x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import compress
@@ -58,7 +58,8 @@ class PatternWays:
         problem: one in which patterns choose for themselves. items, pricer, sums: of it. of_pattern: [patterns] ways.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, some: Sequence[list[Iteration]] = ()) -> None:
+        """some: [patterns] what each may iterate over; empty: whatever it could."""
         self.problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
         profile = find_profile(problem.mesh.chip)
         self.items = make_items(problem, profile)
@@ -69,7 +70,7 @@ class PatternWays:
         for work in self.items.work:
             self._work[work.pattern].append(work)
         self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
-        self._every = [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
+        self._every = some or [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
         self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
         self.of_pattern = [self._made(number) for number in range(len(problem.patterns))]
         self._number()
