@@ -151,7 +151,7 @@ def test_only_step_times_are_proven(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not look at signals, so it is a process that is ended at the first look that says so."""
     monkeypatch.setattr(solver, "may_fork", lambda: True)
-    monkeypatch.setattr(solver, "_solved", lambda program: threading.Event().wait())
+    monkeypatch.setattr(solver, "_solve", lambda program: threading.Event().wait())
     looks = [False, False, True]
     assert selection.bound(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)).seconds == 0.0
     assert looks == []

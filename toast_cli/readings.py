@@ -26,9 +26,9 @@ from toast_cli.plan.saved import SavedPlan, apply_plan
 from toast_cli.request import Request, SearchName
 from toast_cli.search import SearchResult
 from toast_cli.search.diverse import KEPT
+from toast_cli.search.finish import finished, searched_first
 from toast_cli.search.objective import Objective
 from toast_cli.search.shapes import search_shapes
-from toast_cli.search.unmirror import UNMIRROR_SHARE, rest_of_budget, unmirrored
 from toast_cli.tactics import Wishes, starting_plans, strategies
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
@@ -132,25 +132,22 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
-    apart = (
-        request.search == SearchName.mcts and request.strategy is None
-    )  # whether layers may be decided apart in the end
-    iterations, seconds = request.iterations, request.budget_seconds
+    free = request.strategy is None and request.search in (SearchName.mcts, SearchName.exact)
+    budget = request.iterations, request.budget_seconds
     evaluator, result = search_shapes(
         evaluator_of,
         suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes,
         request.search,
         request.seed,
-        iterations if iterations is None or not apart else max(1, round(iterations * (1.0 - UNMIRROR_SHARE))),
-        seconds if seconds is None or not apart else seconds * (1.0 - UNMIRROR_SHARE),
+        *(searched_first(*budget) if free else budget),
         request.jobs,
         report,
         starting_plans,
         KEPT if request.wanted > 1 else 0,
     )
-    if not apart or result.stopped == "interrupted":
+    if not free:
         return evaluator, result
-    return unmirrored(evaluator, result, rest_of_budget(result, iterations, seconds))
+    return finished(evaluator, result, request.search, tuple(starting_plans(evaluator.problem)), *budget)
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:

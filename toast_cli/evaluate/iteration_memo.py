@@ -19,7 +19,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, claim_of, assigned_order
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, assigned_order, claim_of
 from toast_cli.plan.decisions import Decision, Override, Plan, Shard
 from toast_cli.plan.iteration import NO_PART, NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
@@ -59,7 +59,7 @@ class AlikePatterns:
 
 @dataclass(slots=True)
 class View:
-    """touches: of the decisions that matter, see `touches`. matters: decision -> [kinds] what it comes to, of those that
+    """touches: of the decisions that matter (see there). matters: decision -> [kinds] what it comes to, of those that
     do."""
 
     touches: frozenset[int]

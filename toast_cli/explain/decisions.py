@@ -8,8 +8,9 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
+from toast_cli.explain.words import override_texts, places_of
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.sharding import shards
 from toast_cli.program.ops import ARGUMENT
@@ -77,6 +78,14 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
             f"Devices along {axis} each store {role} whole between steps, whatever other decisions say. "
             "That takes no gathers, and more memory."
         ]
+    if isinstance(decision, Override):
+        return [
+            f"Some ops do otherwise than all other decisions say: over {axis}, "
+            f"{', '.join(override_texts(problem, decision))}.",
+            *(f"{study.place(ops[0])}: {f'{name} is split' if name else 'nothing is split'}"
+              f"{f', and in {format_count(len(ops) - 1)} alike' if len(ops) > 1 else ''}."
+              for name, _, ops in places_of(problem, decision)[:_LISTED] if ops),
+        ]  # fmt: skip
     group = problem.dimensions.groups[decision.group]
     meaning = f": {DIMENSIONS[group.role]}" if group.role in DIMENSIONS else ""
     alike = f", {format_count(len(group.classes))} alike" if len(group.classes) > 1 else ""

@@ -14,17 +14,18 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
-from toast_cli.explain.words import summary
+from toast_cli.explain.words import places_of, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import claim_of
-from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
+from toast_cli.quantities import format_plural
 
 # Role of a `Replicate` -> what it does to what is called so; all others store arguments whole.
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
@@ -113,6 +114,9 @@ class Study:
         if isinstance(decision, Replicate):
             role = problem.roles[decision.role]
             return f"{role} {_KEPT.get(role, 'stored whole')} over {axis}"
+        if isinstance(decision, Override):
+            count = sum(len(ops) for _, _, ops in places_of(problem, decision))
+            return f"{format_plural(count, 'op')} otherwise over {axis}"
         groups = problem.dimensions.groups
         side = self._sides(decision)
         apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""
@@ -144,6 +148,9 @@ class Study:
         """Number of the decision that put `axis` on one of an op's slots; 0 where a pin or the op did."""
         of = self.problem.patterns[pattern]
         groups = {of.groups[slot] for slot in slots}
+        for number, decision in enumerate(self.plan, 1):
+            if isinstance(decision, Override) and decision.axis == axis and self._overrides(pattern, decision):
+                return number
         for number, decision in enumerate(self.plan, 1):
             if isinstance(decision, Shard) and claim_of(of, decision, self.problem.resolution_place) is None:
                 continue
@@ -177,6 +184,8 @@ class Study:
         for k, other in enumerate(self.plan, 1):
             if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
                 return f"{self.numbered(k)} keeps it whole"
+            if isinstance(other, Override) and other.axis == axis and self._overrides(pattern, other):
+                return f"{self.numbered(k)} has it do otherwise"
         if all(of.form.kinds[slot] is SlotKind.BLOCKED for slot in slots):
             return "the operation needs it whole"
         for slot in slots:
@@ -184,6 +193,10 @@ class Study:
             if of.form.sizes[slot] % (taken * size):
                 return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
+
+    def _overrides(self, pattern: int, decision: Override) -> bool:
+        """Whether a decision is about ops of a pattern."""
+        return claim_of(self.problem.patterns[pattern], decision, self.problem.resolution_place) is not None
 
     def place(self, op: int, inside: str = "") -> str:
         return self.source.location(op, inside) or self.problem.program.ops[op].name

@@ -13,7 +13,7 @@ from functools import cached_property
 from toast_cli.dimensions.model import Dimensions, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Replicate, Shard
 from toast_cli.plan.iteration import OpPattern
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.program.model import Program
@@ -110,7 +110,7 @@ class DecisionSpace:
 
     def variants(self, decision: Decision) -> list[Decision]:
         """Decisions that differ in one thing only: the side of one conflict, or what they leave. `parts` are others."""
-        if isinstance(decision, Replicate):
+        if not isinstance(decision, Shard):
             return []
         found: list[Decision] = []
         for place, count in enumerate(self._side_counts(decision.group)):
@@ -121,13 +121,17 @@ class DecisionSpace:
 
     def parts(self, decision: Decision) -> list[Decision]:
         """The same decision as it holds in a part of the program only (`Shard.only`), in each there is."""
-        if isinstance(decision, Replicate):
+        if not isinstance(decision, Shard):
             return []
         found = [decision._replace(unless=NOWHERE, only=scope) for scope in self._within(decision.group)]
         return [d for d in found if d != decision]
 
     def offers(self, decision: Decision) -> bool:
-        """Whether a search may decide so: `choices`, and all that `variants` and `parts` lead to from them."""
+        """Whether a search may decide so: `choices`, all that `variants` and `parts` lead to from them, and what is
+        said of the problem's own parts."""
+        if isinstance(decision, Override):
+            known = {pattern.part for pattern in self.patterns}
+            return decision.axis not in self.closed and all(part in known for part, _ in decision.places)
         if isinstance(decision, Replicate):
             return decision in self._offered or decision in self.rests
         if decision in self._offered:

@@ -7,7 +7,8 @@ Enters: a problem. Leaves: the part of each op, and the same problem whose patte
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from toast_cli.plan.iteration import NO_PART, OpPattern
@@ -28,6 +29,36 @@ def with_parts(problem: Problem, parts: Sequence[int]) -> Problem:
             patterns.append(replace(problem.patterns[old], part=part))
         op_pattern.append(at)
     return replace(problem, patterns=tuple(patterns), op_pattern=tuple(op_pattern))
+
+
+def ops_of_parts(problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Part -> its ops."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for op, pattern in enumerate(problem.op_pattern):
+        if problem.patterns[pattern].part != NO_PART:
+            found[problem.patterns[pattern].part].append(op)
+    return {part: tuple(ops) for part, ops in sorted(found.items())}
+
+
+def parted_into(problem: Problem, places: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> Problem:
+    """The problem with each of these sets of ops as a part, numbered as they first come.
+
+    Args:
+        places: ops, and slots of them that an axis is to split. Raises ValueError where there are no such ops or slots,
+            or one op is in several sets.
+    """
+    parts = [NO_PART] * len(problem.op_pattern)
+    numbers: dict[tuple[int, ...], int] = {}
+    for ops, slots in places:
+        new = ops not in numbers
+        number = numbers.setdefault(ops, len(numbers))
+        for op in ops:
+            if not 0 <= op < len(parts) or (new and parts[op] != NO_PART):
+                raise ValueError("it does otherwise in other ops")
+            if any(not 0 <= slot < len(problem.patterns[problem.op_pattern[op]].groups) for slot in slots):
+                raise ValueError("it splits what is not there")
+            parts[op] = number
+    return with_parts(problem, parts) if numbers else problem
 
 
 def has_parts(problem: Problem) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from toast_cli.dimensions.model import Dimensions, Form, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
-from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, claim_of, assigned_order, rules_of
+from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, assigned_order, claim_of, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import Decision, Plan, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal

@@ -11,7 +11,7 @@ from itertools import combinations, permutations
 from math import prod
 from typing import Any, NamedTuple
 
-from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Shard
+from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 
@@ -58,7 +58,7 @@ class Moves:
             if all(d[:2] not in taken if isinstance(d, Shard) else d.axis in axes and d not in held for d in unit)
         ]  # fmt: skip
         allowed = {d for unit in found for d in unit}
-        reads = tuple(sorted(d for d in allowed if not isinstance(d, Shard) and d.role == self._loop_reads))
+        reads = tuple(sorted(d for d in allowed if isinstance(d, Replicate) and d.role == self._loop_reads))
         together = [reads] if len(reads) > 1 and reads not in found else []
         return [*found, *(move for move in self.macros if allowed.issuperset(move)), *together]
 
@@ -306,7 +306,8 @@ def suited(problem: Problem, plan: Plan) -> Plan:
             decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
         ):
             found.append(decision)
-            taken.add(decision[:2])
+            if isinstance(decision, Shard):
+                taken.add(decision[:2])
     return problem.canonical(tuple(found))
 
 

@@ -11,15 +11,14 @@ import time
 from dataclasses import replace
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.mirrors import Parts, mirrored_groups, taken_apart, unmirror
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.moves import Edit, Moves, results
 from toast_cli.search.objective import PRICE, Objective
 from toast_cli.search.run import Confirmed
 
-UNMIRROR_SHARE = 0.1  # of the user's budget;
-EVALUATIONS = 300  # where there is none
+UNMIRROR_SHARE = 0.1  # of the user's evaluations
 LEAST_EVALUATIONS = 10  # with fewer nothing is tried
 LEAST_GAIN = 2.0 * PRICE  # of one edit, in units of reward: that much more has to be said about the plan
 
@@ -51,9 +50,7 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
 
     found = narrow.canonical(
         tuple(
-            d if isinstance(d, Replicate) else narrowed(d)
-            for d in plan
-            if isinstance(d, Replicate) or d.group not in gone
+            narrowed(d) if isinstance(d, Shard) else d for d in plan if not isinstance(d, Shard) or d.group not in gone
         )
     )
     final = Evaluator(narrow, [found], evaluator)
@@ -67,16 +64,6 @@ def unmirrored(evaluator: Evaluator, result: SearchResult, budget: Budget) -> tu
         seconds=result.seconds + time.monotonic() - start,
     )  # fmt: skip
     return final, better
-
-
-def rest_of_budget(result: SearchResult, iterations: int | None, seconds: float | None) -> Budget:
-    """What is left of the user's budget after a search."""
-    if iterations is None and seconds is None:
-        return Budget(EVALUATIONS)
-    return Budget(
-        None if iterations is None else iterations - result.evaluations - 1,  # one for what comes out
-        None if seconds is None else seconds - result.seconds,
-    )
 
 
 def _edit(evaluator: Evaluator, plan: Plan, parts: Parts, budget: Budget) -> tuple[Plan, int]:

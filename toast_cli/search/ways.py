@@ -113,7 +113,11 @@ class PatternWays:
 
     def keep(self, kept: Iterable[Iterable[bool]]) -> None:
         """Leaves out all other ways. kept: [patterns] [ways]."""
-        self.of_pattern = [list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)]
+        self.take([list(compress(ways, of)) for ways, of in zip(self.of_pattern, kept, strict=True)])
+
+    def take(self, of_pattern: list[list[PatternWay]]) -> None:
+        """Has these ways only. of_pattern: [patterns] some of those that there were."""
+        self.of_pattern = of_pattern
         self._number()
 
     def aliased(self) -> list[tuple[int, int]]:

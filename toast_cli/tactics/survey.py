@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from toast_cli.plan.decisions import Replicate
+from toast_cli.plan.decisions import Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic, effective
 from toast_cli.tactics.named import find_tactic
@@ -44,6 +44,6 @@ def _survey(problem: Problem, tactic: Tactic) -> Applies:
         for decision in plan:
             if isinstance(decision, Replicate):
                 decides[f"{problem.roles[decision.role]} whole"] = None
-            else:
+            elif isinstance(decision, Shard):
                 decides[problem.dimensions.groups[decision.group].name] = None
     return Applies(tactic.name, tactic.about, axes, list(decides), "" if axes else reason)
