@@ -190,17 +190,32 @@ class _Search:
         least = prices.leave_out(possible, self._ended, PASSES)
         if least >= possible:
             return None
-        prices.leave_out_all_but_near(min(possible, CLOSE * least), self._ended, PASSES)
+        left = ways.of_pattern
+        for aim in dict.fromkeys((min(possible, CLOSE * least), possible)):
+            ways.take(left)
+            if aim < possible and prices.leave_out(aim, self._ended, PASSES) >= aim:
+                continue
+            picked = self._solved(ways, prices, aim, seconds, asked)
+            if picked is not None:
+                return picked
+        return None
+
+    def _solved(
+        self, ways: PatternWays, prices: PairPrices, aim: float, seconds: float | None, asked: Callable[[], bool]
+    ) -> list[Iteration] | None:
+        """[patterns] what each had better do; None where the solver finds nothing that takes less than `aim` seconds:
+        ways that only slower assignments have may have been left out."""
         program = IntegerProgram(ways, prices)
         if not program.state(self._ended) or len(program.cost) > MOST_VARIABLES:
             return None
+        unlike = UNLIKE * aim / len(ways.of_pattern)
         for number, of in enumerate(ways.of_pattern):
             now = self._problem.iterate(number, self._plan).slot_axes
             for variable, way in zip(ways.variables(number), of, strict=True):
                 if way.iteration.slot_axes != now:
-                    program.cost[variable] += UNLIKE * possible / len(ways.of_pattern)
+                    program.cost[variable] += unlike
         values = program.solve(seconds, asked, GAP, NODES).values
-        if values is None:
+        if values is None or float(np.dot(program.cost, values)) > aim * (1.0 + UNLIKE):
             return None
         found = []
         for number, of in enumerate(ways.of_pattern):

@@ -88,12 +88,6 @@ class PairPrices:
         self._ways.keep(left)
         return min(possible, least) if all(self._ways.of_pattern) else possible
 
-    def leave_out_all_but_near(self, possible: float, ended: Callable[[], bool], passes: int = PASSES) -> None:
-        """The same, where there may be such a sharding; else nothing is left out."""
-        ways = self._ways.of_pattern
-        if self.leave_out(possible, ended, passes) >= possible:
-            self._ways.take(ways)
-
     def readings(self, item: ArrayItem) -> Iterable[Reading]:
         """For each reader that may need a copy of the array what each pair of shardings costs."""
         made = self._ways.making(item.pattern, item.result)
