@@ -31,7 +31,8 @@ from toast_cli.tactics import starting_plans
 BEHIND = 1.01
 EVALUATIONS = 2000
 COLUMNS = {
-    "program": "{program}", "mesh": "{mesh}", "by groups": "{by_groups_ms:.5f}", "plan ms": "{plan_ms:.5f}", "best ms": "{best_ms:.5f}",
+    "program": "{program}", "mesh": "{mesh}", "by groups": "{by_groups_ms:.5f}", "plan ms": "{plan_ms:.5f}",
+    "best ms": "{best_ms:.5f}",
     "behind %": "{behind:.2f}", "decisions": "{decisions}", "": "{verdict}",
 }  # fmt: skip
 
@@ -68,7 +69,8 @@ def measure(name: str, small: Small, mesh: str, evaluations: int, must_gain: flo
     best = best_of_all(case.problem)
     ratio = found.cost.step_seconds / best.seconds if best.seconds else 1.0
     return {
-        "program": name, "mesh": mesh, "by_groups_ms": 1e3 * by_groups.cost.step_seconds, "plan_ms": 1e3 * found.cost.step_seconds, "best_ms": 1e3 * best.seconds,
+        "program": name, "mesh": mesh, "by_groups_ms": 1e3 * by_groups.cost.step_seconds,
+        "plan_ms": 1e3 * found.cost.step_seconds, "best_ms": 1e3 * best.seconds,
         "least_ms": 1e3 * best.least, "behind": 100.0 * (ratio - 1.0), "decisions": len(found.plan),
         "verdict": "behind" if ratio > BEHIND else "",
     }  # fmt: skip

@@ -3,9 +3,9 @@
 A decision about a group holds wherever the group is. That keeps plans short, and is mostly the best there is; but where
 arrays have a dimension twice the best plan may take an axis away from a group in some ops and give it to another there.
 What ops could do instead is looked for without decisions: each pattern may keep what the plan makes of it, do what an
-expert's plan would, or change one thing; the cheapest assignment is the solution of an integer program (see
-`integer_program`). Where that differs from the plan, ops become places of an `Override` for each axis; connected ones
-that do not gain what they take to say are left out, one after the other, by exact costs.
+expert's plan would, or change one thing (in small programs anything); the cheapest assignment is the solution of an
+integer program (see `integer_program`). Where that differs from the plan, ops become places of an `Override` for each
+axis; connected ones that do not gain what they take to say are left out, one after the other, by exact costs.
 
 Enters: a search's result, and plans of experts. Leaves: a better plan, with the problem whose patterns know their
 parts, or what came in.
@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from math import perm
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from toast_cli.plan.iteration import NO_PART, Iteration, lay_out
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.parts import fine_parts, has_parts, with_parts
 from toast_cli.plan.problem import Problem
-from toast_cli.search.every_split import iterations_of, splits_near
+from toast_cli.search.every_split import every_iteration, iterations_of, splits_near
 from toast_cli.search.integer_program import IntegerProgram
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.model import SearchResult
@@ -45,11 +46,12 @@ MUST_GAIN = 0.05
 # better do alike; XLA gives plans like that other collectives than they promise.
 MOST_PARTS = 100
 MOST_PATTERNS, MOST_WAYS, MOST_VARIABLES = 600, 12_000, 35_000  # with more there is no integer program
+ALL_WAYS = 4000  # where there are no more, all are looked at besides
 PASSES, GAP, NODES = 60, 1e-3, 1  # for `leave_out` and the solver: good plans, not proofs
 CLOSE = 1.01  # times the bound: where some assignment may be so fast, slower ones are not looked at
 UNLIKE = 1e-3  # of a step: what it costs in all if every op does otherwise, so that as few as can be do
 TRIALS = 600  # plans looked at to leave overrides out
-ROUNDS = 4  # each from where the one before has led
+ROUNDS = 4  # at most
 GAINS_MORE = 0.005  # of a step: what a round must promise to gain, from the second on
 
 Claims = dict[int, tuple[int, ...]]  # axis -> slots, as an `Override` has them
@@ -160,11 +162,18 @@ class _Search:
 
     def run(self, must_gain: float, seconds: float | None, asked: Callable[[], bool]) -> Plan:
         """The best plan found."""
+        patterns, axes = self._problem.patterns, len(self._axes)
+        few = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in patterns) <= ALL_WAYS
+        found = [self._in_rounds(must_gain, seconds, asked, near=near) for near in ((True, False) if few else (True,))]
+        return min(found, key=self._rank)
+
+    def _in_rounds(self, must_gain: float, seconds: float | None, asked: Callable[[], bool], *, near: bool) -> Plan:
+        """The best plan that rounds lead to, each from where the one before has led."""
         best = self._plan
-        for number in range(ROUNDS):
-            gain = min(must_gain, GAINS_MORE) if number else must_gain
+        for _ in range(ROUNDS):
+            gain = must_gain if best == self._plan else min(must_gain, GAINS_MORE)
             possible = (1.0 - gain) * self._evaluator.cost(best).step_seconds
-            picked = self._assignment(best, possible, seconds, asked)
+            picked = self._assignment(best, possible, seconds, asked, near=near)
             if picked is None or self._ended():
                 break
             plan = self._said(picked)
@@ -178,11 +187,15 @@ class _Search:
     # -- the assignment --------------------------------------------------------------------------------------------
 
     def _assignment(
-        self, plan: Plan, possible: float, seconds: float | None, asked: Callable[[], bool]
+        self, plan: Plan, possible: float, seconds: float | None, asked: Callable[[], bool], *, near: bool
     ) -> list[Iteration] | None:
-        """[patterns] what each had better do, of what lies near to what a plan makes it do; None where nothing takes
-        less than `possible` seconds, or nobody knows."""
-        some = [self._near(number, plan) for number in range(len(self._problem.patterns))]
+        """[patterns] what each had better do, of what lies near to what a plan makes it do or of everything; None where
+        nothing takes less than `possible` seconds, or nobody knows."""
+        patterns = self._problem.patterns
+        if near:
+            some = [self._near(number, plan) for number in range(len(patterns))]
+        else:
+            some = [every_iteration(pattern, self._problem.mesh.sizes) for pattern in patterns]
         if sum(map(len, some)) > MOST_WAYS or self._ended():
             return None
         ways = PatternWays(self._problem, some)
@@ -195,27 +208,27 @@ class _Search:
             ways.take(left)
             if aim < possible and prices.leave_out(aim, self._ended, PASSES) >= aim:
                 continue
-            picked = self._solved(ways, prices, aim, seconds, asked)
+            picked = self._solved(ways, prices, possible, seconds, asked)
             if picked is not None:
                 return picked
         return None
 
     def _solved(
-        self, ways: PatternWays, prices: PairPrices, aim: float, seconds: float | None, asked: Callable[[], bool]
+        self, ways: PatternWays, prices: PairPrices, possible: float, seconds: float | None, asked: Callable[[], bool]
     ) -> list[Iteration] | None:
-        """[patterns] what each had better do; None where the solver finds nothing that takes less than `aim` seconds:
-        ways that only slower assignments have may have been left out."""
+        """[patterns] what each had better do; None where the solver finds nothing that takes less than `possible`
+        seconds, of the ways that are left."""
         program = IntegerProgram(ways, prices)
         if not program.state(self._ended) or len(program.cost) > MOST_VARIABLES:
             return None
-        unlike = UNLIKE * aim / len(ways.of_pattern)
+        unlike = UNLIKE * possible / len(ways.of_pattern)
         for number, of in enumerate(ways.of_pattern):
             now = self._problem.iterate(number, self._plan).slot_axes
             for variable, way in zip(ways.variables(number), of, strict=True):
                 if way.iteration.slot_axes != now:
                     program.cost[variable] += unlike
         values = program.solve(seconds, asked, GAP, NODES).values
-        if values is None or float(np.dot(program.cost, values)) > aim * (1.0 + UNLIKE):
+        if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
             return None
         found = []
         for number, of in enumerate(ways.of_pattern):
