@@ -20,9 +20,11 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
+from toast_cli.plan.decisions import length_of
 from toast_cli.plan.patterns import make_problem
 from toast_cli.program.model import Program
 from toast_cli.search import SearchResult
+from toast_cli.search.finish import finished, searched_first
 from toast_cli.search.objective import PRICE
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans
@@ -66,7 +68,10 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     """One row; `worst`: how much slower the worst seed's plan is, in per cent."""
     spec, _, shape = mesh.partition(":")
     problem = make_problem(program, dimensions, load_spec(spec).mesh(parse_shape(shape) if shape else None))
-    exact = run_search(Evaluator(problem), "exact", 0, None, seconds)
+    starts = tuple(starting_plans(problem))
+    _, first = searched_first(None, seconds)
+    evaluator = Evaluator(problem)
+    _, exact = finished(evaluator, run_search(evaluator, "exact", 0, None, first), "exact", starts, None, seconds)
     best = exact.cost.step_seconds
     row: Row = {
         "program": name, "mesh": mesh, "best_ms": 1e3 * best,
@@ -76,8 +81,6 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     }  # fmt: skip
     if not exact.proven:
         return row
-    evaluator = Evaluator(problem)
-    starts = starting_plans(problem)
     found = [run_search(evaluator, "mcts", seed, starts=starts) for seed in range(seeds)]
     reached = sum(priced(result) <= priced(exact) * REACHED for result in found)
     worst = (
@@ -89,7 +92,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
 
 def priced(result: SearchResult) -> float:
     """Seconds with what each decision must gain, which is what searches compare."""
-    return result.cost.step_seconds * (1.0 + PRICE * len(result.plan)) if result.fits else float("inf")
+    return result.cost.step_seconds * (1.0 + PRICE * length_of(result.plan)) if result.fits else float("inf")
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_ops_are_told_apart_only_as_far_as_asked_for() -> None:
 def test_parts_that_are_not_there() -> None:
     case = case_of(lambda x: x @ x, arg(8, 8))
     for places in ([((99,), ())], [((0,), (5,))], [((0, 1), ()), ((1,), ())]):
-        with pytest.raises(ValueError, match="otherwise|split"):
+        with pytest.raises(ValueError, match=r"otherwise|split"):
             parted_into(case.problem, places)
 
 

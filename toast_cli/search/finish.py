@@ -15,7 +15,7 @@ from toast_cli.search.certify import certify
 from toast_cli.search.exact import SOLVER_SECONDS
 from toast_cli.search.model import Budget, SearchResult
 from toast_cli.search.objective import PRICE
-from toast_cli.search.overrides import overridden
+from toast_cli.search.overrides import THOROUGH, overridden
 from toast_cli.search.unmirror import UNMIRROR_SHARE, unmirrored
 
 # Of a budget of wall time: what is kept for this.
@@ -60,7 +60,7 @@ def finished(
         return evaluator, result
     if name == SearchName.mcts:
         return overridden(evaluator, result, starts, seconds=left.seconds)
-    better, found = overridden(evaluator, result, starts, PRICE, left.seconds)
+    better, found = overridden(evaluator, result, starts, PRICE, left.seconds, THOROUGH)
     if found.plan == result.plan or found.stopped == "interrupted":
         return better, found
     spent = None if seconds is None else seconds - found.seconds

@@ -43,10 +43,15 @@ class IntegerProgram:
         return True
 
     def solve(
-        self, seconds: float | None, asked: Callable[[], bool], gap: float = GAP, nodes: int | None = None
+        self, seconds: float | None, asked: Callable[[], bool], gap: float = GAP, *, relaxed: bool = False
     ) -> Solution:
-        """The solver's bound and values, when it ends or has spent so many seconds of wall time or nodes of its tree;
-        nothing where the user asks it to end before. gap: relative, at which it may stop."""
+        """The solver's bound and values, when it ends or has spent so many seconds of wall time; nothing where the user
+        asks it to end before.
+
+        Args:
+            gap: relative, at which it may stop. relaxed: whether a pattern may take several ways in part. Mostly none
+                does, and it takes a fraction of the time.
+        """
         from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
         from scipy.sparse import csr_array
 
@@ -55,17 +60,16 @@ class IntegerProgram:
         scale, whole = max(self.cost), len(self._ways)
         if scale <= 0.0:
             return Solution()
-        limits = {"time_limit": seconds, "node_limit": nodes}
         program = {
             "c": np.array(self.cost) / scale,
-            "integrality": np.arange(len(self.cost)) < whole,
+            "integrality": np.arange(len(self.cost)) < (0 if relaxed else whole),
             "bounds": Bounds(0.0, 1.0),
             "constraints": LinearConstraint(
                 csr_array((values, (rows, columns)), shape=(len(self._rows), len(self.cost))),
                 [low for _, low, _ in self._rows],
                 [high for _, _, high in self._rows],
             ),
-            "options": {"mip_rel_gap": gap, **{name: most for name, most in limits.items() if most is not None}},
+            "options": {"mip_rel_gap": gap, **({} if seconds is None else {"time_limit": seconds})},
         }
         found = solved(program, asked)
         return found._replace(bound=scale * found.bound)

@@ -45,14 +45,33 @@ MUST_GAIN = 0.05
 # That ops are told apart into where patterns are fewer: small programs only. In larger ones ops that are alike had
 # better do alike; XLA gives plans like that other collectives than they promise.
 MOST_PARTS = 100
-MOST_PATTERNS, MOST_WAYS, MOST_VARIABLES = 600, 12_000, 35_000  # with more there is no integer program
-ALL_WAYS = 4000  # where there are no more, all are looked at besides
-PASSES, GAP, NODES = 60, 1e-3, 1  # for `leave_out` and the solver: good plans, not proofs
+MOST_PATTERNS = 600  # with more nothing is tried
+PASSES, GAP = 60, 1e-3  # of `leave_out`, and of the solver: good plans, not proofs
 CLOSE = 1.01  # times the bound: where some assignment may be so fast, slower ones are not looked at
 UNLIKE = 1e-3  # of a step: what it costs in all if every op does otherwise, so that as few as can be do
 TRIALS = 600  # plans looked at to leave overrides out
 ROUNDS = 4  # at most
 GAINS_MORE = 0.005  # of a step: what a round must promise to gain, from the second on
+
+
+class Effort(NamedTuple):
+    """Up to what sizes a program is looked at.
+
+    Attributes:
+        ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
+            of an integer program; of one for ways that are not close to the bound. whole: with more variables the
+            solver may give a pattern several ways in part, and the one it has most of is taken.
+    """
+
+    ways: int
+    all_ways: int
+    variables: int
+    variables_beyond: int
+    whole: int
+
+
+QUICK = Effort(12_000, 4_000, 60_000, 60_000, 8_000)
+THOROUGH = Effort(12_000, 60_000, 100_000, 100_000, 100_000)  # for a search that is asked for a proof
 
 Claims = dict[int, tuple[int, ...]]  # axis -> slots, as an `Override` has them
 
@@ -70,6 +89,7 @@ def overridden(
     starts: Iterable[Plan] = (),
     must_gain: float = MUST_GAIN,
     seconds: float | None = None,
+    effort: Effort = QUICK,
 ) -> tuple[Evaluator, SearchResult]:
     """`result`, or a plan in which some ops do otherwise, where that is better by at least `must_gain` of its step.
 
@@ -77,7 +97,7 @@ def overridden(
     time, nothing fits, or the user has fixed or closed something.
 
     Args:
-        starts: other plans worth a look. seconds: of wall time at most.
+        starts: other plans worth a look. seconds: of wall time at most. effort: up to what sizes.
     """
     problem, start = evaluator.problem, time.monotonic()
     if (
@@ -97,7 +117,7 @@ def overridden(
             return stop.asked or (seconds is not None and time.monotonic() - start > seconds)
 
         fine = with_parts(problem, fine_parts(problem, MOST_PARTS))
-        search = _Search(Evaluator(fine, [result.plan], evaluator), result, starts, ended)
+        search = _Search(Evaluator(fine, [result.plan], evaluator), result, starts, effort, ended)
         best = search.run(must_gain, seconds, lambda: stop.asked)
         stopped = "interrupted" if stop.asked else result.stopped
     spent = replace(
@@ -149,9 +169,14 @@ class _Search:
     """Looks for overrides of one plan. looked: plans evaluated so far."""
 
     def __init__(
-        self, evaluator: Evaluator, result: SearchResult, starts: Iterable[Plan], ended: Callable[[], bool]
+        self,
+        evaluator: Evaluator,
+        result: SearchResult,
+        starts: Iterable[Plan],
+        effort: Effort,
+        ended: Callable[[], bool],
     ) -> None:
-        self._evaluator, self._ended = evaluator, ended
+        self._evaluator, self._effort, self._ended = evaluator, effort, ended
         self._problem = problem = evaluator.problem
         self._cost = Confirmed(evaluator)
         self._plan = result.plan
@@ -163,7 +188,7 @@ class _Search:
     def run(self, must_gain: float, seconds: float | None, asked: Callable[[], bool]) -> Plan:
         """The best plan found."""
         patterns, axes = self._problem.patterns, len(self._axes)
-        few = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in patterns) <= ALL_WAYS
+        few = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in patterns) <= self._effort.all_ways
         found = [self._in_rounds(must_gain, seconds, asked, near=near) for near in ((True, False) if few else (True,))]
         return min(found, key=self._rank)
 
@@ -196,30 +221,36 @@ class _Search:
             some = [self._near(number, plan) for number in range(len(patterns))]
         else:
             some = [every_iteration(pattern, self._problem.mesh.sizes) for pattern in patterns]
-        if sum(map(len, some)) > MOST_WAYS or self._ended():
+        if (near and sum(map(len, some)) > self._effort.ways) or self._ended():
             return None
         ways = PatternWays(self._problem, some)
         prices = PairPrices(ways)
         least = prices.leave_out(possible, self._ended, PASSES)
         if least >= possible:
             return None
-        left = ways.of_pattern
-        for aim in dict.fromkeys((min(possible, CLOSE * least), possible)):
+        left, close = ways.of_pattern, CLOSE * least
+        if close < possible:
+            if prices.leave_out(close, self._ended, PASSES) < close:
+                picked = self._solved(ways, prices, possible, self._effort.variables, seconds, asked)
+                if picked is not None:
+                    return picked
             ways.take(left)
-            if aim < possible and prices.leave_out(aim, self._ended, PASSES) >= aim:
-                continue
-            picked = self._solved(ways, prices, possible, seconds, asked)
-            if picked is not None:
-                return picked
-        return None
+            return self._solved(ways, prices, possible, self._effort.variables_beyond, seconds, asked)
+        return self._solved(ways, prices, possible, self._effort.variables, seconds, asked)
 
     def _solved(
-        self, ways: PatternWays, prices: PairPrices, possible: float, seconds: float | None, asked: Callable[[], bool]
+        self,
+        ways: PatternWays,
+        prices: PairPrices,
+        possible: float,
+        most: int,
+        seconds: float | None,
+        asked: Callable[[], bool],
     ) -> list[Iteration] | None:
         """[patterns] what each had better do; None where the solver finds nothing that takes less than `possible`
-        seconds, of the ways that are left."""
+        seconds, of the ways that are left, or has more than `most` variables."""
         program = IntegerProgram(ways, prices)
-        if not program.state(self._ended) or len(program.cost) > MOST_VARIABLES:
+        if not program.state(self._ended) or len(program.cost) > most:
             return None
         unlike = UNLIKE * possible / len(ways.of_pattern)
         for number, of in enumerate(ways.of_pattern):
@@ -227,7 +258,7 @@ class _Search:
             for variable, way in zip(ways.variables(number), of, strict=True):
                 if way.iteration.slot_axes != now:
                     program.cost[variable] += unlike
-        values = program.solve(seconds, asked, GAP, NODES).values
+        values = program.solve(seconds, asked, GAP, relaxed=len(program.cost) > self._effort.whole).values
         if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
             return None
         found = []
