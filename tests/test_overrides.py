@@ -28,6 +28,8 @@ from toast_cli.plan.iteration import NO_PART
 from toast_cli.plan.parts import fine_parts, ops_of_parts, parted_into, with_parts
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import apply_plan, carried_over, read_plan, save_plan, with_places
+from toast_cli.search.every_split import every_iteration, splits_near
+from toast_cli.search.finish import finished
 from toast_cli.search.model import SearchResult
 from toast_cli.search.objective import PRICE
 from toast_cli.search.overrides import overridden
@@ -172,6 +174,49 @@ def test_ops_are_told_apart_only_as_far_as_asked_for() -> None:
     case = case_of(lambda w, x: jax.grad(loss)(w, x), arg(16, 16), arg(8, 16))
     assert len(set(fine_parts(case.problem, 1))) == len(case.problem.patterns)
     assert len(set(fine_parts(case.problem, 1000))) > len(case.problem.patterns)
+
+
+def test_ways_near_a_plan_differ_in_one_thing() -> None:
+    case = case_of(lambda x, w: x @ w, arg(16, 16), arg(16, 16))
+    (number,) = (case.problem.op_pattern[k] for k, op in enumerate(case.program.ops) if op.name.endswith("dot_general"))
+    pattern, sizes = case.problem.patterns[number], case.problem.mesh.sizes
+    both_on_one = ((0, 1), (), ())
+    every = {iteration.slot_axes for iteration in every_iteration(pattern, sizes)}
+    near = splits_near(pattern, sizes, both_on_one, (0, 1))
+    assert near[0] == both_on_one
+    assert set(near) <= every
+    assert {((1,), (0,), ()), ((), (0, 1), ()), ((0,), (), ()), ((), (), ()), ((1, 0), (), ())} <= set(near)
+    assert ((), (0,), (1,)) not in near
+    held = splits_near(pattern, sizes, both_on_one, (0,))
+    assert len(held) > 1
+    assert all(1 in split[0] for split in held)
+
+
+def test_a_search_ends_with_it_as_its_budget_allows() -> None:
+    case, found = small("axial attention", {"data": 4, "model": 2})
+    starts = tuple(starting_plans(case.problem))
+    evaluator, better = finished(case.evaluator, found, "mcts", starts)
+    assert better.cost.step_seconds < 0.9 * found.cost.step_seconds
+    assert better.evaluations > found.evaluations
+    for name, iterations, seconds in (("greedy", None, None), ("mcts", 100, None), ("mcts", None, 0.1)):
+        assert not any(
+            isinstance(d, Override) for d in finished(case.evaluator, found, name, starts, iterations, seconds)[1].plan
+        )
+    stopped = replace(found, stopped="interrupted")
+    assert finished(case.evaluator, stopped, "mcts", starts) == (case.evaluator, stopped)
+
+
+def test_a_proof_is_of_the_whole_space() -> None:
+    """What decisions about groups cannot say keeps a plan from being proven; with overrides it is."""
+    of = PROGRAMS["axial attention"]
+    case = case_of(of.run, *of.shapes, mesh=round_mesh(data=4))
+    starts = tuple(starting_plans(case.problem))
+    by_groups = run_search(case.evaluator, "exact", 0, starts=starts)
+    assert not by_groups.proven
+    _, proven = finished(case.evaluator, by_groups, "exact", starts)
+    assert proven.proven
+    assert proven.cost.step_seconds < by_groups.cost.step_seconds
+    assert proven.cost.step_seconds <= proven.lower_bound * 1.01
 
 
 def test_parts_that_are_not_there() -> None:
