@@ -195,7 +195,7 @@ def test_ways_near_a_plan_differ_in_one_thing() -> None:
 def test_a_search_ends_with_it_as_its_budget_allows() -> None:
     case, found = small("axial attention", {"data": 4, "model": 2})
     starts = tuple(starting_plans(case.problem))
-    evaluator, better = finished(case.evaluator, found, "mcts", starts)
+    _, better = finished(case.evaluator, found, "mcts", starts)
     assert better.cost.step_seconds < 0.9 * found.cost.step_seconds
     assert better.evaluations > found.evaluations
     for name, iterations, seconds in (("greedy", None, None), ("mcts", 100, None), ("mcts", None, 0.1)):

@@ -59,19 +59,18 @@ class Effort(NamedTuple):
 
     Attributes:
         ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
-            of an integer program; of one for ways that are not close to the bound. whole: with more variables the
-            solver may give a pattern several ways in part, and the one it has most of is taken.
+            of an integer program. whole: with more variables the solver may give a pattern several ways in part, and
+            the one it has most of is taken.
     """
 
     ways: int
     all_ways: int
     variables: int
-    variables_beyond: int
     whole: int
 
 
-QUICK = Effort(12_000, 4_000, 60_000, 60_000, 8_000)
-THOROUGH = Effort(12_000, 60_000, 100_000, 100_000, 100_000)  # for a search that is asked for a proof
+QUICK = Effort(12_000, 4_000, 60_000, 8_000)
+THOROUGH = Effort(12_000, 60_000, 100_000, 100_000)  # for a search that is asked for a proof
 
 Claims = dict[int, tuple[int, ...]]  # axis -> slots, as an `Override` has them
 
@@ -229,28 +228,20 @@ class _Search:
         if least >= possible:
             return None
         left, close = ways.of_pattern, CLOSE * least
-        if close < possible:
-            if prices.leave_out(close, self._ended, PASSES) < close:
-                picked = self._solved(ways, prices, possible, self._effort.variables, seconds, asked)
-                if picked is not None:
-                    return picked
-            ways.take(left)
-            return self._solved(ways, prices, possible, self._effort.variables_beyond, seconds, asked)
-        return self._solved(ways, prices, possible, self._effort.variables, seconds, asked)
+        if close < possible and prices.leave_out(close, self._ended, PASSES) < close:
+            picked = self._solved(ways, prices, possible, seconds, asked)
+            if picked is not None:
+                return picked
+        ways.take(left)
+        return self._solved(ways, prices, possible, seconds, asked)
 
     def _solved(
-        self,
-        ways: PatternWays,
-        prices: PairPrices,
-        possible: float,
-        most: int,
-        seconds: float | None,
-        asked: Callable[[], bool],
+        self, ways: PatternWays, prices: PairPrices, possible: float, seconds: float | None, asked: Callable[[], bool]
     ) -> list[Iteration] | None:
         """[patterns] what each had better do; None where the solver finds nothing that takes less than `possible`
-        seconds, of the ways that are left, or has more than `most` variables."""
+        seconds, of the ways that are left, or there are too many of them."""
         program = IntegerProgram(ways, prices)
-        if not program.state(self._ended) or len(program.cost) > most:
+        if not program.state(self._ended) or len(program.cost) > self._effort.variables:
             return None
         unlike = UNLIKE * possible / len(ways.of_pattern)
         for number, of in enumerate(ways.of_pattern):
