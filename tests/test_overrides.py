@@ -28,6 +28,7 @@ from toast_cli.plan.iteration import NO_PART
 from toast_cli.plan.parts import fine_parts, ops_of_parts, parted_into, with_parts
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import apply_plan, carried_over, read_plan, save_plan, with_places
+from toast_cli.program.caches import has_caches
 from toast_cli.search.every_split import every_iteration, splits_near
 from toast_cli.search.finish import finished
 from toast_cli.search.model import SearchResult
@@ -217,6 +218,24 @@ def test_a_proof_is_of_the_whole_space() -> None:
     assert proven.proven
     assert proven.cost.step_seconds < by_groups.cost.step_seconds
     assert proven.cost.step_seconds <= proven.lower_bound * 1.01
+
+
+def decode(cache: Any, x: Any, w: Any) -> Any:
+    """Writes a row of a cache in each trip, and attends to all of it."""
+
+    def step(at: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        cache, x = carry
+        cache = jax.lax.dynamic_update_slice(cache, x @ w, (at, 0))
+        return cache, jax.nn.softmax(x @ cache.T) @ cache
+
+    return jax.lax.fori_loop(0, 8, step, (cache, x))
+
+
+def test_a_cache_is_told_from_what_a_scan_gathers() -> None:
+    """Nothing is said of programs with caches unless a proof is asked for; see docs/benchmarks.md."""
+    assert has_caches(case_of(decode, arg(8, 16), arg(1, 16), arg(16, 16)).program)
+    of = PROGRAMS["recurrence"]
+    assert not has_caches(case_of(of.run, *of.shapes).program)
 
 
 def test_parts_that_are_not_there() -> None:
