@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import permutations
 from math import perm
 from typing import NamedTuple
@@ -116,7 +117,7 @@ def overridden(
             return stop.asked or (seconds is not None and time.monotonic() - start > seconds)
 
         fine = with_parts(problem, fine_parts(problem, MOST_PARTS))
-        search = _Search(Evaluator(fine, [result.plan], evaluator), result, starts, effort, ended)
+        search = _Search(fine, evaluator, result, starts, effort, ended)
         best = search.run(must_gain, seconds, lambda: stop.asked)
         stopped = "interrupted" if stop.asked else result.stopped
     spent = replace(
@@ -169,34 +170,49 @@ class _Search:
 
     def __init__(
         self,
+        fine: Problem,
         evaluator: Evaluator,
         result: SearchResult,
         starts: Iterable[Plan],
         effort: Effort,
         ended: Callable[[], bool],
     ) -> None:
-        self._evaluator, self._effort, self._ended = evaluator, effort, ended
-        self._problem = problem = evaluator.problem
-        self._cost = Confirmed(evaluator)
-        self._plan = result.plan
-        self._starts = list(dict.fromkeys(problem.canonical(plan) for plan in starts))
-        self._objective = Objective(problem, evaluator.cost(problem.fixed))
-        self._axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+        """fine: the problem of `evaluator`, whose plan the result has, told apart finely."""
+        self._problem, self._before = fine, evaluator
+        self._effort, self._ended = effort, ended
+        self._plan, self._plan_seconds = result.plan, result.cost.step_seconds
+        self._starts = list(dict.fromkeys(fine.canonical(plan) for plan in starts))
+        self._axes = [axis for axis, size in enumerate(fine.mesh.sizes) if size > 1]
         self.looked = 0
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        """Most programs need none: nothing can be gained."""
+        return Evaluator(self._problem, [self._plan], self._before)
+
+    @cached_property
+    def _cost(self) -> Confirmed:
+        return Confirmed(self._evaluator)
+
+    @cached_property
+    def _objective(self) -> Objective:
+        return Objective(self._problem, self._evaluator.cost(self._problem.fixed))
 
     def run(self, must_gain: float, seconds: float | None, asked: Callable[[], bool]) -> Plan:
         """The best plan found."""
         patterns, axes = self._problem.patterns, len(self._axes)
         few = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in patterns) <= self._effort.all_ways
         found = [self._in_rounds(must_gain, seconds, asked, near=near) for near in ((True, False) if few else (True,))]
-        return min(found, key=self._rank)
+        other = [plan for plan in found if plan != self._plan]
+        return min(other, key=self._rank, default=self._plan)
 
     def _in_rounds(self, must_gain: float, seconds: float | None, asked: Callable[[], bool], *, near: bool) -> Plan:
         """The best plan that rounds lead to, each from where the one before has led."""
         best = self._plan
         for _ in range(ROUNDS):
             gain = must_gain if best == self._plan else min(must_gain, GAINS_MORE)
-            possible = (1.0 - gain) * self._evaluator.cost(best).step_seconds
+            seconds_now = self._plan_seconds if best == self._plan else self._evaluator.cost(best).step_seconds
+            possible = (1.0 - gain) * seconds_now
             picked = self._assignment(best, possible, seconds, asked, near=near)
             if picked is None or self._ended():
                 break
