@@ -186,7 +186,7 @@ class PairPrices:
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> list[float]:
         """Of each move to one reader's copy of the item's arrays."""
-        key = id(item), made, taken, place
+        key = item.values[0], made, taken, place
         found = self._moved.get(key)
         if found is None:
             way = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
