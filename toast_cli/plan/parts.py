@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from toast_cli.plan.decisions import Decision, Override, Plan
 from toast_cli.plan.iteration import NO_PART, OpPattern
 from toast_cli.plan.problem import Problem
+from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Program
 
 MOST_OPERANDS = 8  # of an op whose operands are looked at
@@ -77,17 +79,37 @@ def fine_parts(problem: Problem, most: int) -> list[int]:
             break
         parts = finer
     first = len(program.ops) - len(program.results)
-    joined = {part: part for part in parts}
-
-    def stands_for(part: int) -> int:
-        while joined[part] != part:
-            part = joined[part]
-        return part
-
+    joined = DisjointSets[int]()
     for number, argument in enumerate(program.arguments):
         if argument.aliased_result >= 0:
-            joined[stands_for(parts[first + argument.aliased_result])] = stands_for(parts[number])
-    return [stands_for(part) for part in parts]
+            joined.union(parts[number], parts[first + argument.aliased_result])
+    return [joined.find(part) for part in parts]
+
+
+def narrowed(problem: Problem, fine: Problem, plan: Plan) -> tuple[Problem, Plan]:
+    """The problem with those of its ops in parts that overrides of the plan are about, and the plan for it. Ops of one
+    pattern that are to do the same are one part."""
+    told: dict[int, list[tuple[int, int, tuple[int, ...]]]] = defaultdict(list)  # fine part -> what is said of it
+    for number, decision in enumerate(plan):
+        if isinstance(decision, Override):
+            for part, slots in decision.places:
+                told[part].append((number, decision.axis, slots))
+    coarse: dict[int, set[int]] = defaultdict(set)
+    for old, at in zip(problem.op_pattern, fine.op_pattern, strict=True):
+        coarse[fine.patterns[at].part].add(old)
+    alike: dict[object, int] = {}
+    number_of = {
+        part: alike.setdefault((tuple(said), tuple(sorted(coarse[part]))), len(alike)) for part, said in told.items()
+    }
+    parts = [number_of.get(fine.patterns[at].part, NO_PART) for at in fine.op_pattern]
+    found: list[Decision] = []
+    for decision in plan:
+        if isinstance(decision, Override):
+            places = sorted({(number_of[part], slots) for part, slots in decision.places})
+            found.append(decision._replace(places=tuple(places)))
+        else:
+            found.append(decision)
+    return with_parts(problem, parts), tuple(found)
 
 
 def _refined(program: Program, parts: Sequence[int]) -> list[int]:

@@ -12,11 +12,12 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.program.caches import has_caches
 from toast_cli.request import SearchName
+from toast_cli.search.assignment import THOROUGH
 from toast_cli.search.certify import certify
 from toast_cli.search.exact import SOLVER_SECONDS
 from toast_cli.search.model import Budget, SearchResult
 from toast_cli.search.objective import PRICE
-from toast_cli.search.overrides import THOROUGH, overridden
+from toast_cli.search.overrides import overridden
 from toast_cli.search.unmirror import UNMIRROR_SHARE, unmirrored
 
 # Of a budget of wall time: what is kept for this.

@@ -1,0 +1,126 @@
+"""What ops had better do, whatever decisions say: the cheapest assignment of ways to patterns near a plan.
+
+Each pattern may keep what the plan makes of it, do what an expert's plan would, or change one thing; of small programs
+also anything. Dual ascent comes first, and mostly says that nothing can be gained; the rest is the solution of an
+integer program (see `integer_program`).
+
+Enters: a problem, a plan and others worth a look. Leaves: an `Iteration` for each pattern, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import perm
+from typing import NamedTuple
+
+import numpy as np
+
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.iteration import Iteration
+from toast_cli.plan.problem import Problem
+from toast_cli.search.every_split import every_iteration, iterations_of, splits_near
+from toast_cli.search.integer_program import IntegerProgram
+from toast_cli.search.pair_prices import PairPrices
+from toast_cli.search.ways import PatternWays
+
+PASSES, GAP = 60, 1e-3  # of `leave_out`, and of the solver: good plans, not proofs
+CLOSE = 1.01  # times the bound: where some assignment may be so fast, slower ones are not looked at
+UNLIKE = 1e-3  # of a step: what it costs in all if every op does otherwise, so that as few as can be do
+
+
+class Effort(NamedTuple):
+    """Up to what sizes a program is looked at.
+
+    Attributes:
+        ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
+            of an integer program. whole: with more variables the solver may give a pattern several ways in part, and
+            the one it has most of is taken.
+    """
+
+    ways: int
+    all_ways: int
+    variables: int
+    whole: int
+
+
+QUICK = Effort(12_000, 4_000, 60_000, 4_000)
+THOROUGH = Effort(12_000, 60_000, 100_000, 100_000)  # for a search that is asked for a proof
+
+
+class CheapestAssignment:
+    """Looks for what ops of a problem had better do than a plan makes of them.
+
+    Attributes:
+        few: whether there are so few ways in all that everything can be looked at.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        starts: Iterable[Plan],
+        effort: Effort,
+        ended: Callable[[], bool],
+        seconds: float | None,
+        asked: Callable[[], bool],
+    ) -> None:
+        """starts: other plans worth a look. ended: whether time is up. seconds, asked: see `IntegerProgram.solve`."""
+        self._problem, self._plan, self._effort, self._ended = problem, plan, effort, ended
+        self._seconds, self._asked = seconds, asked
+        self._starts = list(dict.fromkeys(problem.canonical(start) for start in starts))
+        self._axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+        axes = len(self._axes)
+        ways = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in problem.patterns)
+        self.few = ways <= effort.all_ways
+
+    def find(self, plan: Plan, possible: float, *, near: bool) -> list[Iteration] | None:
+        """[patterns] what each had better do, of what lies near to what a plan makes it do or of everything; None where
+        nothing takes less than `possible` seconds, or nobody knows."""
+        patterns = self._problem.patterns
+        if near:
+            some = [self._near(number, plan) for number in range(len(patterns))]
+        else:
+            some = [every_iteration(pattern, self._problem.mesh.sizes) for pattern in patterns]
+        if (near and sum(map(len, some)) > self._effort.ways) or self._ended():
+            return None
+        ways = PatternWays(self._problem, some)
+        prices = PairPrices(ways)
+        least = prices.leave_out(possible, self._ended, PASSES)
+        if least >= possible:
+            return None
+        left, close = ways.of_pattern, CLOSE * least
+        if close < possible and prices.leave_out(close, self._ended, PASSES) < close:
+            picked = self._solved(ways, prices, possible)
+            if picked is not None:
+                return picked
+        ways.take(left)
+        return self._solved(ways, prices, possible)
+
+    def _solved(self, ways: PatternWays, prices: PairPrices, possible: float) -> list[Iteration] | None:
+        """[patterns] what each had better do; None where the solver finds nothing that takes less than `possible`
+        seconds, of the ways that are left, or there are too many of them."""
+        program = IntegerProgram(ways, prices)
+        if not program.state(self._ended) or len(program.cost) > self._effort.variables:
+            return None
+        unlike = UNLIKE * possible / len(ways.of_pattern)
+        for number, of in enumerate(ways.of_pattern):
+            now = self._problem.iterate(number, self._plan).slot_axes
+            for variable, way in zip(ways.variables(number), of, strict=True):
+                if way.iteration.slot_axes != now:
+                    program.cost[variable] += unlike
+        values = program.solve(self._seconds, self._asked, GAP, relaxed=len(program.cost) > self._effort.whole).values
+        if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
+            return None
+        found = []
+        for number, of in enumerate(ways.of_pattern):
+            variables = ways.variables(number)
+            found.append(of[int(np.argmax(values[variables.start : variables.stop]))].iteration)
+        return found
+
+    def _near(self, number: int, plan: Plan) -> list[Iteration]:
+        """What ops of a pattern do in a plan, in one that differs in a single thing, and in plans of experts."""
+        problem, pattern = self._problem, self._problem.patterns[number]
+        split = problem.iterate(number, plan).slot_axes
+        splits = splits_near(pattern, problem.mesh.sizes, split, self._axes)
+        others = [problem.iterate(number, start).slot_axes for start in (self._plan, *self._starts)]
+        return iterations_of(pattern, problem.mesh.sizes, dict.fromkeys((*splits, *others)))
