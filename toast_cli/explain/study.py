@@ -14,7 +14,7 @@ from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
-from toast_cli.explain.words import places_of, summary
+from toast_cli.explain.words import ops_text, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import claim_of
@@ -25,7 +25,6 @@ from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
-from toast_cli.quantities import format_plural
 
 # Role of a `Replicate` -> what it does to what is called so; all others store arguments whole.
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
@@ -115,8 +114,7 @@ class Study:
             role = problem.roles[decision.role]
             return f"{role} {_KEPT.get(role, 'stored whole')} over {axis}"
         if isinstance(decision, Override):
-            count = sum(len(ops) for _, _, ops in places_of(problem, decision))
-            return f"{format_plural(count, 'op')} otherwise over {axis}"
+            return f"{ops_text(problem, decision)} otherwise over {axis}"
         groups = problem.dimensions.groups
         side = self._sides(decision)
         apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""

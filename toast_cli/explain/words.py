@@ -126,6 +126,11 @@ def places_of(problem: Problem, decision: Override) -> list[tuple[str, tuple[int
     return found
 
 
+def ops_text(problem: Problem, decision: Override) -> str:
+    """How many ops do otherwise: `18 ops`."""
+    return format_plural(sum(len(ops) for _, _, ops in places_of(problem, decision)), "op")
+
+
 def override_texts(problem: Problem, decision: Override) -> list[str]:
     """`split ff in 12 ops (dot_general, add)`, `nothing in 3 ops (reduce)`: what the axis splits where, most first."""
     ops_by_name: dict[str, list[int]] = defaultdict(list)

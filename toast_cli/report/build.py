@@ -12,7 +12,7 @@ from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, part_name, places_of, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, ops_text, part_name, places_of, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
@@ -250,7 +250,7 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
     if isinstance(decision, Override):
         places = [PlaceFacts(list(ops), list(slots), name) for name, slots, ops in places_of(problem, decision)]
         count = sum(len(place.ops) for place in places)
-        return DecisionFacts("override", format_plural(count, "op"), axis, {}, count, 0, text, places=places)
+        return DecisionFacts("override", ops_text(problem, decision), axis, {}, count, 0, text, places=places)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
     unless = scope_name(problem, decision)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import SUMS, part_name, places_of, scope_name, summary
+from toast_cli.explain.words import SUMS, ops_text, part_name, scope_name, summary
 from toast_cli.plan.decisions import ASIDE, Decision, Override, Plan, Replicate
 from toast_cli.plan.problem import Problem
-from toast_cli.quantities import format_plural
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report
 from toast_cli.search.diverse import name_of
@@ -155,8 +154,7 @@ def short(problem: Problem, decision: Decision) -> str:
     if isinstance(decision, Replicate):
         return f"{problem.roles[decision.role]} whole over {axis}"
     if isinstance(decision, Override):
-        count = sum(len(ops) for _, _, ops in places_of(problem, decision))
-        return f"{format_plural(count, 'op')} otherwise over {axis}"
+        return f"{ops_text(problem, decision)} otherwise over {axis}"
     groups = problem.dimensions.groups
     side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
     scope, part = scope_name(problem, decision), part_name(problem, decision)

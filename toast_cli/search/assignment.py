@@ -69,6 +69,7 @@ class CheapestAssignment:
         self._seconds, self._asked = seconds, asked
         self._starts = list(dict.fromkeys(problem.canonical(start) for start in starts))
         self._axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+        self._known: tuple[PatternWays, PairPrices] | None = None
         axes = len(self._axes)
         ways = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in problem.patterns)
         self.few = ways <= effort.all_ways
@@ -83,8 +84,7 @@ class CheapestAssignment:
             some = [every_iteration(pattern, self._problem.mesh.sizes) for pattern in patterns]
         if (near and sum(map(len, some)) > self._effort.ways) or self._ended():
             return None
-        ways = PatternWays(self._problem, some)
-        prices = PairPrices(ways)
+        ways, prices = self._priced(some)
         least = prices.leave_out(possible, self._ended, PASSES)
         if least >= possible:
             return None
@@ -116,6 +116,15 @@ class CheapestAssignment:
             variables = ways.variables(number)
             found.append(of[int(np.argmax(values[variables.start : variables.stop]))].iteration)
         return found
+
+    def _priced(self, some: list[list[Iteration]]) -> tuple[PatternWays, PairPrices]:
+        """Ways and their prices; what does not depend on which ways there are is worked out once."""
+        if self._known is None:
+            ways = PatternWays(self._problem, some)
+            self._known = ways, PairPrices(ways)
+        else:
+            self._known[0].look_at(some)
+        return self._known
 
     def _near(self, number: int, plan: Plan) -> list[Iteration]:
         """What ops of a pattern do in a plan, in one that differs in a single thing, and in plans of experts."""

@@ -70,10 +70,13 @@ class PatternWays:
         for work in self.items.work:
             self._work[work.pattern].append(work)
         self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
-        self._every = some or [every_iteration(p, problem.mesh.sizes) for p in problem.patterns]
         self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
-        self.of_pattern = [self._made(number) for number in range(len(problem.patterns))]
-        self._number()
+        self.look_at(some or [every_iteration(p, problem.mesh.sizes) for p in problem.patterns])
+
+    def look_at(self, some: Sequence[list[Iteration]]) -> None:
+        """Has the ways that these iterations make. some: [patterns]"""
+        self._every = some
+        self.take([self._made(number) for number in range(len(self.problem.patterns))])
 
     def __len__(self) -> int:
         """How many there are in all."""
