@@ -29,10 +29,13 @@ from toast_cli.plan.parts import fine_parts, ops_of_parts, parted_into, with_par
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import apply_plan, carried_over, read_plan, save_plan, with_places
 from toast_cli.program.caches import has_caches
+from toast_cli.search import finish
+from toast_cli.search import overrides as search_overrides
 from toast_cli.search.every_split import every_iteration, splits_near
 from toast_cli.search.finish import finished
 from toast_cli.search.model import SearchResult
 from toast_cli.search.objective import PRICE
+from toast_cli.search.override_places import otherwise, overrides
 from toast_cli.search.overrides import overridden
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans
@@ -119,10 +122,10 @@ def small(name: str, mesh: dict[str, int]) -> tuple[Case, SearchResult]:
     return case, run_search(case.evaluator, "mcts", 0, 2000, starts=starting_plans(case.problem))
 
 
-@pytest.mark.parametrize("name", ["attention, short", "block", "axial attention"])
+@pytest.mark.parametrize("name", ["attention, short", "block", "axial attention", "recurrence"])
 def test_what_no_decision_says_is_found(name: str) -> None:
     """Keys and values whole along the sequence where all else is split along it; one strand of an array that has a
-    dimension twice left alone."""
+    dimension twice left alone; weights that a loop reads gathered before it."""
     case, found = small(name, {"data": 4, "model": 2})
     best = best_of_all(case.problem).seconds
     assert found.cost.step_seconds > 1.04 * best
@@ -145,6 +148,32 @@ def test_what_gains_less_than_asked_for_is_not_said() -> None:
     evaluator, same = overridden(case.evaluator, found, (), must_gain=0.9)
     assert evaluator is case.evaluator
     assert same.plan == found.plan
+
+
+def test_a_gain_that_was_promised_and_is_not_there_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assignments are priced at no more than they cost; the exact cost counts."""
+    case, found = small("attention, long", {"data": 4, "model": 2})
+    plan, run = found.plan, search_overrides._Search.run
+    monkeypatch.setattr(search_overrides._Search, "run", lambda of, must_gain: run(of, PRICE))
+    assert overridden(case.evaluator, found, starting_plans(case.problem), 0.05)[1].plan == plan
+    assert overridden(case.evaluator, found, starting_plans(case.problem), 0.01)[1].plan != plan
+
+
+def test_every_way_to_split_an_op_can_be_said() -> None:
+    """Scattered results too, on whichever dimension."""
+    case = case_of(lambda x, w: x @ w, arg(16, 16), arg(16, 16))
+    problem = with_parts(case.problem, list(range(len(case.program.ops))))
+    product = next(k for k, op in enumerate(case.program.ops) if op.name.endswith("dot_general"))
+    number = problem.op_pattern[product]
+    picked = [problem.iterate(pattern, ()) for pattern in range(len(problem.patterns))]
+    ways = every_iteration(problem.patterns[number], problem.mesh.sizes)
+    assert any(any(way.scattered) for way in ways)
+    for way in ways:
+        picked[number] = way
+        order, places = otherwise(problem, (), picked)
+        plan = tuple(overrides(problem, order, places))
+        found = problem.iterate(number, plan)
+        assert (found.slot_axes, found.shardings) == (way.slot_axes, way.shardings)
 
 
 def test_nothing_is_said_against_the_user() -> None:
@@ -193,7 +222,7 @@ def test_ways_near_a_plan_differ_in_one_thing() -> None:
     assert all(1 in split[0] for split in held)
 
 
-def test_a_search_ends_with_it_as_its_budget_allows() -> None:
+def test_a_search_ends_with_it_as_its_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     case, found = small("axial attention", {"data": 4, "model": 2})
     starts = tuple(starting_plans(case.problem))
     _, better = finished(case.evaluator, found, "mcts", starts)
@@ -203,6 +232,12 @@ def test_a_search_ends_with_it_as_its_budget_allows() -> None:
         assert not any(
             isinstance(d, Override) for d in finished(case.evaluator, found, name, starts, iterations, seconds)[1].plan
         )
+    asked: list[float | None] = []
+    monkeypatch.setattr(finish, "overridden", lambda *of, **how: asked.append(how.get("seconds")) or of[:2])
+    finished(case.evaluator, replace(found, seconds=1.0), "mcts", starts, None, 3.0)
+    assert asked == []
+    finished(case.evaluator, replace(found, seconds=1.0), "mcts", starts, None, 60.0)
+    assert [seconds is not None and 50.0 < seconds <= 59.0 for seconds in asked] == [True]
     stopped = replace(found, stopped="interrupted")
     assert finished(case.evaluator, stopped, "mcts", starts) == (case.evaluator, stopped)
 
@@ -231,9 +266,21 @@ def decode(cache: Any, x: Any, w: Any) -> Any:
     return jax.lax.fori_loop(0, 8, step, (cache, x))
 
 
+def decode_late(cache: Any, x: Any, w: Any) -> Any:
+    """Attends to what earlier trips have written, and writes then."""
+
+    def step(at: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        cache, x = carry
+        y = jax.nn.softmax(x @ cache.T) @ cache
+        return jax.lax.dynamic_update_slice(cache, x @ w, (at, 0)), y
+
+    return jax.lax.fori_loop(0, 8, step, (cache, x))
+
+
 def test_a_cache_is_told_from_what_a_scan_gathers() -> None:
     """Nothing is said of programs with caches unless a proof is asked for; see docs/benchmarks.md."""
     assert has_caches(case_of(decode, arg(8, 16), arg(1, 16), arg(16, 16)).program)
+    assert has_caches(case_of(decode_late, arg(8, 16), arg(1, 16), arg(16, 16)).program)
     of = PROGRAMS["recurrence"]
     assert not has_caches(case_of(of.run, *of.shapes).program)
 
@@ -273,6 +320,12 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     found = json.loads(again.read_text())
     assert found["predicted"]["step_seconds"] == pytest.approx(facts["predicted"]["step_seconds"], rel=1e-9)
     capsys.readouterr()
+
+    wider = tmp_path / "wider.mlir"
+    shapes = (arg(1, 256, 256, 128, dtype=jnp.bfloat16), *(arg(128, 128, dtype=jnp.bfloat16),) * 2)
+    wider.write_text(str(jax.jit(AXIAL.run).lower(*shapes).as_text()))
+    assert main(["partition", str(wider), "--mesh", spec, "--plan", str(kept)]) == 0
+    assert "it is about single ops" in " ".join(capsys.readouterr().out.split())
 
     other = tmp_path / "other.mlir"
     other.write_text(str(jax.jit(lambda x: x @ x).lower(arg(64, 64)).as_text()))
