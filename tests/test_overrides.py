@@ -125,7 +125,7 @@ def small(name: str, mesh: dict[str, int]) -> tuple[Case, SearchResult]:
 @pytest.mark.parametrize("name", ["attention, short", "block", "axial attention", "recurrence"])
 def test_what_no_decision_says_is_found(name: str) -> None:
     """Keys and values whole along the sequence where all else is split along it; one strand of an array that has a
-    dimension twice left alone; weights that a loop reads gathered before it."""
+    dimension twice left alone; gates along the batch."""
     case, found = small(name, {"data": 4, "model": 2})
     best = best_of_all(case.problem).seconds
     assert found.cost.step_seconds > 1.04 * best

@@ -43,7 +43,7 @@ class Effort(NamedTuple):
     whole: int
 
 
-QUICK = Effort(12_000, 4_000, 60_000, 4_000)
+QUICK = Effort(12_000, 4_000, 60_000, 8_000)
 THOROUGH = Effort(12_000, 60_000, 100_000, 100_000)  # for a search that is asked for a proof
 
 

@@ -17,10 +17,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.plan.decisions import Decision, Override, Plan, Replicate
+from toast_cli.plan.decisions import Decision, Override, Plan
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.parts import fine_parts, has_parts, narrowed, with_parts
 from toast_cli.plan.problem import Problem
 from toast_cli.search.assignment import QUICK, CheapestAssignment, Effort
@@ -153,7 +152,7 @@ class _Search:
         """The best plan that says what an assignment has otherwise than the plan, or a part of it."""
         problem = self._problem
         order, places = otherwise(problem, self._plan, picked)
-        kept, units = connected(problem, places), self._with_reads_ahead()
+        kept, units = connected(problem, places), list(self._plan)
 
         def plan_of(groups: Sequence[Sequence[Place]], others: Sequence[Decision]) -> Plan:
             said = [place for group in groups for place in group]
@@ -171,15 +170,6 @@ class _Search:
                     best, rank, kept, units, improved = plan, shorter, groups, others, True
                     break
         return best
-
-    def _with_reads_ahead(self) -> list[Decision]:
-        """The plan's decisions, and that all that loops only read is gathered before them: so the assignment has it."""
-        problem = self._problem
-        if LOOP_READS not in problem.roles:
-            return list(self._plan)
-        role = problem.roles.index(LOOP_READS)
-        ahead = [Replicate(role, axis) for axis, size in enumerate(problem.mesh.sizes) if size > 1]
-        return list(dict.fromkeys((*self._plan, *ahead)))
 
     def _rank(self, plan: Plan) -> Rank:
         self.looked += 1
