@@ -11,6 +11,7 @@ from itertools import combinations, permutations
 from math import prod
 from typing import Any, NamedTuple
 
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
@@ -81,8 +82,10 @@ class Moves:
         return [
             *self.about_axes(plan),
             *self.variations(plan),
+            *self.variations_everywhere(plan),
             *self.rests(plan),
             *self.at_work_only(plan),
+            *self.outside_loops(plan),
             *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
         ]
 
@@ -92,6 +95,24 @@ class Moves:
         """
         variants = self.problem.decisions.variants
         return [Edit(unit, _like(to, unit)) for unit in self.held(plan) for to in variants(unit[0])]
+
+    def variations_everywhere(self, plan: Plan) -> list[Edit]:
+        """The same of all decisions about one group at once, whatever their axes: a side may pay only where nothing of
+        the group is on the other."""
+        about: dict[int, list[Shard]] = defaultdict(list)
+        for decision in plan[len(self.problem.fixed) :]:
+            if isinstance(decision, Shard):
+                about[decision.group].append(decision)
+        found = []
+        for decisions in about.values():
+            parts = {self._part_of[d.axis] for d in decisions}
+            if len(parts) > 1:
+                unit = tuple(decisions)
+                forms = dict.fromkeys(
+                    to._replace(axis=0) for d in decisions for to in self.problem.decisions.variants(d)
+                )
+                found += [Edit(unit, _like(to, unit)) for to in forms]
+        return [edit for edit in found if edit.out != edit.into]
 
     def local_edits(self, plan: Plan) -> list[Edit]:
         """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
@@ -138,6 +159,25 @@ class Moves:
             )
             if kept:
                 found.append(Edit(out, (*into, *kept)))
+        return found
+
+    def outside_loops(self, plan: Plan) -> list[Edit]:
+        """Everything that splits something more or in another way, with what loops read gathered before them and what
+        they add up summed behind them, over all axes: where loops communicate in every trip either alone gains nothing.
+        """
+        roles = {self.problem.roles.index(role) for role in (ACCUMULATORS, LOOP_READS) if role in self.problem.roles}
+        offered = [d for d in self.problem.decisions.choices if isinstance(d, Replicate) and d.role in roles]
+        held = set(plan)
+        edits = [
+            *(Edit((), unit) for unit in self.units if isinstance(unit[0], Shard)),
+            *self.variations(plan),
+            *self.variations_everywhere(plan),
+        ]
+        found = []
+        for out, into in edits if offered else ():
+            axes = {d.axis for d in (*plan, *into) if isinstance(d, Shard)}
+            if edges := tuple(d for d in offered if d.axis in axes and d not in held):
+                found.append(Edit(out, (*into, *edges)))
         return found
 
     def handed_over(self, plan: Plan) -> list[Edit]:

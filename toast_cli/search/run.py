@@ -32,8 +32,9 @@ ROOTS = 2
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
 # to choose from, but no more than the most; of small programs some times as many as the least, as they take little more
 # time.
-EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 33, 6600
+EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 66, 13_200
 SMALL = ((2000, 3), (8000, 2))  # fewer ops than, how many times as many
+FEW_PATTERNS, FEW_PATTERNS_TIMES = 400, 2  # the same where fewer unlike ops are than that, however many ops there are
 LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more decision about each axis
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
@@ -135,6 +136,7 @@ def default_evaluations(problem: Problem) -> int:
     axes = sum(size > 1 for size in problem.mesh.sizes)
     wanted = min(MOST_EVALUATIONS, max(EVALUATIONS, PER_AXIS * axes, PER_CHOICE * len(problem.decisions.choices)))
     wanted = max(wanted, *(times * EVALUATIONS for ops, times in SMALL if len(problem.program.ops) < ops), 0)
+    wanted *= FEW_PATTERNS_TIMES if len(problem.patterns) < FEW_PATTERNS else 1
     wanted = min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
     return int(LOOPS_READ * wanted) if LOOP_READS in problem.roles else wanted
 
