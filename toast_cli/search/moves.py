@@ -44,6 +44,11 @@ class Moves:
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
         self._parts, self._part_of = parts, part_of
         self._loop_reads = problem.roles.index(LOOP_READS) if LOOP_READS in problem.roles else NOWHERE
+        self._loop_edges = [
+            d
+            for d in problem.decisions.choices
+            if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
+        ]
         self.units: list[Move] = self._together(problem.decisions.choices)
         self.macros = self._make_macros(part_of)
 
@@ -99,20 +104,16 @@ class Moves:
     def variations_everywhere(self, plan: Plan) -> list[Edit]:
         """The same of all decisions about one group at once, whatever their axes: a side may pay only where nothing of
         the group is on the other."""
-        about: dict[int, list[Shard]] = defaultdict(list)
+        variants, about = self.problem.decisions.variants, defaultdict[int, list[Shard]](list)
         for decision in plan[len(self.problem.fixed) :]:
             if isinstance(decision, Shard):
                 about[decision.group].append(decision)
-        found = []
-        for decisions in about.values():
-            parts = {self._part_of[d.axis] for d in decisions}
-            if len(parts) > 1:
-                unit = tuple(decisions)
-                forms = dict.fromkeys(
-                    to._replace(axis=0) for d in decisions for to in self.problem.decisions.variants(d)
-                )
-                found += [Edit(unit, _like(to, unit)) for to in forms]
-        return [edit for edit in found if edit.out != edit.into]
+        found: list[Edit] = []
+        for unit in map(tuple, about.values()):
+            if len({self._part_of[d.axis] for d in unit}) > 1:
+                into = (_like(to, unit) for decision in unit for to in variants(decision))
+                found += [Edit(unit, other) for other in dict.fromkeys(into)]
+        return found
 
     def local_edits(self, plan: Plan) -> list[Edit]:
         """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
@@ -165,8 +166,8 @@ class Moves:
         """Everything that splits something more or in another way, with what loops read gathered before them and what
         they add up summed behind them, over all axes: where loops communicate in every trip either alone gains nothing.
         """
-        roles = {self.problem.roles.index(role) for role in (ACCUMULATORS, LOOP_READS) if role in self.problem.roles}
-        offered = [d for d in self.problem.decisions.choices if isinstance(d, Replicate) and d.role in roles]
+        if not self._loop_edges:
+            return []
         held = set(plan)
         edits = [
             *(Edit((), unit) for unit in self.units if isinstance(unit[0], Shard)),
@@ -174,9 +175,9 @@ class Moves:
             *self.variations_everywhere(plan),
         ]
         found = []
-        for out, into in edits if offered else ():
+        for out, into in edits:
             axes = {d.axis for d in (*plan, *into) if isinstance(d, Shard)}
-            if edges := tuple(d for d in offered if d.axis in axes and d not in held):
+            if edges := tuple(d for d in self._loop_edges if d.axis in axes and d not in held):
                 found.append(Edit(out, (*into, *edges)))
         return found
 
