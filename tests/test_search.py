@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,25 @@ from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
+from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decision_space import DecisionSpace
-from toast_cli.plan.decisions import NOWHERE, Plan, Shard
+from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
+from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search import SEARCHES, Budget, SearchResult
 from toast_cli.search.climb import climb, climb_around
 from toast_cli.search.mcts import polish
 from toast_cli.search.moves import Edit, Moves, results
-from toast_cli.search.run import Confirmed, run_search
+from toast_cli.search.run import (
+    EVALUATIONS,
+    FEW_PATTERNS,
+    FEW_PATTERNS_TIMES,
+    SMALL,
+    Confirmed,
+    default_evaluations,
+    run_search,
+)
 from toast_cli.search.selection import bound as bound_of
 from toast_cli.tactics import starting_plans
 
@@ -345,6 +355,25 @@ def test_seeds_agree(name: str, spec: str) -> None:
     starts = starting_plans(problem)
     steps = [run_search(Evaluator(problem), "mcts", seed, starts=starts).cost.step_seconds for seed in (0, 2, 3)]
     assert max(steps) <= min(steps) * 1.002
+
+
+def test_what_is_moved_out_of_a_loop_comes_with_what_makes_it_worth_it() -> None:
+    """A loop's width over both axes takes 7 times as long, 5 with what it reads gathered before it, 3.5 with its sums
+    behind it, and with both less than without any."""
+    program = load(str(SAMPLES / "rnn_train.mlirbc.zst")).program
+    problem = make_problem(program, analyse(program), load_spec("v4-32").mesh())
+    plan = run_search(Evaluator(problem), "mcts", 0, starts=starting_plans(problem)).plan
+    moved = {(problem.roles[d.role], d.axis) for d in plan if isinstance(d, Replicate)}
+    assert moved >= set(product((ACCUMULATORS, LOOP_READS), (0, 1)))
+
+
+def test_few_unlike_ops_have_twice_the_plans() -> None:
+    """However many ops there are: they take little more time."""
+    program = load(str(SAMPLES / "t2b_train.mlirbc.zst")).program
+    problem = make_problem(program, analyse(program), load_spec("v4-32").mesh())
+    assert len(program.ops) > SMALL[-1][0]
+    assert len(problem.patterns) < FEW_PATTERNS
+    assert default_evaluations(problem) == FEW_PATTERNS_TIMES * EVALUATIONS
 
 
 def test_what_takes_two_edits_is_found_from_the_neighbours() -> None:
