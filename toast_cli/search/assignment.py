@@ -34,16 +34,18 @@ class Effort(NamedTuple):
     Attributes:
         ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
             of an integer program. whole: with more variables the solver may give a pattern several ways in part, and
-            the one it has most of is taken.
+            the one it has most of is taken. nodes: of the solver's tree, at most; what its
+            first leaves open gained nothing on any program of benchmarks/overrides.py, and took four times as long.
     """
 
     ways: int
     all_ways: int
     variables: int
     whole: int
+    nodes: int | None = None
 
 
-QUICK = Effort(12_000, 4_000, 60_000, 8_000)
+QUICK = Effort(12_000, 4_000, 60_000, 8_000, 1)
 THOROUGH = Effort(12_000, 60_000, 100_000, 100_000)  # for a search that is asked for a proof
 
 
@@ -108,7 +110,8 @@ class CheapestAssignment:
             for variable, way in zip(ways.variables(number), of, strict=True):
                 if way.iteration.slot_axes != now:
                     program.cost[variable] += unlike
-        values = program.solve(self._seconds, self._asked, GAP, relaxed=len(program.cost) > self._effort.whole).values
+        effort, relaxed = self._effort, len(program.cost) > self._effort.whole
+        values = program.solve(self._seconds, self._asked, GAP, effort.nodes, relaxed=relaxed).values
         if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
             return None
         found = []

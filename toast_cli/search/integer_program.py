@@ -43,14 +43,20 @@ class IntegerProgram:
         return True
 
     def solve(
-        self, seconds: float | None, asked: Callable[[], bool], gap: float = GAP, *, relaxed: bool = False
+        self,
+        seconds: float | None,
+        asked: Callable[[], bool],
+        gap: float = GAP,
+        nodes: int | None = None,
+        *,
+        relaxed: bool = False,
     ) -> Solution:
         """The solver's bound and values, when it ends or has spent so many seconds of wall time; nothing where the user
         asks it to end before.
 
         Args:
-            gap: relative, at which it may stop. relaxed: whether a pattern may take several ways in part. Mostly none
-                does, and it takes a fraction of the time.
+            gap: relative, at which it may stop. nodes: of its tree, after so many of which it stops. relaxed: whether a
+                pattern may take several ways in part. Mostly none does, and it takes a fraction of the time.
         """
         from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
         from scipy.sparse import csr_array
@@ -69,7 +75,11 @@ class IntegerProgram:
                 [low for _, low, _ in self._rows],
                 [high for _, _, high in self._rows],
             ),
-            "options": {"mip_rel_gap": gap, **({} if seconds is None else {"time_limit": seconds})},
+            "options": {
+                name: limit
+                for name, limit in (("mip_rel_gap", gap), ("time_limit", seconds), ("node_limit", nodes))
+                if limit is not None
+            },
         }
         found = solved(program, asked)
         return found._replace(bound=scale * found.bound)
