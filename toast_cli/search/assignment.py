@@ -34,8 +34,8 @@ class Effort(NamedTuple):
     Attributes:
         ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
             of an integer program. whole: with more variables the solver may give a pattern several ways in part, and
-            the one it has most of is taken. nodes: of the solver's tree, at most; what its
-            first leaves open gained nothing on any program of benchmarks/overrides.py, and took four times as long.
+            the one it has most of is taken. nodes: of the solver's tree, at most (None: no bound). What the first
+            leaves open gained nothing on any program of benchmarks/overrides.py.
     """
 
     ways: int
