@@ -27,9 +27,9 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import NOWHERE, Plan, Shard
 from toast_cli.search.climb import climb_around
+from toast_cli.search.mesh_search import Confirmed
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget
 from toast_cli.search.moves import Moves
-from toast_cli.search.run import Confirmed
 from toast_cli.tactics import strategies
 
 EVALUATIONS = 6000  # of plans without such decisions

@@ -37,13 +37,13 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search import SEARCHES, Budget, SearchResult
 from toast_cli.search.climb import climb, climb_around
 from toast_cli.search.mcts import polish
+from toast_cli.search.mesh_search import Confirmed
 from toast_cli.search.moves import Edit, Moves, results
 from toast_cli.search.run import (
     EVALUATIONS,
     FEW_PATTERNS,
     FEW_PATTERNS_TIMES,
     SMALL,
-    Confirmed,
     default_evaluations,
     run_search,
 )

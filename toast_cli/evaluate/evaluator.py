@@ -100,6 +100,10 @@ class Evaluator:
         """Whether another problem is about the same program on the same chip."""
         return self.problem.program is problem.program and self.problem.mesh.chip == problem.mesh.chip
 
+    def of(self, problem: Problem) -> Evaluator:
+        """An evaluator with the same prices for another problem of the same program and chip."""
+        return Evaluator(problem, (), self, self._corrections, self.profile)
+
     def lowered(self, plan: Plan) -> PartitionedProgram:
         """What `plan` means for every op, value and use. The last answer is kept: a report and a file ask for the same
         plan."""

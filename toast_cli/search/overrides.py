@@ -24,10 +24,10 @@ from toast_cli.plan.parts import fine_parts, has_parts, narrowed, with_parts
 from toast_cli.plan.problem import Problem
 from toast_cli.search.assignment import QUICK, CheapestAssignment, Effort
 from toast_cli.search.interrupts import interruptible
+from toast_cli.search.mesh_search import Confirmed
 from toast_cli.search.model import SearchResult
 from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.override_places import Place, connected, otherwise, overrides
-from toast_cli.search.run import Confirmed
 
 # Of a step: gains of less are not seen in what compilers make of it (benchmarks/overrides.py).
 MUST_GAIN = 0.05

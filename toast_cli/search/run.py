@@ -1,9 +1,7 @@
-"""Runs one named search on one problem: default budgets, seeds, and independent roots side by side.
+"""Runs one named search on one problem, with default budgets.
 
-MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
-tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: half of
-the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
-`jobs`.
+A mesh of three and more axes is searched as each of two that it could be seen as before (see `coarser`), and what is
+found there is where the search of the mesh itself starts.
 """
 
 from __future__ import annotations
@@ -12,23 +10,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.request import SearchName
-from toast_cli.search import SEARCHES
-from toast_cli.search.interrupts import Stop, interruptible
-from toast_cli.search.mcts import polish
-from toast_cli.search.model import Budget, SearchProgress, SearchResult
+from toast_cli.search.coarser import coarser
+from toast_cli.search.interrupts import interruptible
+from toast_cli.search.mesh_search import search_mesh, with_best_of
+from toast_cli.search.model import SearchProgress, SearchResult
 from toast_cli.search.moves import suited
-from toast_cli.search.objective import Objective, Rank
-from toast_cli.search.roots import in_processes, one_by_one
 
-ROOTS = 2
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
 # to choose from, but no more than the most; of small programs some times as many as the least, as they take little more
 # time.
@@ -39,11 +31,10 @@ LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
-# Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
-# that is a handful of evaluations.
-POLISH_SHARE, LEAST_POLISHED = 0.5, 100
-MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 EXACT_SECONDS = 60.0  # of the search that proves its result
+# Of the user's budget: what is for searches of meshes that join axes, if each has so many evaluations then. Where the
+# user sets none these searches get as many evaluations, all together, as the one that starts from what they find.
+COARSER_SHARE, LEAST_COARSER = 0.5, 200
 
 
 def run_search(
@@ -67,68 +58,74 @@ def run_search(
         starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
         keep: how many of the plans that each root has looked at the result holds.
     """
-    start = time.monotonic()
-    if iterations is None and seconds is None:
+    problem, asked = evaluator.problem, (iterations, seconds)
+    if asked == (None, None):
         iterations, seconds = (
-            (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(evaluator.problem), None)
+            (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(problem), None)
         )
-    total = iterations
-    roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
-    waves = -(-roots // max(1, jobs))
-    many = total is None or total >= LEAST_POLISHED
-    axes = sum(size > 1 for size in evaluator.problem.mesh.sizes)
-    share = MANY_AXES_SHARE if axes >= MANY_AXES else POLISH_SHARE
-    last = share if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
-    for_roots = None if total is None else total - int(last * total)
-    budgets = [
-        Budget(
-            None if for_roots is None else for_roots // roots + (root < for_roots % roots),
-            None if seconds is None else seconds * (1.0 - last) / waves,
-            keep=keep,
-        )
-        for root in range(roots)
-    ]
-    seeds = np.random.SeedSequence(seed).spawn(roots)
-
+    meshes = coarser(problem) if name == SearchName.mcts else []
+    if not meshes or (iterations is not None and iterations * COARSER_SHARE < LEAST_COARSER * len(meshes)):
+        return search_mesh(evaluator, name, seed, iterations, seconds, jobs, progress, starts, keep)
+    start, found, spent = time.monotonic(), list[Plan](), 0
+    told = _Told(progress, start)
+    share = COARSER_SHARE / len(meshes)
+    limit = None if iterations is None else int(iterations * (share if asked[0] else 1.0 / len(meshes)))
     with interruptible() as stop:
-
-        def one(root: int, stop: Stop, tell: SearchProgress | None) -> SearchResult:
-            rng = np.random.default_rng(seeds[root])
-            budget = replace(budgets[root], asked=lambda: stop.asked)
-            return SEARCHES[name](
-                evaluator.problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ()
+        for mesh in meshes:
+            if stop.asked:
+                break
+            result = search_mesh(
+                evaluator.of(mesh.problem),
+                name,
+                seed,
+                limit,
+                None if seconds is None else seconds * share,
+                jobs,
+                told.next(share, spent),
+                [mesh.coarsened(plan) for plan in starts],
             )
+            spent += result.evaluations
+            found += [suited(problem, plan) for plan in mesh.refined(result.plan)]
+        result = search_mesh(
+            evaluator,
+            name,
+            seed,
+            iterations - spent if iterations is not None and asked[0] else iterations,
+            None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
+            jobs,
+            told.next(1.0 - COARSER_SHARE, spent),
+            (*found, *starts),
+            keep,
+        )
+    if result.stopped == "interrupted":  # perhaps before it looked at any of them
+        result = with_best_of(evaluator, result, found)
+    return replace(
+        result,
+        evaluations=spent + result.evaluations,
+        best_found_at=spent + result.best_found_at,
+        seconds=time.monotonic() - start,
+        trail=tuple((number + spent if number else 0, cost) for number, cost in result.trail),
+    )
 
-        run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
-        results = run_all(one, roots, stop, progress)
-        best = _best(evaluator, results)
-        ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
-        if last and best.stopped != "interrupted":
-            left = Budget(
-                None if total is None else max(0, total - best.evaluations),
-                None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
-                lambda: stop.asked,
-                keep,
-            )
-            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends))
-        cost = evaluator.exact_cost(best.plan)
-    objective = Objective(evaluator.problem, cost)
-    fits = objective.met(cost)
-    if not fits:
-        best, cost = _of_least_excess(evaluator, objective, best, cost, starts)
-    return replace(best, cost=cost, fits=fits, seconds=time.monotonic() - start)
 
+class _Told:
+    """Whom to tell of searches that follow one another as if they were one."""
 
-def _of_least_excess(
-    evaluator: Evaluator, objective: Objective, best: SearchResult, cost: Cost, starts: Sequence[Plan]
-) -> tuple[SearchResult, Cost]:
-    """The result where no plan keeps the bounds, and its exact cost. Searches compare such plans by quick costs, which
-    look at memory at some moments only, so an expert's may exceed the bounds by less."""
-    costs = {best.plan: cost}
-    for plan in dict.fromkeys(suited(evaluator.problem, start) for start in starts):
-        costs.setdefault(plan, evaluator.exact_cost(plan, learn=False))
-    least = min(costs, key=lambda plan: objective.rank(plan, costs[plan]))
-    return replace(best, plan=least), costs[least]
+    def __init__(self, progress: SearchProgress | None, start: float) -> None:
+        self._progress, self._start = progress, start
+        self._begins = self._ends = 0.0
+        self._before = 0
+
+    def next(self, share: float, before: int) -> SearchProgress | None:
+        """Whom the next one is to tell, which has this share of the whole; so many evaluations are behind it."""
+        self._begins, self._ends = self._ends, self._ends + share
+        self._before = before
+        return None if self._progress is None else self._tell
+
+    def _tell(self, best: float, evaluations: int, _: float, used: float) -> None:
+        if self._progress is not None:
+            elapsed = time.monotonic() - self._start
+            self._progress(best, self._before + evaluations, elapsed, self._begins + (self._ends - self._begins) * used)
 
 
 def default_evaluations(problem: Problem) -> int:
@@ -139,54 +136,3 @@ def default_evaluations(problem: Problem) -> int:
     wanted *= FEW_PATTERNS_TIMES if len(problem.patterns) < FEW_PATTERNS else 1
     wanted = min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
     return int(LOOPS_READ * wanted) if LOOP_READS in problem.roles else wanted
-
-
-class Confirmed:
-    """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
-
-    Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment
-    at which it does is looked at from then on.
-    """
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        evaluator.unlearn()  # what another root has learnt must not change what this one finds
-        self._evaluator = evaluator
-        self._objective: Objective | None = None
-        self._best: Rank | None = None
-
-    def __call__(self, plan: Plan) -> Cost:
-        cost = self._evaluator.cost(plan)
-        if self._objective is None:
-            self._objective = Objective(self._evaluator.problem, cost)
-        if not self._objective.met(cost):
-            return cost
-        rank = self._objective.rank(plan, cost)
-        if self._best is not None and rank >= self._best:
-            return cost
-        cost = self._evaluator.exact_cost(plan, learn=False)
-        if self._objective.met(cost):
-            self._best = min(self._objective.rank(plan, cost), self._best or rank)
-        else:
-            self._evaluator.exact_cost(plan)
-        return cost
-
-
-def _after(evaluator: Evaluator, searched: SearchResult, polished: SearchResult) -> SearchResult:
-    """The better of what the roots found and what edits of that lead to."""
-    best = _best(evaluator, [searched, polished])
-    stopped = "interrupted" if polished.stopped == "interrupted" else searched.stopped
-    # A trail begins with the plan that decides nothing, here followed by the one that was edited.
-    later = [(searched.evaluations + number, cost) for number, cost in polished.trail[2:]]
-    trail = searched.trail if best.plan == searched.plan else (*searched.trail, *later)
-    return replace(best, stopped=stopped, trail=trail)
-
-
-def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
-    objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
-    best = min(results, key=lambda result: objective.rank(result.plan, result.cost))
-    return replace(
-        best, evaluations=sum(r.evaluations for r in results),
-        stopped="interrupted" if any(r.stopped == "interrupted" for r in results) else best.stopped,
-        seen=tuple(dict.fromkeys(plan for result in results for plan in result.seen)),
-        best_found_at=best.best_found_at + sum(r.evaluations for r in results[: results.index(best)]),
-    )  # fmt: skip

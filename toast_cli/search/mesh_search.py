@@ -1,0 +1,162 @@
+"""One named search on one problem: independent roots side by side, and edits of what they find.
+
+MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
+tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: half of
+the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
+`jobs`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.request import SearchName
+from toast_cli.search import SEARCHES
+from toast_cli.search.interrupts import Stop, interruptible
+from toast_cli.search.mcts import polish
+from toast_cli.search.model import Budget, SearchProgress, SearchResult
+from toast_cli.search.moves import suited
+from toast_cli.search.objective import Objective, Rank
+from toast_cli.search.roots import in_processes, one_by_one
+
+ROOTS = 2
+# Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
+# that is a handful of evaluations.
+POLISH_SHARE, LEAST_POLISHED = 0.5, 100
+MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
+
+
+def search_mesh(
+    evaluator: Evaluator,
+    name: str,
+    seed: int,
+    iterations: int | None,
+    seconds: float | None,
+    jobs: int,
+    progress: SearchProgress | None,
+    starts: Sequence[Plan],
+    keep: int = 0,
+) -> SearchResult:
+    """Best plan that search `name` finds, with its exact cost. The first Ctrl-C ends it with the best plan so far.
+
+    Args:
+        iterations, seconds: budgets of all roots together; None for no bound.
+        jobs: processes to use at most. starts: plans worth a look; what does not suit the problem is left out of them.
+        keep: how many of the plans that each root has looked at the result holds.
+    """
+    start = time.monotonic()
+    total = iterations
+    roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
+    waves = -(-roots // max(1, jobs))
+    many = total is None or total >= LEAST_POLISHED
+    axes = sum(size > 1 for size in evaluator.problem.mesh.sizes)
+    share = MANY_AXES_SHARE if axes >= MANY_AXES else POLISH_SHARE
+    last = share if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
+    for_roots = None if total is None else total - int(last * total)
+    budgets = [
+        Budget(
+            None if for_roots is None else for_roots // roots + (root < for_roots % roots),
+            None if seconds is None else seconds * (1.0 - last) / waves,
+            keep=keep,
+        )
+        for root in range(roots)
+    ]
+    seeds = np.random.SeedSequence(seed).spawn(roots)
+
+    with interruptible() as stop:
+
+        def one(root: int, stop: Stop, tell: SearchProgress | None) -> SearchResult:
+            rng = np.random.default_rng(seeds[root])
+            budget = replace(budgets[root], asked=lambda: stop.asked)
+            return SEARCHES[name](
+                evaluator.problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ()
+            )
+
+        run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
+        results = run_all(one, roots, stop, progress)
+        best = _best(evaluator, results)
+        ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
+        if last and best.stopped != "interrupted":
+            left = Budget(
+                None if total is None else max(0, total - best.evaluations),
+                None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
+                lambda: stop.asked,
+                keep,
+            )
+            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends))
+        cost = evaluator.exact_cost(best.plan)
+    fits = Objective(evaluator.problem, cost).met(cost)
+    result = replace(best, cost=cost, fits=fits)
+    if not fits:
+        # Searches compare such plans by quick costs, which look at memory at some moments only, so an expert's may
+        # exceed the bounds by less.
+        result = with_best_of(evaluator, result, [suited(evaluator.problem, plan) for plan in starts])
+    return replace(result, seconds=time.monotonic() - start)
+
+
+def with_best_of(evaluator: Evaluator, result: SearchResult, plans: Sequence[Plan]) -> SearchResult:
+    """The result with the best of its plan and of these in canonical order, by exact costs."""
+    objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+    costs = {result.plan: result.cost}
+    for plan in plans:
+        costs.setdefault(plan, evaluator.exact_cost(plan, learn=False))
+    best = min(costs, key=lambda plan: objective.rank(plan, costs[plan]))
+    return replace(result, plan=best, cost=costs[best], fits=objective.met(costs[best]))
+
+
+class Confirmed:
+    """Costs of plans for one search. Memory is looked at everywhere where a plan would be the best so far.
+
+    Quick costs look at memory at some moments only, so a plan may exceed the bounds that seems to keep them; the moment
+    at which it does is looked at from then on.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        evaluator.unlearn()  # what another root has learnt must not change what this one finds
+        self._evaluator = evaluator
+        self._objective: Objective | None = None
+        self._best: Rank | None = None
+
+    def __call__(self, plan: Plan) -> Cost:
+        cost = self._evaluator.cost(plan)
+        if self._objective is None:
+            self._objective = Objective(self._evaluator.problem, cost)
+        if not self._objective.met(cost):
+            return cost
+        rank = self._objective.rank(plan, cost)
+        if self._best is not None and rank >= self._best:
+            return cost
+        cost = self._evaluator.exact_cost(plan, learn=False)
+        if self._objective.met(cost):
+            self._best = min(self._objective.rank(plan, cost), self._best or rank)
+        else:
+            self._evaluator.exact_cost(plan)
+        return cost
+
+
+def _after(evaluator: Evaluator, searched: SearchResult, polished: SearchResult) -> SearchResult:
+    """The better of what the roots found and what edits of that lead to."""
+    best = _best(evaluator, [searched, polished])
+    stopped = "interrupted" if polished.stopped == "interrupted" else searched.stopped
+    # A trail begins with the plan that decides nothing, here followed by the one that was edited.
+    later = [(searched.evaluations + number, cost) for number, cost in polished.trail[2:]]
+    trail = searched.trail if best.plan == searched.plan else (*searched.trail, *later)
+    return replace(best, stopped=stopped, trail=trail)
+
+
+def _best(evaluator: Evaluator, results: list[SearchResult]) -> SearchResult:
+    objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+    best = min(results, key=lambda result: objective.rank(result.plan, result.cost))
+    return replace(
+        best, evaluations=sum(r.evaluations for r in results),
+        stopped="interrupted" if any(r.stopped == "interrupted" for r in results) else best.stopped,
+        seen=tuple(dict.fromkeys(plan for result in results for plan in result.seen)),
+        best_found_at=best.best_found_at + sum(r.evaluations for r in results[: results.index(best)]),
+    )  # fmt: skip
