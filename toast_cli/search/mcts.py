@@ -26,7 +26,7 @@ from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import Promise, climb, climb_around
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Edit, Grain, Move, Moves, grains, middle_grain
+from toast_cli.search.moves import Edit, Grain, Move, Moves, grains, middle_grain, results
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
@@ -36,6 +36,7 @@ PATIENCE = 20  # edits in a row that may fail in a climb, but for the last one
 NEAR = 0.02  # how close a plan is to the best that is remembered for variation, in units of reward
 TOPS = 6  # plans kept for variation
 STARTS = 3  # plans given to start from that are climbed from
+HANDED_SHARE = 0.1  # of the budget, at most, for what is handed over in loops in each of those
 SHAKES = 3  # random edits in one variation, at most
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
 COARSE_SHARE = 0.3  # of the budget on meshes of four and more axes: as if they had two
@@ -97,6 +98,19 @@ class _Tree:
         """The best of plans to start from; all are looked at."""
         found = {plan: self.reward(plan) for plan in plans}
         return sorted(found, key=lambda plan: -found[plan])[:STARTS]
+
+    def handed_over(self, plan: Plan) -> Plan:
+        """The best of the plans in which something is handed over that loops read; the plan itself where there is
+        none, or none but worse ones."""
+        until = self.incumbent.used + HANDED_SHARE
+        best, found = self.reward(plan), plan
+        for edit in self.moves.handed_over_in_loops(plan):
+            for to in results(self.problem, plan, edit):
+                if self.incumbent.used >= until:
+                    return found
+                if (reward := self.reward(to)) > best:
+                    best, found = reward, to
+        return found
 
     def simulate(self) -> None:
         """Descends the tree, rolls out and climbs."""
@@ -257,7 +271,7 @@ def grow(
     tree = _Tree(incumbent, rng, grain)
     starts = tree.best_of(incumbent.starts)
     tree.look_around()
-    for plan in (root, *starts):
+    for plan in dict.fromkeys((root, *starts, *map(tree.handed_over, starts))):
         tree.climb_from(plan)
     for moves in tree.coarse:
         tree.climb_from(root, moves)

@@ -181,9 +181,13 @@ class Moves:
                 found.append(Edit(out, (*into, *edges)))
         return found
 
-    def handed_over(self, plan: Plan) -> list[Edit]:
+    def handed_over(self, plan: Plan, to: Iterable[Move] | None = None) -> list[Edit]:
         """Everything that leaves a part of the ops that a decision splits to another group, on the same axes: the
-        sequence is split but in attention, and there the heads are (Ulysses). Either alone gains nothing."""
+        sequence is split but in attention, and there the heads are (Ulysses). Either alone gains nothing.
+
+        Args:
+            to: what may have that part, where that is not any unit.
+        """
         taken = {d[:2] for d in plan if isinstance(d, Shard)}
         found = []
         for unit in self.held(plan):
@@ -193,15 +197,30 @@ class Moves:
             axes = {d.axis for d in unit}
             others = [
                 other
-                for other in self.units
+                for other in (self.units if to is None else to)
                 if isinstance(other[0], Shard)
                 and {d.axis for d in other} == axes
                 and taken.isdisjoint(d[:2] for d in other)
             ]
-            for to in self.problem.decisions.variants(first):
-                left = self.problem.left_to(first, to)
-                kept = _like(to, unit)
-                found += [Edit(unit, (*kept, *other)) for other in others if other[0][0] in left]
+            for variant in self.problem.decisions.variants(first):
+                left = self.problem.left_to(first, variant)
+                kept = _like(variant, unit)
+                found += [Edit(unit, (*kept, *other)) for other in others if any(d[0] in left for d in other)]
+        return found
+
+    def handed_over_in_loops(self, plan: Plan) -> list[Edit]:
+        """The same, to whole families of groups too, with what loops read gathered before them over those axes, where
+        else loops would communicate in every trip: the batch is split but where gradients of weights are summed over
+        it, and there the weights are."""
+        if self._loop_reads == NOWHERE:
+            return []
+        held = set(plan)
+        found = []
+        for out, into in self.handed_over(plan, [*self.units, *self.macros]):
+            axes = {d.axis for d in into}
+            reads = [d for d in self._loop_edges if d.role == self._loop_reads and d.axis in axes and d not in held]
+            if reads:
+                found.append(Edit(out, (*into, *reads)))
         return found
 
     def about_axes(self, plan: Plan) -> list[Edit]:
