@@ -110,8 +110,9 @@ def test_a_search_starts_from_what_it_finds_on_coarser_meshes() -> None:
     3 % above it."""
     problem = problem_of(load_spec("v4-32").mesh({"a": 4, "b": 2, "c": 2}), name="ssm_train.mlirbc.zst")
     evaluator, starts = Evaluator(problem), starting_plans(problem)
-    result, each = run_search(evaluator, "mcts", 0, starts=starts), default_evaluations(problem)
+    result = run_search(evaluator, "mcts", 0, starts=starts)
     found = joined(problem, (0, 1), (2,))
+    each = default_evaluations(found.problem)
     coarse = search_mesh(
         evaluator.of(found.problem), "mcts", 0, each, None, 1, None, [found.coarsened(plan) for plan in starts]
     )

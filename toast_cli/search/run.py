@@ -33,7 +33,7 @@ LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more
 MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
 EXACT_SECONDS = 60.0  # of the search that proves its result
 # Of the user's budget: what is for searches of meshes that join axes, if each has so many evaluations then. Where the
-# user sets none these searches get as many evaluations, all together, as the one that starts from what they find.
+# user sets none each of them gets what it would get if it were the user's mesh.
 COARSER_SHARE, LEAST_COARSER = 0.5, 200
 
 
@@ -58,27 +58,27 @@ def run_search(
         starts: plans worth a look, such as experts'; what does not suit the problem is left out of them.
         keep: how many of the plans that each root has looked at the result holds.
     """
-    problem, asked = evaluator.problem, (iterations, seconds)
-    if asked == (None, None):
-        iterations, seconds = (
-            (None, EXACT_SECONDS) if name == SearchName.exact else (default_evaluations(problem), None)
-        )
+    problem, start = evaluator.problem, time.monotonic()
+    by_default = iterations is None and seconds is None and name != SearchName.exact
+    if by_default:
+        iterations = default_evaluations(problem)
+    elif iterations is None and seconds is None:
+        seconds = EXACT_SECONDS
     meshes = coarser(problem) if name == SearchName.mcts else []
     if not meshes or (iterations is not None and iterations * COARSER_SHARE < LEAST_COARSER * len(meshes)):
         return search_mesh(evaluator, name, seed, iterations, seconds, jobs, progress, starts, keep)
-    start, found, spent = time.monotonic(), list[Plan](), 0
-    told = _Told(progress, start)
-    share = COARSER_SHARE / len(meshes)
-    limit = None if iterations is None else int(iterations * (share if asked[0] else 1.0 / len(meshes)))
+    share, told = COARSER_SHARE / len(meshes), _Told(progress, start)
+    found, spent = list[Plan](), 0
     with interruptible() as stop:
         for mesh in meshes:
             if stop.asked:
                 break
+            limit = None if iterations is None else int(iterations * share)
             result = search_mesh(
                 evaluator.of(mesh.problem),
                 name,
                 seed,
-                limit,
+                default_evaluations(mesh.problem) if by_default else limit,
                 None if seconds is None else seconds * share,
                 jobs,
                 told.next(share, spent),
@@ -90,7 +90,7 @@ def run_search(
             evaluator,
             name,
             seed,
-            iterations - spent if iterations is not None and asked[0] else iterations,
+            iterations if iterations is None or by_default else iterations - spent,
             None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
             jobs,
             told.next(1.0 - COARSER_SHARE, spent),
