@@ -19,7 +19,8 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import scattered_in
 from toast_cli.program.model import Program
-from toast_cli.search.moves import Moves, middle_grain
+from toast_cli.search.grains import middle_grain
+from toast_cli.search.moves import Moves
 from toast_cli.tactics import strategy
 
 

@@ -9,7 +9,7 @@ Enters: a `Problem`. Leaves: the same problem on each joined mesh, and translati
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
@@ -19,7 +19,7 @@ from toast_cli.hardware.model import Axis, Link, Mesh
 from toast_cli.plan.axis_assignment import AxisAssigners
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.moves import Grain, grains
+from toast_cli.search.grains import Grain, grains
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,13 @@ class Coarser:
 
     def coarsened(self, plan: Plan) -> Plan:
         """What a plan for the fine mesh says about all axes of a part alike."""
-        said: dict[tuple[Decision, int], set[int]] = defaultdict(set)
+        said = Counter[Decision]()
         part_of = {axis: number for number, axes in enumerate(self.parts) for axis in axes}
         found: list[Decision] = []
         for decision in plan:
-            part = part_of[decision.axis]
-            alike = decision._replace(axis=part)
-            said[alike, part].add(decision.axis)
-            if len(said[alike, part]) == len(self.parts[part]):
+            alike = decision._replace(axis=part_of[decision.axis])
+            said[alike] += 1
+            if said[alike] == len(self.parts[alike.axis]):
                 found.append(alike)
         return self.problem.canonical(tuple(found))
 

@@ -7,7 +7,8 @@ it (as in AMAF statistics). A roll-out appends decisions, each time the best of 
 climbs: since appended decisions always come last in priority, edits inside the plan are what a roll-out alone cannot do
 (see `climb`). Its value is the best plan on the way. Every other simulation starts from one of the best plans so far
 instead, shaken by a few random edits, as in iterated local search; on meshes of many axes the edits are at times those
-of a coarse grain (see `moves`). Plans given to start from, such as experts', are looked at before all else.
+of a coarse grain (see `grains`). Plans given to start from, such as experts', are looked at before all else, the best
+of them also with something handed over in loops.
 
 Sources: Kocsis & Szepesvari 2006 (UCT); Rosin 2011 (PUCT); Gelly & Silver 2011 (AMAF); automap (arXiv:2112.02958) and
 TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stutzle 2003 (iterated local search).
@@ -25,8 +26,9 @@ import numpy as np
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import Promise, climb, climb_around
+from toast_cli.search.grains import Grain, grains, middle_grain
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Edit, Grain, Move, Moves, grains, middle_grain, results
+from toast_cli.search.moves import Edit, Move, Moves, results
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out
@@ -265,7 +267,7 @@ def grow(
     ends before.
 
     Args:
-        grain: what is decided about together, see `moves`. until: so much of the budget is used.
+        grain: what is decided about together, see `grains`. until: so much of the budget is used.
     """
     root = incumbent.problem.fixed
     tree = _Tree(incumbent, rng, grain)
