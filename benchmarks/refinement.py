@@ -1,6 +1,7 @@
 """Whether a finer mesh ever costs more: the same devices with axes in pieces can do all that the coarse mesh can.
 
-One row for each program and pair of meshes: the step of the searched plan on the coarse mesh and on the fine one. Exits
+One row for each program and pair of meshes: the step of the searched plan on the coarse mesh and on the fine one, and
+what each search took. Exits
 with 1 where the fine one is more than 1 % slower. A whole slice as one axis is no pair here: over all of a mesh at once
 XLA:TPU makes an all-reduce of a reduce-scatter of several axes, so that its refinement has to take two steps.
 """
@@ -34,7 +35,8 @@ SLOWER = 1.01
 
 COLUMNS = {
     "program": "{program}", "mesh": "{mesh}", "coarse": "{coarse}", "ms": "{coarse_ms:.3f}", "fine": "{fine}",
-    "ms ": "{fine_ms:.3f}", "slower %": "{slower:+.2f}", "": "{verdict}",
+    "ms ": "{fine_ms:.3f}", "slower %": "{slower:+.2f}", "s": "{coarse_seconds:.1f}", "s ": "{fine_seconds:.1f}",
+    "": "{verdict}",
 }  # fmt: skip
 
 
@@ -63,6 +65,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, spec: str, coar
     worse = times[1] > times[0] * SLOWER
     return {
         "program": name, "mesh": spec, "coarse": coarse, "fine": fine, "coarse_ms": times[0], "fine_ms": times[1],
+        "coarse_seconds": found[0].seconds, "fine_seconds": found[1].seconds,
         "slower": 100.0 * (times[1] / times[0] - 1.0), "verdict": "slower" if worse else "",
     }  # fmt: skip
 
