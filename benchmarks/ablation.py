@@ -57,6 +57,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "product-operands": frozenset(),
     "loop-residency": frozenset(),
     "resident-kernels": frozenset({"rnn"}),
+    "accumulator-windows": frozenset({"rnn"}),
     "one-hot-scatters": frozenset(),
     "sliced-products": frozenset(),
     "convolution-tiles": frozenset({"resnet"}),

@@ -1,10 +1,11 @@
 """What kernels take that neither read nor write device memory: cycles that XLA:TPU estimates for them, beside what
-`resident_kernels` counts.
+`resident_kernels` and `accumulator_windows` count.
 
 Compiles loops that keep all their arrays in on-chip memory, ahead of time with libtpu: one for contractions of a state
-with square weights in f32, one for those in bf16, one for elementwise work on one array. `python -m benchmarks.resident
-[MESH ...]` prints one row for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read
-off them by hand: the smallest kernels give the start, the slope of the largest the rate.
+with square weights in f32, one for those in bf16, one for elementwise work on one array; and one for each product that
+is added to what the loop carries, with whether it was compiled again. `python -m benchmarks.resident [MESH ...]` prints
+one row for each kernel; the figures of the profiles (`OnChip.vector_seconds` and so on) were read off them by hand: the
+smallest kernels give the start, the slope of the largest the rate.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.common import Row, show
+from toast_cli.compiler.accumulator_windows import has_small_windows
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import STREAMED_ROWS
 from toast_cli.hardware import Spec, load_spec
@@ -26,10 +28,20 @@ MESHES = ("v4-32", "v5e-16", "v5p-64", "v6e-64")
 TRIPS = 50
 STATES = [(rows, width) for rows in (4, 8, 64, 512) for width in (128, 512, 1024, 2048)]
 ROWS = [8 * 4**power for power in range(6)]  # of 1,024 f32 elements
+ADDED = (
+    (640, 6144), (640, 8192), (768, 5120), (768, 6144), (1024, 3072), (1024, 4096), (1024, 6144), (1152, 3840),
+    (1280, 4096), (1280, 5120), (1536, 2560), (1536, 4096), (1600, 4800), (1792, 2560), (1792, 4096), (2048, 3584),
+    (2048, 4096), (2048, 6144), (2048, 8192), (2304, 2304), (2560, 3072), (4096, 4096),
+)  # fmt: skip
 COLUMNS = {
     "mesh": "{mesh}", "kernel": "{kernel}", "compiled us": "{compiled:.2f}", "start us": "{start:.2f}",
     "KiB": "{kib:.0f}", "GB/s beyond the start": "{rate:.0f}",
 }  # fmt: skip
+ADDED_COLUMNS = {
+    "mesh": "{mesh}", "added to": "{kernel}", "compiled us": "{compiled:.2f}", "GB/s": "{rate:.0f}",
+    "again": "{again}", "predicted": "{predicted}",
+}  # fmt: skip
+_AGAIN = re.compile(r'"retry_count":"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _RESULT = re.compile(r"= (?:f32|bf16)\[(\d+),(\d+)\]\S* fusion\(")
 
@@ -42,6 +54,7 @@ def main(meshes: list[str]) -> int:
         for row in measured(mesh, make)
     ]
     show("kernels in on-chip memory", COLUMNS, rows)
+    show("products added to what a loop carries", ADDED_COLUMNS, [r for mesh in meshes or MESHES for r in added(mesh)])
     return 0
 
 
@@ -80,12 +93,47 @@ def elementwise() -> tuple[Callable[..., Any], list[Any]]:
     return run, [[jax.ShapeDtypeStruct((rows, 1024), jnp.float32) for rows in ROWS]]
 
 
+def accumulating(rows: int, columns: int) -> tuple[Callable[..., Any], list[Any]]:
+    """The gradient of a recurrence's weights: products of 16 steps' states with what was made of them."""
+    import jax
+    import jax.numpy as jnp
+
+    def run(total: Any, weights: Any, driven: Any) -> Any:
+        def step(carried: tuple[Any, Any], driven: Any) -> tuple[tuple[Any, Any], Any]:
+            total, state = carried
+            made = jnp.tanh(driven + state @ weights)
+            after = jnp.tanh(made @ weights.T)
+            return (total + state.T @ made, after), after
+
+        return jax.lax.scan(step, (total, jnp.ones((16, rows))), driven)
+
+    shapes = (rows, columns), (rows, columns), (TRIPS, 16, columns)
+    return run, [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+
+
+def added(mesh: str) -> Iterator[Row]:
+    """One row for each shape of what is added to."""
+    spec = load_spec(mesh)
+    profile = find_profile(spec.chip)
+    for shape in ADDED:
+        for found, line in lines_of(lambda shape=shape: accumulating(*shape), spec):
+            if found in (shape, shape[::-1]):
+                seconds = float(_CYCLES.findall(line)[0]) / spec.chip.clock_hertz
+                again, predicted = _AGAIN.findall(line)[0] != "0", has_small_windows(profile, *found, 32)
+                yield {
+                    "mesh": mesh, "kernel": f"{found[0]} x {found[1]}", "compiled": seconds * 1e6,
+                    "rate": 8 * found[0] * found[1] / seconds / 1e9,
+                    "again": "yes" if again else "no", "predicted": "yes" if predicted else "no",
+                }  # fmt: skip
+
+
 def measured(mesh: str, make: Callable[[], tuple[Callable[..., Any], list[Any]]]) -> Iterator[Row]:
     """One row for each kernel of the loop."""
     spec = load_spec(mesh)
     profile, chip, product = find_profile(spec.chip), spec.chip, make is not elementwise
     given = profile.on_chip
-    for (rows, columns), cycles in sorted(kernels_of(make, spec)):
+    kernels = sorted((shape, float(_CYCLES.findall(line)[0])) for shape, line in lines_of(make, spec))
+    for (rows, columns), cycles in kernels:
         narrow = rows < STREAMED_ROWS or make is narrow_contractions
         start = given.product_seconds + given.narrow_seconds * narrow if product else given.vector_seconds
         seconds = cycles / chip.clock_hertz
@@ -96,10 +144,10 @@ def measured(mesh: str, make: Callable[[], tuple[Callable[..., Any], list[Any]]]
         }  # fmt: skip
 
 
-def kernels_of(
+def lines_of(
     make: Callable[[], tuple[Callable[..., Any], list[Any]]], spec: Spec
-) -> Iterator[tuple[tuple[int, int], float]]:
-    """(shape of the result, cycles) of each kernel of the loop's body."""
+) -> Iterator[tuple[tuple[int, int], str]]:
+    """(shape of the result, text) of each kernel of the loop's body."""
     import jax
 
     run, arguments = make()
@@ -111,9 +159,9 @@ def kernels_of(
     bodies, entry = computations(facts.hlo_text)
     for name, lines in bodies.items():
         for line in lines if name != entry else ():
-            result, cycles = _RESULT.search(line), _CYCLES.search(line)
-            if result and cycles:
-                yield (int(result[1]), int(result[2])), float(cycles[1])
+            result = _RESULT.search(line)
+            if result and _CYCLES.search(line):
+                yield (int(result[1]), int(result[2])), line
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, argument, case_of, evaluator_of, problem_of, round_mesh, source_of
 
+from toast_cli.compiler.accumulator_windows import has_small_windows
 from toast_cli.compiler.fusion import materialised
 from toast_cli.compiler.kernels import arithmetic, kernels
 from toast_cli.compiler.loop_residency import loop_residency
 from toast_cli.compiler.profile import OnChip
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.matrix_unit import padding
 from toast_cli.cost.model import Attained
 from toast_cli.cost.roofline import kernel_seconds
@@ -306,16 +308,33 @@ def test_a_table_that_is_looked_up_and_multiplied_stays_on_the_chip() -> None:
     assert (argument(program, "table"), 0) in found.parts
 
 
-@pytest.mark.parametrize(("crowded", "speed"), [(0.0, 8.0), (0.9, 8.0), (0.1, 2.0)])
-def test_what_a_loop_adds_up_has_small_windows_where_little_of_the_chips_memory_is_free(
-    crowded: float, speed: float
+@pytest.mark.parametrize(("own", "window", "speed"), [(0, 0, 8.0), (1100, 300, 8.0), (800, 300, 8.0), (700, 300, 2.0)])
+def test_what_a_loop_adds_up_has_small_windows_where_three_pieces_of_it_do_not_fit(
+    own: float, window: float, speed: float
 ) -> None:
-    """x.T @ x of 1 KiB is added to 1 KiB of the 4 that are there, which is read and written in each of 8 trips; 1 KiB
-    of x is read from device memory."""
-    on_chip = OnChip(4 * KIB, speed=8.0, vector_seconds=1 * US, vector_speed=2.0, crowded=crowded)
-    profile = replace(PLAIN, on_chip=on_chip, passes=PLAIN.passes | {"loop-residency", "resident-kernels"})
+    """x.T @ x of 1 KiB is added to 1 KiB that stays on the chip, which is read and written in each of 8 trips, as a
+    whole or in 4 pieces; 1 KiB of x is read from device memory."""
+    on_chip = OnChip(4 * KIB, speed=8.0, vector_speed=2.0, own_bytes=own, window_bytes=window)
+    passes = PLAIN.passes | {"loop-residency", "resident-kernels", "accumulator-windows"}
+    profile = replace(PLAIN, on_chip=on_chip, passes=passes)
     case = case_of(accumulated, S, arg(8, 16, 16), mesh=round_mesh(data=2), profile=profile)
     assert case.evaluator.cost(()).compute_seconds == pytest.approx(8 * (1 + 2 / speed) * KIB / 1e9, rel=0.05)
+
+
+# Rows and columns in f32, and whether libtpu 0.0.42.1 compiled the kernel again, with small windows.
+COMPILED_AGAIN = [
+    (1024, 4096, False), (1024, 6144, True), (1280, 4096, False), (1280, 5120, True), (1536, 2560, False),
+    (1536, 3072, True), (1536, 4096, True), (1792, 2560, False), (2048, 8192, False), (2048, 6144, True),
+    (2560, 3584, True), (4096, 2048, False), (4096, 3072, True), (768, 5120, False), (768, 6144, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "columns", "again"), COMPILED_AGAIN)
+def test_products_that_add_to_some_shapes_have_small_windows_on_v5e(rows: int, columns: int, again: bool) -> None:
+    profile = find_profile(find_preset("v5e").chip)
+    assert has_small_windows(profile, rows, columns, 32) == again
+    assert not has_small_windows(profile.without("accumulator-windows"), rows, columns, 32)
+    assert not has_small_windows(find_profile(find_preset("v4").chip), rows, columns, 32)
 
 
 @pytest.mark.parametrize(("passes", "each"), [(set(), 5), ({"resident-kernels"}, 0)])

@@ -226,6 +226,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "prefetched-arguments": (lambda x, y: x + 2.0 * y, (arg(512, 512),) * 2, "", "more compute", "v5e-16"),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
+    "accumulator-windows": (lambda w, x: lax.scan(lambda total, x: (total + x.T @ x, None), w, x)[0],
+                            (arg(2560, 2560), arg(4, 16, 2560)), "", "less compute", "v5e-16"),
     "temporary-growth": (lambda x, v: (x @ v) @ v, (SQUARE,) * 2, "", "less peak", "h100-8"),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from toast_cli.compiler import (
+    accumulator_windows,
     bf16_widening,
     convolution_tiles,
     fourier_transforms,
@@ -98,6 +99,6 @@ PASSES = _listed(
     # When things run, and when arrays are there.
     schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
-    memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels,
+    memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
     temporaries,
 )  # fmt: skip

@@ -79,8 +79,8 @@ class OnChip:
         vector_speed: bytes a second that a kernel without a contraction reads and writes there, over what it attains of
             device memory.
         ahead: part of `bytes` that arguments and results have outside of loops, see `prefetched_arguments`.
-        crowded: part of `bytes` beyond which kernels that add to what a loop keeps there have small windows, and take
-            its bytes at `vector_speed`; 0: none has.
+        own_bytes: of that memory that a kernel has for itself. window_bytes: of the largest piece in which a product
+            adds to what a loop keeps there, see `accumulator_windows`; 0: unknown.
     """
 
     bytes: float = 0.0
@@ -92,7 +92,8 @@ class OnChip:
     narrow_seconds: float = 0.0
     vector_speed: float = 0.0
     ahead: float = 0.0
-    crowded: float = 0.0
+    own_bytes: float = 0.0
+    window_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,6 @@ No transfer has to come in before its first element is computed, and none has to
 are made of such kernels: their weights, their states and the steps of their sequences lie in on-chip memory. The
 counters of loops and other scalars are the scalar unit's work, which takes no time beside that of kernels. What devices
 send each other of a split dimension that is sliced in a loop is cut out and put in its place by kernels of their own.
-Where what a loop keeps leaves little of that memory free (`OnChip.crowded`), XLA:TPU compiles a kernel that adds to it
-again with smaller windows (`retry_count` in its text), which take as long as elementwise work on the same bytes.
 
 Seen in loops of products of 4 to 512 rows, in f32 and bf16, and of elementwise work on 8,192 to 8 million elements,
 compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.resident`), and in small LSTMs and GRUs.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from toast_cli.compiler import (
+    accumulator_windows,
     convolution_tiles,
     on_chip_reuse,
     resident_kernels,
@@ -25,7 +26,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.compiler.tiling import growth as tiled_growth
 from toast_cli.compiler.tiling import tile_of
-from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows
+from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.items import WorkItem
@@ -78,7 +79,7 @@ class WorkPricer:
         apart = bool(work.unfinished) and not work.carried and (bool(iteration.reduced) or any(iteration.scattered))
         reads, into, vector, transfers_in, kept_in = self._coming_in(work, iteration)
         read, out, finishing, transfers_out, kept_out = self._going_out(
-            work, iteration.reduced_to if apart else iteration.computed
+            work, iteration.reduced_to if apart else iteration.computed, cramped=self._is_cramped(work, cuts)
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
         walked = self._walked(work, cuts)
@@ -237,9 +238,11 @@ class WorkPricer:
                 most = max(most, through / count)
         return reads, most, vector, transfers, kept
 
-    def _going_out(self, work: WorkItem, shardings: tuple[Sharding, ...]) -> tuple[float, float, float, float, float]:
+    def _going_out(
+        self, work: WorkItem, shardings: tuple[Sharding, ...], *, cramped: bool
+    ) -> tuple[float, float, float, float, float]:
         """(bytes read, bytes written, elementwise flops, bytes from and to device memory, bytes that stay on the chip)
-        of a kernel on the results' sides, which lie in these shardings."""
+        of a kernel on the results' sides, which lie in these shardings. cramped: whether its windows are small."""
         limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
         for (read, through, flops, passing, staying, beside, widest, packed, given), sharding in zip(
@@ -249,7 +252,7 @@ class WorkPricer:
             vector += flops / count
             lies = 0.0
             if staying and (spared := self._spared(beside, count)):
-                if self._crowded(beside, count):
+                if cramped:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
                 lies = staying / max(staying, read + through)
                 read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
@@ -276,10 +279,14 @@ class WorkPricer:
         fits = self._on_chip.bytes * count >= beside
         return 1.0 - 1.0 / self._on_chip.speed if fits else 0.0
 
-    def _crowded(self, beside: float, count: int) -> bool:
-        """Whether what a loop keeps on the chip leaves little room for windows, see `resident_kernels`."""
-        given = self._on_chip
-        return self._counts_residents and 0.0 < given.crowded * given.bytes * count < beside
+    def _is_cramped(self, work: WorkItem, cuts: tuple[int, ...]) -> bool:
+        """Whether a product adds to an array that a loop keeps in small windows, see `accumulator_windows`."""
+        if not work.kind.contraction or not any(side.staying for side in work.results):
+            return False
+        grid, program = self._grid(work), self._problem.program
+        batch, rows, columns = (local_size(slots, cuts) for slots in (grid.batch, grid.rows, grid.columns))
+        bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
+        return accumulator_windows.has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, iteration: Iteration) -> Iterator[KernelUse]:
         """What the item's kernels do and take."""

@@ -60,7 +60,7 @@ ESTIMATED = {"v2": "v4", "v3": "v4", "tpu7x": "v6e"}
 # memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`) of its
 # own estimate of time; plans take about three times what an ideal split of all work would, which is what `refills` are
 # counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (nobody compiled it for v5p).
-# `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`. `crowded`: a Haiku LSTM, which keeps 86 MiB.
+# `vector_seconds` to `vector_speed`: `python -m benchmarks.resident`, as `window_bytes`.
 ON_CHIP = {
     name: OnChip(
         mib * MIB,
@@ -72,13 +72,14 @@ ON_CHIP = {
         narrow_seconds=narrow * US,
         vector_speed=vector_speed,
         ahead=0.5,
-        crowded=crowded,
+        own_bytes=16 * MIB,
+        window_bytes=window * MIB,
     )
-    for name, mib, speed, vector, product, narrow, vector_speed, crowded in (
-        ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0.0),
-        ("v5e", 112, 8.0, 1.21, 0.17, 1.24, 1.84, 0.7),
-        ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0.0),
-        ("v6e", 94, 5.0, 1.22, 0.58, 0.0, 4.7, 0.0),
+    for name, mib, speed, vector, product, narrow, vector_speed, window in (
+        ("v4", 128, 2.2, 0.61, 0.93, 0.0, 1.0, 0),
+        ("v5e", 112, 8.0, 1.21, 0.17, 1.24, 1.84, 7),
+        ("v5p", 46, 0.0, 1.22, 1.34, 0.0, 2.2, 0),
+        ("v6e", 94, 5.0, 1.22, 0.58, 0.0, 4.7, 0),
     )
 }
 
@@ -86,7 +87,8 @@ PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
-    "loop-residency", "resident-kernels", "narrowing", "tiled-reduce-scatter", "small-gathers", "product-operands",
+    "loop-residency", "resident-kernels", "accumulator-windows", "narrowing", "tiled-reduce-scatter", "small-gathers",
+    "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
     "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments",
