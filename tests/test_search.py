@@ -369,10 +369,10 @@ def test_what_is_moved_out_of_a_loop_comes_with_what_makes_it_worth_it() -> None
 
 def test_what_is_handed_over_in_a_loop_comes_with_gathers_before_it() -> None:
     """The batch over both axes, but where gradients of a recurrence's weights are summed over it: there one axis splits
-    the weights. Without gathers before the loops that takes five times as long as data parallelism, with them a third
-    less; a search that does not try the two together ends 10 % below it."""
+    the weights. Without gathers before the loops that takes four times as long as data parallelism, with them 0.6 times;
+    a search that does not try the two together ends 10 % below it."""
     program = load(str(SAMPLES / "rnn_train.mlirbc.zst")).program
-    problem = make_problem(program, analyse(program), load_spec("v5e-16").mesh({"data": 4, "model": 4}))
+    problem = make_problem(program, analyse(program), load_spec("v6e-64").mesh({"data": 8, "model": 8}))
     evaluator, moves, plan = Evaluator(problem), Moves(problem), strategy(problem, "data-parallel")
     edits = moves.handed_over_in_loops(plan)
     assert {d.axis for edit in edits for d in edit.into if isinstance(d, Replicate)} == {0, 1}
@@ -380,10 +380,10 @@ def test_what_is_handed_over_in_a_loop_comes_with_gathers_before_it() -> None:
     best = min(reached, key=lambda to: evaluator.cost(to).step_seconds)
     without = problem.canonical(tuple(d for d in best if isinstance(d, Shard)))
     seconds = evaluator.cost(plan).step_seconds
-    assert evaluator.cost(best).step_seconds < 0.85 * seconds
+    assert evaluator.cost(best).step_seconds < 0.65 * seconds
     assert evaluator.cost(without).step_seconds > 2.0 * seconds
     found = run_search(evaluator, "mcts", 0, starts=starting_plans(problem))
-    assert found.cost.step_seconds < 0.75 * seconds
+    assert found.cost.step_seconds < 0.6 * seconds
 
 
 def test_few_unlike_ops_have_twice_the_plans() -> None:

@@ -60,13 +60,16 @@ Plan = tuple[Decision, ...]
 Commute = Callable[[Shard, Shard], bool]
 
 
-def length_of(plan: Plan) -> int:
-    """How much a plan says: its decisions, of an `Override` each place. Overrides are looked for at the end."""
-    length = len(plan)
+PLACE = 0.1  # how much one place of an `Override` says, of a decision: many belong together
+
+
+def length_of(plan: Plan) -> float:
+    """How much a plan says, in decisions, of an `Override` each place. Overrides are looked for at the end."""
+    length: float = len(plan)
     for decision in reversed(plan):
         if not isinstance(decision, Override):
             break
-        length += len(decision.places) - 1
+        length += PLACE * len(decision.places) - 1
     return length
 
 

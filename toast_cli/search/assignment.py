@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import perm
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,25 +27,11 @@ CLOSE = 1.01  # times the bound: where some assignment may be so fast, slower on
 UNLIKE = 1e-3  # of a step: what it costs in all if every op does otherwise, so that as few as can be do
 
 
-class Effort(NamedTuple):
-    """Up to what sizes a program is looked at.
-
-    Attributes:
-        ways: of all patterns, near to a plan. all_ways: where there are no more, all are looked at besides. variables:
-            of an integer program. whole: with more variables the solver may give a pattern several ways in part, and
-            the one it has most of is taken. nodes: of the solver's tree, at most (None: no bound). What the first
-            leaves open gained nothing on any program of benchmarks/overrides.py.
-    """
-
-    ways: int
-    all_ways: int
-    variables: int
-    whole: int
-    nodes: int | None = None
-
-
-QUICK = Effort(12_000, 4_000, 60_000, 8_000, 1)
-THOROUGH = Effort(12_000, 60_000, 100_000, 100_000)  # for a search that is asked for a proof
+# Up to what sizes a program is looked at: ways of all patterns that are near to a plan; ways in all, if there are no
+# more of which everything is looked at besides; and variables of an integer program. With more variables than `WHOLE`
+# the solver may give a pattern several ways in part, and the one it has most of is taken. It looks at so many nodes of
+# its tree. What these leave open gained nothing on any program of benchmarks/overrides.py.
+MOST_NEAR, MOST_IN_ALL, MOST_VARIABLES, WHOLE, NODES = 12_000, 4_000, 60_000, 8_000, 1
 
 
 class CheapestAssignment:
@@ -61,20 +46,19 @@ class CheapestAssignment:
         problem: Problem,
         plan: Plan,
         starts: Iterable[Plan],
-        effort: Effort,
         ended: Callable[[], bool],
         seconds: float | None,
         asked: Callable[[], bool],
     ) -> None:
         """starts: other plans worth a look. ended: whether time is up. seconds, asked: see `IntegerProgram.solve`."""
-        self._problem, self._plan, self._effort, self._ended = problem, plan, effort, ended
+        self._problem, self._plan, self._ended = problem, plan, ended
         self._seconds, self._asked = seconds, asked
         self._starts = list(dict.fromkeys(problem.canonical(start) for start in starts))
         self._axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
         self._known: tuple[PatternWays, PairPrices] | None = None
         axes = len(self._axes)
         ways = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in problem.patterns)
-        self.few = ways <= effort.all_ways
+        self.few = ways <= MOST_IN_ALL
 
     def find(self, plan: Plan, possible: float, *, near: bool) -> list[Iteration] | None:
         """[patterns] what each had better do, of what lies near to what a plan makes it do or of everything; None where
@@ -84,7 +68,7 @@ class CheapestAssignment:
             some = [self._near(number, plan) for number in range(len(patterns))]
         else:
             some = [every_iteration(pattern, self._problem.mesh.sizes) for pattern in patterns]
-        if (near and sum(map(len, some)) > self._effort.ways) or self._ended():
+        if (near and sum(map(len, some)) > MOST_NEAR) or self._ended():
             return None
         ways, prices = self._priced(some)
         least = prices.leave_out(possible, self._ended, PASSES)
@@ -102,23 +86,15 @@ class CheapestAssignment:
         """[patterns] what each had better do; None where the solver finds nothing that takes less than `possible`
         seconds, of the ways that are left, or there are too many of them."""
         program = IntegerProgram(ways, prices)
-        if not program.state(self._ended) or len(program.cost) > self._effort.variables:
+        if not program.state(self._ended) or len(program.cost) > MOST_VARIABLES:
             return None
-        unlike = UNLIKE * possible / len(ways.of_pattern)
-        for number, of in enumerate(ways.of_pattern):
-            now = self._problem.iterate(number, self._plan).slot_axes
-            for variable, way in zip(ways.variables(number), of, strict=True):
-                if way.iteration.slot_axes != now:
-                    program.cost[variable] += unlike
-        effort, relaxed = self._effort, len(program.cost) > self._effort.whole
-        values = program.solve(self._seconds, self._asked, GAP, effort.nodes, relaxed=relaxed).values
+        now = [self._problem.iterate(number, self._plan) for number in range(len(ways.of_pattern))]
+        program.prefer(now, UNLIKE * possible)
+        relaxed = len(program.cost) > WHOLE
+        values = program.solve(self._seconds, self._asked, GAP, NODES, relaxed=relaxed).values
         if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
             return None
-        found = []
-        for number, of in enumerate(ways.of_pattern):
-            variables = ways.variables(number)
-            found.append(of[int(np.argmax(values[variables.start : variables.stop]))].iteration)
-        return found
+        return [way.iteration for way in program.picked(values)]
 
     def _priced(self, some: list[list[Iteration]]) -> tuple[PatternWays, PairPrices]:
         """Ways and their prices; what does not depend on which ways there are is worked out once."""

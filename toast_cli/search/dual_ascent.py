@@ -12,7 +12,8 @@ Enters: nodes, edges and what edges pay together. Leaves: which ways are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -50,6 +51,12 @@ class Edge:
         """[rows, columns] what is not charged to the nodes."""
         return self.seconds - self.messages[0][:, None] - self.messages[1][None, :]
 
+    def copied(self) -> Edge:
+        """The same, to be changed apart."""
+        found = Edge(self.nodes, self.classes, self.seconds.copy())
+        found.messages = (self.messages[0].copy(), self.messages[1].copy())
+        return found
+
 
 @dataclass(slots=True)
 class Payer:
@@ -82,41 +89,63 @@ def ways_left(
     passes: int = PASSES,
 ) -> tuple[list[NDArray[np.bool_]], float]:
     """[nodes][ways] whether an assignment with that way may take less than `possible`, none where no assignment may;
-    and what no assignment takes less than.
+    and what no assignment takes less than. See `DualAscent`."""
+    ascent = DualAscent(seconds, edges, possible, shared)
+    return ascent.left, ascent.run(passes, ended)
 
-    Args:
-        seconds: [nodes][ways] own price of each. ended: whether time is up: then fewer ways are found out.
-            passes: over all nodes, at most.
+
+class DualAscent:
+    """A bound on all assignments that grows with each pass, and the ways that it leaves.
+
+    Attributes:
+        left: [nodes][ways] whether an assignment with that way may take less than `possible`; none where no assignment
+            may. bound: what no assignment takes less than, `possible` at most.
     """
-    nodes = _Nodes(seconds, edges, possible)
-    paid_once = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in shared]
-    bound = best = -inf
-    for number in range(1, passes + 1):
-        nodes.pass_on(forward=number % 2 == 1)
-        if number % EACH == 0:
-            now = nodes.remove(possible)
-            best = max(best, min(now, possible))
-            if ended() or now >= possible or now - bound < STALLED * possible:
-                break
-            bound = now
-            nodes.share_anew(paid_once, LEAST_MOVED * possible)
-    return nodes.left, best
 
-
-class _Nodes:
-    """left: [nodes][ways] those not taken out yet."""
-
-    def __init__(self, seconds: Sequence[Floats], edges: Sequence[Edge], possible: float) -> None:
+    def __init__(
+        self, seconds: Sequence[Floats], edges: Sequence[Edge], possible: float, shared: Sequence[SharedPrice] = ()
+    ) -> None:
+        """seconds: [nodes][ways] own price of each."""
         self._wide = FORBIDDEN * possible
+        self._possible, self.bound, self._passes = possible, -inf, 0
         self._own = [np.minimum(of, self._wide) for of in seconds]
         self._edges = [Edge(edge.nodes, edge.classes, np.minimum(edge.seconds, self._wide)) for edge in edges]
+        self._shared = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in shared]
         self._ends: list[list[tuple[int, int]]] = [[] for _ in seconds]  # [nodes] edges and which end of them it is
         for number, edge in enumerate(self._edges):
             for end, node in enumerate(edge.nodes):
                 self._ends[node].append((number, end))
         self.left = [np.ones(len(of), dtype=bool) for of in seconds]
 
-    def pass_on(self, *, forward: bool) -> None:
+    def within(self, node: int, ways: NDArray[np.bool_], possible: float) -> DualAscent:
+        """The same where a node takes one of these ways and no more than so much is possible; it goes on from here."""
+        found = copy(self)
+        found._possible = min(possible, self._possible)
+        found._own = [of.copy() for of in self._own]
+        found._edges = [edge.copied() for edge in self._edges]
+        found._shared = [SharedPrice(of.seconds, tuple([replace(payer) for payer in of.payers])) for of in self._shared]
+        found.left = [of.copy() for of in self.left]
+        found.left[node] &= ways
+        found._own[node][~found.left[node]] = self._wide
+        return found
+
+    def run(self, passes: int = PASSES, ended: Callable[[], bool] = lambda: False) -> float:
+        """Passes over all nodes, no more than so many, until they gain next to nothing or `ended` says that time is up.
+        Returns the bound."""
+        before = -inf
+        for number in range(1, passes + 1):
+            self._pass_on(forward=self._passes % 2 == 0)
+            self._passes += 1
+            if number % EACH == 0:
+                now = self._remove()
+                self.bound = max(self.bound, min(now, self._possible))
+                if ended() or now >= self._possible or now - before < STALLED * self._possible:
+                    break
+                before = now
+                self._share_anew(LEAST_MOVED * self._possible)
+        return self.bound
+
+    def _pass_on(self, *, forward: bool) -> None:
         """Every node in order takes over what edges from nodes before it charge, and passes on to those behind it what
         it is charged more for a way than for its cheapest; backward the other way round."""
         order = range(len(self._own))
@@ -134,7 +163,7 @@ class _Nodes:
                     np.minimum.at(least, edge.classes[end], more)
                     edge.messages[end][:] -= least
 
-    def remove(self, possible: float) -> float:
+    def _remove(self) -> float:
         """Takes out ways that no better assignment has. Returns the bound on all assignments that are left."""
         kept = [edge.kept() for edge in self._edges]
         charged = [self._charged(node) for node in range(len(self._own))]
@@ -144,18 +173,18 @@ class _Nodes:
             for number, end in self._ends[node]:
                 row = kept[number].min(axis=1 - end) - kept[number].min()
                 more = more + row[self._edges[number].classes[end]]
-            self.left[node] &= bound + more < possible
+            self.left[node] &= bound + more < self._possible
             self._own[node][~self.left[node]] = self._wide
         return bound
 
-    def share_anew(self, shared: Iterable[SharedPrice], least: float) -> None:
+    def _share_anew(self, least: float) -> None:
         """Moves parts of shared prices from payers that would not be dear without them to those that would be.
 
         The least charge of an edge that gives stays what it is, that of one that takes does not sink.
         """
         kept = [edge.kept() for edge in self._edges]
         lowest = [float(of.min()) for of in kept]
-        for price in shared:
+        for price in self._shared:
             slack = [float(kept[p.edge][p.row, p.columns].min()) - lowest[p.edge] for p in price.payers]
             takers = [p for p, of in zip(price.payers, slack, strict=True) if of <= least]
             given = [

@@ -27,6 +27,7 @@ from toast_cli.search.selection import Bound, bound
 
 EVALUATIONS = 6000  # of tree search, at most
 SOLVER_SECONDS = 60.0  # where the user sets no time
+QUICK_SHARE = 0.1  # of it: most proofs need no more, and what is better by single ops is looked for before the others
 
 
 def exact(
@@ -50,9 +51,9 @@ def exact(
             if stopped != "iterations":
                 raise
         left = incumbent.seconds_left
-        seconds = SOLVER_SECONDS if left is None else left
-        possible = priced(incumbent.best, incumbent.best_cost) if incumbent.fits(incumbent.best_cost) else inf
-        least = bound(problem, seconds, incumbent.is_over, budget.asked, possible)
+        seconds = QUICK_SHARE * (SOLVER_SECONDS if left is None else left)
+        known = sought(incumbent.best, incumbent.best_cost) if incumbent.fits(incumbent.best_cost) else (inf, inf)
+        least = bound(problem, seconds, incumbent.is_over, budget.asked, *known)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:
@@ -65,8 +66,12 @@ def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
     """Whether no plan can be better than the result's, except by less than what decisions are charged."""
     if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
         return False
-    faster = result.cost.step_seconds > least.seconds * (1.0 + PRICE * max(1, length_of(result.plan)))
-    return not faster or priced(result.plan, result.cost) <= least.charged * (1.0 + PRICE)
+    return least.closed or least.seconds >= sought(result.plan, result.cost)[1]
+
+
+def sought(plan: Plan, cost: Cost) -> tuple[float, float]:
+    """(seconds of a step with what decisions must gain, what no plan may beat for this one to be the best)."""
+    return priced(plan, cost), cost.step_seconds / (1.0 + PRICE * max(1.0, length_of(plan)))
 
 
 def priced(plan: Plan, cost: Cost) -> float:

@@ -12,11 +12,9 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.program.caches import has_caches
 from toast_cli.request import SearchName
-from toast_cli.search.assignment import THOROUGH
-from toast_cli.search.certify import certify
+from toast_cli.search.certify import proved
 from toast_cli.search.exact import SOLVER_SECONDS
 from toast_cli.search.model import Budget, SearchResult
-from toast_cli.search.objective import PRICE
 from toast_cli.search.overrides import overridden
 from toast_cli.search.unmirror import UNMIRROR_SHARE, unmirrored
 
@@ -64,11 +62,7 @@ def finished(
         return evaluator, result  # compiled steps of loops that decode with overrides took up to 36 % longer
     if name == SearchName.mcts:
         return overridden(evaluator, result, starts, seconds=left.seconds)
-    better, found = overridden(evaluator, result, starts, PRICE, left.seconds, THOROUGH)
-    if found.plan == result.plan or found.stopped == "interrupted":
-        return better, found
-    spent = None if seconds is None else seconds - found.seconds
-    return better, certify(better, found, SOLVER_SECONDS if spent is None else max(0.0, spent))
+    return proved(evaluator, result, SOLVER_SECONDS if left.seconds is None else left.seconds)
 
 
 def rest_of_budget(result: SearchResult, iterations: int | None, seconds: float | None) -> Budget:

@@ -8,16 +8,18 @@ Alpa, arXiv:2201.12023, and XLA's former auto-sharder). What an assignment costs
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toast_cli.evaluate.items import ArrayItem
+from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.pair_prices import Goal, PairPrices
 from toast_cli.search.solver import Solution, solved
-from toast_cli.search.ways import PatternWays
+from toast_cli.search.ways import PatternWay, PatternWays
 
 MOST_VARIABLES = 400_000  # of all ways and what lies between them
 GAP = 1e-5  # relative, at which HiGHS may stop
@@ -83,6 +85,23 @@ class IntegerProgram:
         }
         found = solved(program, asked)
         return found._replace(bound=scale * found.bound)
+
+    def prefer(self, now: Sequence[Iteration], seconds: float) -> float:
+        """What each pattern does now is preferred to what is as good. Returns `seconds`, which it costs in all if none
+        does so."""
+        for number, of in enumerate(self._ways.of_pattern):
+            for variable, way in zip(self._ways.variables(number), of, strict=True):
+                if way.iteration.slot_axes != now[number].slot_axes:
+                    self.cost[variable] += seconds / len(now)
+        return seconds
+
+    def picked(self, values: NDArray[np.float64]) -> list[PatternWay]:
+        """[patterns] the way that a solution gives each; the one it has most of, if several in part."""
+        ways, found = self._ways, []
+        for number, of in enumerate(ways.of_pattern):
+            variables = ways.variables(number)
+            found.append(of[int(np.argmax(values[variables.start : variables.stop]))])
+        return found
 
     def _take_ways(self) -> None:
         """Each pattern is split in one way; a total is cut only as all who read it take it."""

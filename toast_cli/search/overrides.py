@@ -22,7 +22,7 @@ from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.parts import fine_parts, has_parts, narrowed, with_parts
 from toast_cli.plan.problem import Problem
-from toast_cli.search.assignment import QUICK, CheapestAssignment, Effort
+from toast_cli.search.assignment import CheapestAssignment
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.mesh_search import Confirmed
 from toast_cli.search.model import SearchResult
@@ -46,7 +46,6 @@ def overridden(
     starts: Iterable[Plan] = (),
     must_gain: float = MUST_GAIN,
     seconds: float | None = None,
-    effort: Effort = QUICK,
 ) -> tuple[Evaluator, SearchResult]:
     """`result`, or a plan in which some ops do otherwise, where that is better by at least `must_gain` of its step.
 
@@ -54,47 +53,79 @@ def overridden(
     time, nothing fits, or the user has fixed or closed something.
 
     Args:
-        starts: other plans worth a look. seconds: of wall time at most. effort: up to what sizes.
+        starts: other plans worth a look. seconds: of wall time at most.
     """
     problem, start = evaluator.problem, time.monotonic()
-    if (
-        not result.fits
-        or result.stopped == "interrupted"
-        or problem.fixed
-        or problem.closed
-        or has_parts(problem)
-        or problem.goal.minimise != FASTEST.minimise
-        or not any(size > 1 for size in problem.mesh.sizes)
-        or len(problem.patterns) > MOST_PATTERNS
-    ):
+    if not may_do_otherwise(problem, result):
         return evaluator, result
     with interruptible() as stop:
 
         def ended() -> bool:
             return stop.asked or (seconds is not None and time.monotonic() - start > seconds)
 
-        fine = with_parts(problem, fine_parts(problem, MOST_PARTS))
-        cheapest = CheapestAssignment(fine, result.plan, starts, effort, ended, seconds, lambda: stop.asked)
-        search = _Search(fine, evaluator, result, cheapest, ended)
-        best = search.run(must_gain)
+        fine = finely(problem)
+        cheapest = CheapestAssignment(fine, result.plan, starts, ended, seconds, lambda: stop.asked)
+        search = _Search(fine, evaluator, result, ended)
+        best = search.run(cheapest, must_gain)
         stopped = "interrupted" if stop.asked else result.stopped
     spent = replace(
         result, evaluations=result.evaluations + search.looked, stopped=stopped,
         seconds=result.seconds + time.monotonic() - start,
     )  # fmt: skip
-    if not any(isinstance(decision, Override) for decision in best):
-        return evaluator, spent
-    narrow, plan = narrowed(problem, fine, best)
-    final = Evaluator(narrow, [plan], evaluator)
-    cost = final.exact_cost(plan)
-    objective = Objective(problem, evaluator.cost(problem.fixed))
-    gained = objective.reward(plan, cost) - objective.reward(result.plan, result.cost)
-    if not objective.met(cost) or gained < must_gain:
-        return evaluator, spent
-    better = replace(
-        spent, plan=plan, cost=cost, best_found_at=spent.evaluations, seconds=result.seconds + time.monotonic() - start
+    return _taken(evaluator, fine, spent, best, must_gain)
+
+
+def may_do_otherwise(problem: Problem, result: SearchResult) -> bool:
+    """Whether it is looked for ops of the problem that do otherwise than the result's plan says."""
+    return (
+        result.fits
+        and result.stopped != "interrupted"
+        and not problem.fixed
+        and not problem.closed
+        and not has_parts(problem)
+        and problem.goal.minimise == FASTEST.minimise
+        and any(size > 1 for size in problem.mesh.sizes)
+        and len(problem.patterns) <= MOST_PATTERNS
     )
-    return final, better
+
+
+def finely(problem: Problem) -> Problem:
+    """The problem with its ops told apart, where it is small."""
+    return with_parts(problem, fine_parts(problem, MOST_PARTS))
+
+
+def doing(
+    evaluator: Evaluator, result: SearchResult, fine: Problem, picked: Sequence[Iteration], must_gain: float
+) -> tuple[Evaluator, SearchResult]:
+    """`result`, or a plan with what an assignment has otherwise, where that is better by at least `must_gain`.
+
+    Args:
+        fine: the problem, told apart. picked: [patterns of it] what each does.
+    """
+    start, search = time.monotonic(), _Search(fine, evaluator, result, lambda: False)
+    best = search.said(picked)
+    spent = replace(
+        result, evaluations=result.evaluations + search.looked, seconds=result.seconds + time.monotonic() - start
+    )
+    return _taken(evaluator, fine, spent, best, must_gain)
+
+
+def _taken(
+    evaluator: Evaluator, fine: Problem, result: SearchResult, plan: Plan, must_gain: float
+) -> tuple[Evaluator, SearchResult]:
+    """`result`, or this plan where it is better by that much, by exact costs; its problem knows the plan's parts."""
+    problem, start = evaluator.problem, time.monotonic()
+    if not any(isinstance(decision, Override) for decision in plan):
+        return evaluator, result
+    narrow, best = narrowed(problem, fine, plan)
+    final = Evaluator(narrow, [best], evaluator)
+    cost = final.exact_cost(best)
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    gained = objective.reward(best, cost) - objective.reward(result.plan, result.cost)
+    if not objective.met(cost) or gained < must_gain:
+        return evaluator, result
+    seconds = result.seconds + time.monotonic() - start
+    return final, replace(result, plan=best, cost=cost, best_found_at=result.evaluations, seconds=seconds)
 
 
 class _Search:
@@ -105,11 +136,10 @@ class _Search:
         fine: Problem,
         evaluator: Evaluator,
         result: SearchResult,
-        cheapest: CheapestAssignment,
         ended: Callable[[], bool],
     ) -> None:
         """fine: the problem of `evaluator`, whose plan the result has, told apart finely."""
-        self._problem, self._before, self._cheapest, self._ended = fine, evaluator, cheapest, ended
+        self._problem, self._before, self._ended = fine, evaluator, ended
         self._plan, self._plan_seconds = result.plan, result.cost.step_seconds
         self.looked = 0
 
@@ -126,21 +156,22 @@ class _Search:
     def _objective(self) -> Objective:
         return Objective(self._problem, self._evaluator.cost(self._problem.fixed))
 
-    def run(self, must_gain: float) -> Plan:
+    def run(self, cheapest: CheapestAssignment, must_gain: float) -> Plan:
         """The best plan found."""
-        found = [self._in_rounds(must_gain, near=near) for near in ((True, False) if self._cheapest.few else (True,))]
+        everything = (True, False) if cheapest.few else (True,)
+        found = [self._in_rounds(cheapest, must_gain, near=near) for near in everything]
         other = [plan for plan in found if plan != self._plan]
         return min(other, key=self._rank, default=self._plan)
 
-    def _in_rounds(self, must_gain: float, *, near: bool) -> Plan:
+    def _in_rounds(self, cheapest: CheapestAssignment, must_gain: float, *, near: bool) -> Plan:
         """The best plan that rounds lead to."""
         best, now, gain = self._plan, self._plan_seconds, must_gain
         for _ in range(ROUNDS):
             possible = (1.0 - gain) * now
-            picked = self._cheapest.find(best, possible, near=near)
+            picked = cheapest.find(best, possible, near=near)
             if picked is None or self._ended():
                 break
-            plan = self._said(picked)
+            plan = self.said(picked)
             if self._rank(plan) >= self._rank(best):
                 break
             best, now, gain = plan, self._evaluator.cost(plan).step_seconds, min(must_gain, GAINS_MORE)
@@ -148,7 +179,7 @@ class _Search:
                 break
         return best
 
-    def _said(self, picked: Sequence[Iteration]) -> Plan:
+    def said(self, picked: Sequence[Iteration]) -> Plan:
         """The best plan that says what an assignment has otherwise than the plan, or a part of it."""
         problem = self._problem
         order, places = otherwise(problem, self._plan, picked)

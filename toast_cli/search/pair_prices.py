@@ -23,7 +23,7 @@ from toast_cli.evaluate.items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.search.dual_ascent import PASSES, Edge, Floats, Integers, Payer, SharedPrice, ways_left
+from toast_cli.search.dual_ascent import PASSES, DualAscent, Edge, Floats, Integers, Payer, SharedPrice
 from toast_cli.search.ways import PatternWays
 
 Goal = Sharding | Way
@@ -64,6 +64,14 @@ class PairPrices:
 
         Returns seconds that none beats; `possible` where none may be faster.
         """
+        ascent = self.ascent(possible)
+        least = ascent.run(passes, ended)
+        self._ways.keep(ascent.left)
+        return min(possible, least) if all(self._ways.of_pattern) else possible
+
+    def ascent(self, possible: float) -> DualAscent:
+        """What bounds all assignments of the ways that there are, with a node for each pattern, before its first
+        pass."""
         own = [np.array([way.seconds for way in ways]) for ways in self._ways.of_pattern]
         edges: list[Edge] = []
         payers: dict[_Once, list[Payer]] = defaultdict(list)
@@ -84,9 +92,7 @@ class PairPrices:
                 for variable, price in found.items():
                     number, way = self._ways.place(variable)
                     own[number][way] += price / len(sent)
-        left, least = ways_left(own, edges, possible, ended, shared, passes)
-        self._ways.keep(left)
-        return min(possible, least) if all(self._ways.of_pattern) else possible
+        return DualAscent(own, edges, possible, shared)
 
     def readings(self, item: ArrayItem) -> Iterable[Reading]:
         """For each reader that may need a copy of the array what each pair of shardings costs."""
