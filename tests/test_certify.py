@@ -20,9 +20,13 @@ from toast_cli.hardware import load_spec
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.search import SearchResult, selection, solver
+from toast_cli.search.branches import cases_of
 from toast_cli.search.certify import certify
+from toast_cli.search.integer_program import IntegerProgram
 from toast_cli.search.objective import PRICE
+from toast_cli.search.pair_prices import PairPrices
 from toast_cli.search.run import run_search
+from toast_cli.search.ways import PatternWays
 
 UNBOUNDED = 1e6  # seconds: no test depends on the clock
 
@@ -64,6 +68,29 @@ def test_what_is_left_out_does_not_change_the_bound() -> None:
     full, quick = (selection.bound(of, UNBOUNDED, possible=known) for known in (inf, priced(found)))
     assert quick.seconds == pytest.approx(full.seconds, rel=PRICE / 2)
     assert full.seconds < priced(found)
+
+
+def test_cases_are_all_there_is() -> None:
+    """The cheapest assignment of all is that of the best case; what takes more than is asked for is in none."""
+    of = problem("mlp_tiny", "v4-32", data=8, model=2)
+    ways = PatternWays(of)
+    prices = PairPrices(ways)
+    whole = selection.bound(of, UNBOUNDED).seconds
+    every, ascent = ways.of_pattern, prices.ascent(1.2 * whole)
+    ascent.run(10)
+    cases = cases_of(ways, ascent, 1.1 * whole)
+    found = []
+    for case in cases:
+        ways.take(every)
+        ways.keep(case.left)
+        program = IntegerProgram(ways, prices)
+        assert program.state()
+        found.append(program.solve(None, lambda: False).bound)
+    assert len(cases) > 1
+    assert min(found) == pytest.approx(whole, rel=1e-4)
+    ways.take(every)
+    assert cases_of(ways, ascent, 0.9 * whole) == []
+    assert cases_of(ways, ascent, 1.1 * whole, lambda: True) == [ascent]
 
 
 @pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.998), ("ssm_tiny", 0.99)])
