@@ -93,7 +93,7 @@ def test_cases_are_all_there_is() -> None:
     assert cases_of(ways, ascent, 1.1 * whole, lambda: True) == [ascent]
 
 
-@pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.998), ("ssm_tiny", 0.99)])
+@pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.999), ("ssm_tiny", 0.99)])
 def test_sums_of_loops_have_a_bound(name: str, least: float) -> None:
     """A recurrence adds up gradients from step to step, which it may carry as they are: they are completed behind it at
     the soonest, which takes 0.1 % of a step of the first."""

@@ -369,8 +369,8 @@ def test_what_is_moved_out_of_a_loop_comes_with_what_makes_it_worth_it() -> None
 
 def test_what_is_handed_over_in_a_loop_comes_with_gathers_before_it() -> None:
     """The batch over both axes, but where gradients of a recurrence's weights are summed over it: there one axis splits
-    the weights. Without gathers before the loops that takes four times as long as data parallelism, with them 0.6 times;
-    a search that does not try the two together ends 10 % below it."""
+    the weights. Without gathers before the loops that takes four times as long as data parallelism, with them 0.6
+    times; a search that does not try the two together ends 10 % below it."""
     program = load(str(SAMPLES / "rnn_train.mlirbc.zst")).program
     problem = make_problem(program, analyse(program), load_spec("v6e-64").mesh({"data": 8, "model": 8}))
     evaluator, moves, plan = Evaluator(problem), Moves(problem), strategy(problem, "data-parallel")

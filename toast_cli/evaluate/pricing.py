@@ -144,6 +144,10 @@ class Pricer:
         seconds = self._seconds_of(kind, result, axes, combined=item.late and not item.in_loop)
         return item.runs * seconds * (item.each if kind == "all-reduce" else 1.0)
 
+    def gathered_seconds(self, item: SumItem, axes: tuple[int, ...], size: float) -> float:
+        """Seconds of gathering all the item's sums to `size` bytes on each device."""
+        return item.runs * self._seconds_of(GATHER, size, axes)
+
     def _to_carry(self, item: SumItem, into: tuple[Carried, int], lowered: Lowered) -> Iterator[CollectiveUse]:
         """Reshards of a sum that is reduced in each trip to where the loop adds it to what it carries."""
         carried, place = into

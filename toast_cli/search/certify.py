@@ -36,6 +36,8 @@ def proved(evaluator: Evaluator, result: SearchResult, seconds: float) -> tuple[
     start, fine = time.monotonic(), finely(evaluator.problem)
     least = _bound(fine, result, seconds)
     result = replace(result, seconds=result.seconds + time.monotonic() - start)
+    if least.seconds <= 0.0:  # the user did not want to wait, or it is too large
+        return evaluator, result
     if least.picked:
         evaluator, result = doing(evaluator, result, fine, least.picked, PRICE)
     return evaluator, _with(evaluator, result, least)

@@ -3,7 +3,7 @@ it or not.
 
 The bound (see `selection`) knows nothing of decisions, so what is proven does not depend on which of them are offered.
 It is the bound of a relaxed problem, and mostly tight: where the search has found a plan within the price of its own
-decisions of it, no plan is better.
+decisions of it, no plan is better. What takes a solver longer is for what follows a search (see `finish`).
 """
 
 from __future__ import annotations

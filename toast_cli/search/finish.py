@@ -15,6 +15,7 @@ from toast_cli.request import SearchName
 from toast_cli.search.certify import proved
 from toast_cli.search.exact import SOLVER_SECONDS
 from toast_cli.search.model import Budget, SearchResult
+from toast_cli.search.objective import PRICE
 from toast_cli.search.overrides import overridden
 from toast_cli.search.unmirror import UNMIRROR_SHARE, unmirrored
 
@@ -62,7 +63,11 @@ def finished(
         return evaluator, result  # compiled steps of loops that decode with overrides took up to 36 % longer
     if name == SearchName.mcts:
         return overridden(evaluator, result, starts, seconds=left.seconds)
-    return proved(evaluator, result, SOLVER_SECONDS if left.seconds is None else left.seconds)
+    evaluator, found = proved(evaluator, result, SOLVER_SECONDS if left.seconds is None else left.seconds)
+    left = rest_of_budget(found, iterations, seconds)
+    if found.proven or found.plan != result.plan or (left.seconds is not None and left.seconds < LEAST_SECONDS):
+        return evaluator, found
+    return overridden(evaluator, found, starts, PRICE, left.seconds)  # the solver may not have got that far
 
 
 def rest_of_budget(result: SearchResult, iterations: int | None, seconds: float | None) -> Budget:

@@ -8,7 +8,7 @@ Alpa, arXiv:2201.12023, and XLA's former auto-sharder). What an assignment costs
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 import numpy as np
@@ -38,7 +38,8 @@ class IntegerProgram:
     def state(self, ended: Callable[[], bool] = lambda: False) -> bool:
         """Says all that there is to say of ways. Returns whether it could: it has few enough variables, and time is not
         up."""
-        for add in (self._take_ways, self._take_aliases, self._take_neighbours, self._take_reshards):
+        said = (self._take_ways, self._take_aliases, self._take_neighbours, self._take_brought, self._take_reshards)
+        for add in said:
             add()
             if ended() or len(self.cost) > MOST_VARIABLES:
                 return False
@@ -172,6 +173,27 @@ class IntegerProgram:
                 continue
             copy = self._variable(most)
             self._rows += [({copy: 1.0, flow: -price / most}, 0.0, 1.0) for flow, price in shared]
+
+    def _take_brought(self) -> None:
+        """What a loop adds up is brought to where the loop carries it, unless it stays partial."""
+        for brought in self._ways.sums.brought():
+            paid, (reader, position) = self._variable(brought.seconds), brought.into
+            for axis in range(len(self._ways.problem.mesh.sizes)):
+                row: dict[int, float] = {paid: 1.0}
+                for term in brought.terms:
+                    for variable, it in self._iterations(term):
+                        row[variable] = float(axis in (*it.reduced, *it.scattered[0]))
+                for variable, it in self._iterations(reader):
+                    row[variable] = row.get(variable, 0.0) + (axis in axes_of(it.operands[position]))
+                for variable, it in self._iterations(brought.end):
+                    row[variable] = row.get(variable, 0.0) - (axis in axes_of(it.shardings[0]))
+                if min(row.values()) < 0.0:
+                    self._rows.append((row, 0.0, inf))
+
+    def _iterations(self, number: int) -> Iterator[tuple[int, Iteration]]:
+        """Variables of a pattern's ways, and what its ops iterate over in each."""
+        for variable, way in zip(self._ways.variables(number), self._ways.of_pattern[number], strict=True):
+            yield variable, way.iteration
 
     def _take_neighbours(self) -> None:
         """What is read through windows: as much as the dearest of its readers needs."""

@@ -3,7 +3,7 @@
 A total is all-reduced, or reduce-scattered where all who read it take a piece of it: then a way to split the op comes
 in several, one for each sharding in which that could be. A sum of several terms is priced at no more than one
 reduction, each term its part. What a loop adds up is completed in each trip, carried as it is and completed behind the
-loop, or something in between: the cheapest of these.
+loop, or something in between: the cheapest of these. Bringing such a sum to where the loop carries it comes on top.
 
 Enters: the sum items of a problem and a pattern's iterations. Leaves: seconds, and who reads the totals.
 """
@@ -11,9 +11,11 @@ Enters: the sum items of a problem and a pattern's iterations. Leaves: seconds, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, permutations
+from math import prod
+from typing import NamedTuple
 
 from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.pricing import Pricer
@@ -26,6 +28,20 @@ from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.sums import SumStep
 
 Use = tuple[int, int]  # pattern, operand position
+
+
+class Brought(NamedTuple):
+    """A sum that a loop adds to what it carries.
+
+    Attributes:
+        end: the pattern that makes it. into: what reads it there. terms: patterns. seconds: what it takes at least if
+            an axis splits it where it is made, over which it is not partial, and does not split it where it is read.
+    """
+
+    end: int
+    into: Use
+    terms: tuple[int, ...]
+    seconds: float
 
 
 class LeastSums:
@@ -102,6 +118,21 @@ class LeastSums:
         )
         found = sorted(set(uses))
         return [] if any(pattern == number for pattern, _ in found) else found
+
+    def brought(self) -> Iterator[Brought]:
+        """What loops add up and may have to bring to what they carry, in each trip."""
+        sizes = self._problem.mesh.sizes
+        for item in dict.fromkeys(item for of in self._of.values() for item in of):
+            if item.into is None or item.steps[-1].op < 0:
+                continue
+            carried, place = item.into
+            everywhere = min(term.bytes for term in item.terms) / prod(sizes)
+            least = min(
+                self._pricer.gathered_seconds(item, (axis,), everywhere * size)
+                for axis, size in enumerate(sizes)
+                if size > 1
+            )
+            yield Brought(item.steps[-1].op, carried.first[place], tuple({t.pattern for t in item.terms}), least)
 
     def _operands(self, number: int) -> int:
         return len(self._problem.patterns[number].form.operands)

@@ -4,8 +4,8 @@ cuts of totals, buffers that are taken over, and what neighbours send.
 Five things are priced at no more than they cost: a sum of several partial terms as one reduction, a copy for readers in
 several loops as that of the dearest, what loops only read as gathered before them, where a plan may say so, what
 several ops read through windows as what the dearest of them needs, and what completes a sum that a loop adds up as the
-cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves:
-seconds for pairs of them; and, with a bound on what a plan takes, fewer ways.
+cheapest way to do that (see `least_sums`). Enters: `PatternWays`. Leaves: seconds for pairs of them; and, with a bound
+on what a plan takes, a dual ascent, or fewer ways.
 """
 
 from __future__ import annotations
