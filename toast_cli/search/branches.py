@@ -15,26 +15,24 @@ from collections.abc import Callable
 import numpy as np
 
 from toast_cli.plan.sharding import Sharding
-from toast_cli.search.dual_ascent import DualAscent
+from toast_cli.search.dual_ascent import FEW_PASSES, DualAscent
 from toast_cli.search.ways import PatternWays
-
-PASSES = 30  # of each case
 
 
 def cases_of(
     ways: PatternWays, ascent: DualAscent, enough: float, ended: Callable[[], bool] = lambda: False
 ) -> list[DualAscent]:
-    """The cases in which an assignment may take less than `enough` seconds, those with the fewest ways first; the one
-    case of `ascent` where there is nothing to tell apart, or time is up before all are looked at."""
+    """The cases in which an assignment may take less than `enough` seconds, the most promising first; the one case of
+    `ascent` where there is nothing to tell apart, or time is up before all are looked at."""
     found: list[DualAscent] = []
     for place, taken in _shardings(ways, ascent).items():
         case = ascent.within(place[0], taken, enough)
-        case.run(PASSES, ended)
+        case.run(FEW_PASSES, ended)
         if ended():
             return [ascent]
         if case.bound < enough:
             found.append(case)
-    return sorted(found, key=lambda case: sum(int(of.sum()) for of in case.left))
+    return sorted(found, key=lambda case: case.bound)
 
 
 def _shardings(ways: PatternWays, ascent: DualAscent) -> dict[tuple[int, Sharding], np.ndarray]:

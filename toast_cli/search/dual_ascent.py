@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PASSES = 300  # over all nodes, unless fewer will do
+FEW_PASSES = 30  # where it is known much already
 EACH = 10  # passes after which ways are looked at
 STALLED = 1e-5  # relative gain of the bound in that many passes, less than which ends them
 LEAST_MOVED = 1e-12  # times what is possible: a charge below that is none
@@ -128,6 +129,13 @@ class DualAscent:
         found.left[node] &= ways
         found._own[node][~found.left[node]] = self._wide
         return found
+
+    def below(self, possible: float, ended: Callable[[], bool] = lambda: False) -> float:
+        """The bound where no more than so much is possible; some more passes if that is less than it was."""
+        if possible < self._possible and self.bound < possible:
+            self._possible = possible
+            self.run(FEW_PASSES, ended)
+        return self.bound
 
     def run(self, passes: int = PASSES, ended: Callable[[], bool] = lambda: False) -> float:
         """Passes over all nodes, no more than so many, until they gain next to nothing or `ended` says that time is up.

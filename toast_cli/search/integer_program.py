@@ -138,8 +138,9 @@ class IntegerProgram:
                 row = dict.fromkeys(made.get(sharding, ()), 1.0) | dict.fromkeys(taken.get(sharding, ()), -1.0)
                 self._rows.append((row, 0.0, 0.0))
 
-    def take_decisions(self, seconds: float) -> None:
-        """Each pair of a group and an axis that splits it anywhere costs so much: no plan has it without a decision."""
+    def take_decisions(self, seconds: float) -> float:
+        """Each pair of a group and an axis that splits it anywhere costs so much: no plan has it without a decision.
+        Returns what all of them cost."""
         pairs = {pair for ways in self._ways.of_pattern for way in ways for pair in way.pairs}
         taken = {pair: self._variable(seconds) for pair in sorted(pairs)}
         for number, ways in enumerate(self._ways.of_pattern):
@@ -147,6 +148,7 @@ class IntegerProgram:
             for pair in sorted({pair for way in ways for pair in way.pairs}):
                 row = {v: -1.0 for v, way in zip(variables, ways, strict=True) if pair in way.pairs}
                 self._rows.append(({taken[pair]: 1.0, **row}, 0.0, 1.0))
+        return seconds * len(pairs)
 
     def _take_reshards(self) -> None:
         """Copies of arrays: what makes one and what reads it agree with the pair of shardings that is paid for."""

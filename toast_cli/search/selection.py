@@ -99,6 +99,8 @@ class _Bounding:
         found = Bound(max(least, self._enough), closed=True)
         every, cases = self._ways.of_pattern, cases_of(self._ways, ascent, self._enough, lambda: self._ended(0.4))
         for number, case in enumerate(cases):
+            if case.below(found.seconds, lambda: self._ended(0.0)) >= found.seconds:
+                continue  # the bound on all is no larger than that already
             self._ways.take(every)
             self._ways.keep(case.left)
             of_case = self._of_ways(case.bound, self._left() / (len(cases) - number))
@@ -120,11 +122,13 @@ class _Bounding:
         least = min(self._possible, max(least, found.bound - spared))
         left = seconds - (time.monotonic() - start)
         picked = () if found.values is None else tuple(way.iteration for way in program.picked(found.values))
-        if self._possible == inf or least <= 0.0 or self._pinned or left < 0.0:
-            return Bound(least, least >= self._enough, picked)
-        program.take_decisions(PRICE * least)
+        if least >= self._enough:
+            return Bound(least, closed=True, picked=picked)
+        most = program.take_decisions(PRICE * least)
+        if self._pinned or left < 0.0 or not least < self._possible <= least + most:
+            return Bound(least, picked=picked)
         charged = program.solve(max(1.0, left), self._asked, CLOSE).bound - spared
-        return Bound(least, least >= self._enough or self._possible <= charged * (1.0 + PRICE), picked)
+        return Bound(least, self._possible <= charged * (1.0 + PRICE), picked)
 
     def _left(self) -> float:
         return self._seconds - (time.monotonic() - self._start)
