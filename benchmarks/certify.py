@@ -3,7 +3,8 @@ many seeds.
 
 One row for each program and two-axis mesh: the gap to the bound on every sharding, and where the plan is proven how
 many seeds reached it and how far off the worst was. Exits with 1 when fewer than 95 % of the seeds reach
-one, or one seed is more than 2 % off.
+one, or one seed is more than 2 % off; where single ops do otherwise in the proven plan ("by ops"), which a search
+without a proof takes for gains of 5 % only, when one is further off than that.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
-from toast_cli.plan.decisions import length_of
+from toast_cli.plan.decisions import Override, length_of
 from toast_cli.plan.patterns import make_problem
 from toast_cli.program.model import Program
 from toast_cli.search import SearchResult
 from toast_cli.search.finish import finished, searched_first
 from toast_cli.search.objective import PRICE
+from toast_cli.search.overrides import MUST_GAIN
 from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans
 
@@ -86,8 +88,10 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, seed
     worst = (
         max((result.cost.step_seconds if result.fits else float("inf") for result in found), default=best) / best - 1.0
     )
-    good = reached >= 0.95 * seeds and worst <= 0.02
-    return {**row, "reached": f"{reached}/{seeds}", "worst": 100.0 * worst, "verdict": "" if good else "missed"}
+    by_ops = any(isinstance(decision, Override) for decision in exact.plan)
+    good = worst <= MUST_GAIN if by_ops else reached >= 0.95 * seeds and worst <= 0.02
+    verdict = "missed" if not good else "by ops" if by_ops else ""
+    return {**row, "reached": f"{reached}/{seeds}", "worst": 100.0 * worst, "verdict": verdict}
 
 
 def priced(result: SearchResult) -> float:
