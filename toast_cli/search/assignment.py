@@ -14,6 +14,7 @@ from math import perm
 
 import numpy as np
 
+from toast_cli.compiler.compilation import Compilation
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
@@ -49,10 +50,12 @@ class CheapestAssignment:
         ended: Callable[[], bool],
         seconds: float | None,
         asked: Callable[[], bool],
+        compilation: Compilation | None = None,
     ) -> None:
-        """starts: other plans worth a look. ended: whether time is up. seconds, asked: see `IntegerProgram.solve`."""
+        """starts: other plans worth a look. ended: whether time is up. seconds, asked: see `IntegerProgram.solve`.
+        compilation: of the program, where it is known."""
         self._problem, self._plan, self._ended = problem, plan, ended
-        self._seconds, self._asked = seconds, asked
+        self._seconds, self._asked, self._compilation = seconds, asked, compilation
         self._starts = list(dict.fromkeys(problem.canonical(start) for start in starts))
         self._axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
         self._known: tuple[PatternWays, PairPrices] | None = None
@@ -99,7 +102,7 @@ class CheapestAssignment:
     def _priced(self, some: list[list[Iteration]]) -> tuple[PatternWays, PairPrices]:
         """Ways and their prices; what does not depend on which ways there are is worked out once."""
         if self._known is None:
-            ways = PatternWays(self._problem, some)
+            ways = PatternWays(self._problem, some, self._compilation)
             self._known = ways, PairPrices(ways)
         else:
             self._known[0].look_at(some)

@@ -64,7 +64,8 @@ def overridden(
             return stop.asked or (seconds is not None and time.monotonic() - start > seconds)
 
         fine = finely(problem)
-        cheapest = CheapestAssignment(fine, result.plan, starts, ended, seconds, lambda: stop.asked)
+        compilation = evaluator.items.compilation
+        cheapest = CheapestAssignment(fine, result.plan, starts, ended, seconds, lambda: stop.asked, compilation)
         search = _Search(fine, evaluator, result, ended)
         best = search.run(cheapest, must_gain)
         stopped = "interrupted" if stop.asked else result.stopped

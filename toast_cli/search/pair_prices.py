@@ -99,13 +99,15 @@ class PairPrices:
         made = self._ways.making(item.pattern, item.result)
         wanted = sorted({t for r in item.readers for t in self._ways.reading(r.pattern, r.position)})
         goals = {s: self._goals(item, s, wanted) for s in made}
+        alike = [replace(reader, pattern=0, position=0) for reader in item.readers]
         for place, reader in enumerate(item.readers):
+            first = alike.index(alike[place])  # who pays the same
             taken = self._ways.reading(reader.pattern, reader.position)
             paid: dict[tuple[Sharding, Sharding], dict[Goal, float]] = {}
             for s in made:
                 for t in taken:
                     prices: dict[Goal, float] = defaultdict(float)
-                    for goal, price in zip(goals[s][t], self._move_seconds(item, s, t, place), strict=False):
+                    for goal, price in zip(goals[s][t], self._move_seconds(item, s, t, first), strict=False):
                         prices[goal] += price
                     paid[s, t] = {goal: price for goal, price in prices.items() if price}
             if any(paid.values()):

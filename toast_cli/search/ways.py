@@ -16,6 +16,7 @@ from itertools import compress
 
 import numpy as np
 
+from toast_cli.compiler.compilation import Compilation
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.evaluate.items import WorkItem, make_items
@@ -58,11 +59,14 @@ class PatternWays:
         problem: one in which patterns choose for themselves. items, pricer, sums: of it. of_pattern: [patterns] ways.
     """
 
-    def __init__(self, problem: Problem, some: Sequence[list[Iteration]] = ()) -> None:
-        """some: [patterns] what each may iterate over; empty: whatever it could."""
+    def __init__(
+        self, problem: Problem, some: Sequence[list[Iteration]] = (), compilation: Compilation | None = None
+    ) -> None:
+        """some: [patterns] what each may iterate over; empty: whatever it could. compilation: of the program, where it
+        is known."""
         self.problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
         profile = find_profile(problem.mesh.chip)
-        self.items = make_items(problem, profile)
+        self.items = make_items(problem, profile, compilation)
         regions = region_prices(problem, profile)
         self.pricer = Pricer(problem, self.items, NO_CORRECTIONS, regions)
         self._kernels = WorkPricer(problem, profile, regions)
