@@ -93,6 +93,23 @@ def test_cases_are_all_there_is() -> None:
     assert cases_of(ways, ascent, 1.1 * whole, lambda: True) == [ascent]
 
 
+def test_a_proof_is_one_of_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is closed because what is faster there takes more decisions leaves the others to be looked at, though
+    the bound on all can grow no more."""
+    of = problem("mlp_tiny", "v4-32", data=8, model=2)
+    whole = selection.bound(of, UNBOUNDED).seconds
+    looked: list[float] = []
+
+    def of_ways(_: object, least: float, seconds: float) -> selection.Bound:
+        looked.append(least)
+        return selection.Bound(0.5 * whole, closed=len(looked) == 1)
+
+    monkeypatch.setattr(selection._Bounding, "_of_ways", of_ways)
+    found = selection.bound(of, UNBOUNDED, possible=1.2 * whole, enough=1.1 * whole)
+    assert len(looked) > 1
+    assert not found.closed
+
+
 @pytest.mark.parametrize(("name", "least"), [("rnn_tiny", 0.999), ("ssm_tiny", 0.99)])
 def test_sums_of_loops_have_a_bound(name: str, least: float) -> None:
     """A recurrence adds up gradients from step to step, which it may carry as they are: they are completed behind it at

@@ -99,8 +99,9 @@ class _Bounding:
         found = Bound(max(least, self._enough), closed=True)
         every, cases = self._ways.of_pattern, cases_of(self._ways, ascent, self._enough, lambda: self._ended(0.4))
         for number, case in enumerate(cases):
-            if case.below(found.seconds, lambda: self._ended(0.0)) >= found.seconds:
-                continue  # the bound on all is no larger than that already
+            asked_of_it = self._enough if found.closed else found.seconds  # then the bound on all is no larger
+            if case.below(asked_of_it, lambda: self._ended(0.0)) >= asked_of_it:
+                continue
             self._ways.take(every)
             self._ways.keep(case.left)
             of_case = self._of_ways(case.bound, self._left() / (len(cases) - number))
