@@ -22,7 +22,9 @@ from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.search import SEARCHES
+from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
+from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
 from toast_cli.search.moves import suited
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
@@ -142,6 +144,20 @@ def test_seconds_are_wall_seconds_when_roots_run_side_by_side() -> None:
     start = time.monotonic()
     result = run_search(evaluator, "mcts", 0, 200, None, 2)
     assert 0.15 < result.seconds <= time.monotonic() - start
+
+
+def test_a_search_goes_on_while_it_finds_better_plans() -> None:
+    """By a quarter of its budget each time, and only where the last it found was among the last plans of it."""
+    evaluator, late = evaluator_of(round_mesh(data=4, model=2)), 0
+    for total in range(200, 1200, 100):
+        as_told = search_mesh(evaluator, "mcts", 0, total, None, 1, None, ())
+        grown = search_mesh(evaluator, "mcts", 0, total, None, 1, None, (), grows=True)
+        goes_on = as_told.stopped == "iterations" and as_told.best_found_at > LATE * as_told.evaluations
+        late += goes_on
+        assert (grown.evaluations > as_told.evaluations) == goes_on
+        assert grown.evaluations <= (GROWN + MORE) * total
+        assert priced(grown.plan, grown.cost) <= priced(as_told.plan, as_told.cost)
+    assert 0 < late < 10
 
 
 def test_what_one_root_learns_about_memory_does_not_help_the_next() -> None:

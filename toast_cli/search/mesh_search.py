@@ -30,6 +30,9 @@ ROOTS = 2
 # Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
 # that is a handful of evaluations.
 POLISH_SHARE, LEAST_POLISHED = 0.5, 100
+# A search that may grow goes on for so much of its budget where its best plan was found behind so much of it, up to so
+# many times the budget.
+MORE, LATE, GROWN = 0.25, 0.9, 2.0
 MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 
 
@@ -43,13 +46,16 @@ def search_mesh(
     progress: SearchProgress | None,
     starts: Sequence[Plan],
     keep: int = 0,
+    *,
+    grows: bool = False,
 ) -> SearchResult:
     """Best plan that search `name` finds, with its exact cost. The first Ctrl-C ends it with the best plan so far.
 
     Args:
         iterations, seconds: budgets of all roots together; None for no bound.
         jobs: processes to use at most. starts: plans worth a look; what does not suit the problem is left out of them.
-        keep: how many of the plans that each root has looked at the result holds.
+        keep: how many of the plans that each root has looked at the result holds. grows: whether it may look at more
+            plans than that as long as it is still finding better ones.
     """
     start = time.monotonic()
     total = iterations
@@ -91,6 +97,9 @@ def search_mesh(
                 keep,
             )
             best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends))
+            more = replace(left, evaluations=int(MORE * (total or 0)))
+            while grows and total and best.stopped == "iterations" and _is_late(best, total):
+                best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), more, [best.plan]))
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(evaluator.problem, cost).met(cost)
     result = replace(best, cost=cost, fits=fits)
@@ -99,6 +108,11 @@ def search_mesh(
         # exceed the bounds by less.
         result = with_best_of(evaluator, result, [suited(evaluator.problem, plan) for plan in starts])
     return replace(result, seconds=time.monotonic() - start)
+
+
+def _is_late(result: SearchResult, budget: int) -> bool:
+    """Whether the best plan was found so late that there may be better ones behind it, but not too late."""
+    return LATE * result.evaluations < result.best_found_at < GROWN * budget
 
 
 def with_best_of(evaluator: Evaluator, result: SearchResult, plans: Sequence[Plan]) -> SearchResult:

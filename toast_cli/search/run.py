@@ -66,7 +66,7 @@ def run_search(
         seconds = EXACT_SECONDS
     meshes = coarser(problem) if name == SearchName.mcts else []
     if not meshes or (iterations is not None and iterations * COARSER_SHARE < LEAST_COARSER * len(meshes)):
-        return search_mesh(evaluator, name, seed, iterations, seconds, jobs, progress, starts, keep)
+        return search_mesh(evaluator, name, seed, iterations, seconds, jobs, progress, starts, keep, grows=by_default)
     share, told = COARSER_SHARE / len(meshes), _Told(progress, start)
     found, spent = list[Plan](), 0
     with interruptible() as stop:
@@ -96,6 +96,7 @@ def run_search(
             told.next(1.0 - COARSER_SHARE, spent),
             (*found, *starts),
             keep,
+            grows=by_default,
         )
     if result.stopped == "interrupted":  # perhaps before it looked at any of them
         result = with_best_of(evaluator, result, found)
