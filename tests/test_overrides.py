@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from toast_cli.plan.parts import fine_parts, ops_of_parts, parted_into, with_par
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import apply_plan, carried_over, read_plan, save_plan, with_places
 from toast_cli.program.caches import has_caches
-from toast_cli.search import finish
+from toast_cli.search import certify, finish
 from toast_cli.search import overrides as search_overrides
 from toast_cli.search.every_split import every_iteration, splits_near
 from toast_cli.search.finish import finished
@@ -38,6 +39,7 @@ from toast_cli.search.objective import PRICE
 from toast_cli.search.override_places import otherwise, overrides
 from toast_cli.search.overrides import overridden
 from toast_cli.search.run import run_search
+from toast_cli.search.selection import Bound
 from toast_cli.tactics import starting_plans
 
 
@@ -342,3 +344,18 @@ def test_a_kept_plan_is_fixed_and_its_problem_knows_the_parts(tmp_path: Path) ->
     file.write_bytes(save_plan(evaluator.problem, better.plan))
     problem = apply_plan(case.problem, read_plan(str(file)))
     assert Evaluator(problem).exact_cost(problem.fixed).step_seconds == pytest.approx(better.cost.step_seconds)
+
+
+def test_who_does_not_wait_for_a_proof_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the solver is at it: nothing else is tried then."""
+    case, found = small("axial attention", {"data": 4})
+
+    def interrupted(*_: object) -> Bound:
+        signal.raise_signal(signal.SIGINT)
+        return Bound()
+
+    monkeypatch.setattr(certify, "bound", interrupted)
+    monkeypatch.setattr(finish, "overridden", lambda *_: pytest.fail("still looking"))
+    _, ended = finished(case.evaluator, found, "exact", ())
+    assert ended.stopped == "interrupted"
+    assert ended.plan == found.plan

@@ -24,7 +24,7 @@ SECONDS = 30.0
 def certify(evaluator: Evaluator, result: SearchResult, seconds: float = SECONDS) -> SearchResult:
     """The result with what can be proven of it in so many seconds of wall time. Bounds step time."""
     start = time.monotonic()
-    least = _bound(evaluator.problem, result, seconds)
+    least, _ = _bound(evaluator.problem, result, seconds)
     return _with(evaluator, replace(result, seconds=result.seconds + time.monotonic() - start), least)
 
 
@@ -34,8 +34,9 @@ def proved(evaluator: Evaluator, result: SearchResult, seconds: float) -> tuple[
     if not may_do_otherwise(evaluator.problem, result):
         return evaluator, certify(evaluator, result, seconds)
     start, fine = time.monotonic(), finely(evaluator.problem)
-    least = _bound(fine, result, seconds)
-    result = replace(result, seconds=result.seconds + time.monotonic() - start)
+    least, asked = _bound(fine, result, seconds)
+    stopped = "interrupted" if asked else result.stopped
+    result = replace(result, seconds=result.seconds + time.monotonic() - start, stopped=stopped)
     if least.seconds <= 0.0:  # the user did not want to wait, or it is too large
         return evaluator, result
     if least.picked:
@@ -43,10 +44,11 @@ def proved(evaluator: Evaluator, result: SearchResult, seconds: float) -> tuple[
     return evaluator, _with(evaluator, result, least)
 
 
-def _bound(problem: Problem, result: SearchResult, seconds: float) -> Bound:
+def _bound(problem: Problem, result: SearchResult, seconds: float) -> tuple[Bound, bool]:
+    """The bound, and whether the user did not want to wait for it."""
     with interruptible() as stop:
         known = sought(result.plan, result.cost) if result.fits else (inf, inf)
-        return bound(problem, seconds, lambda: stop.asked, lambda: stop.asked, *known, result.plan)
+        return bound(problem, seconds, lambda: stop.asked, lambda: stop.asked, *known, result.plan), stop.asked
 
 
 def _with(evaluator: Evaluator, result: SearchResult, least: Bound) -> SearchResult:

@@ -65,7 +65,9 @@ def finished(
         return overridden(evaluator, result, starts, seconds=left.seconds)
     evaluator, found = proved(evaluator, result, SOLVER_SECONDS if left.seconds is None else left.seconds)
     left = rest_of_budget(found, iterations, seconds)
-    if found.proven or found.plan != result.plan or (left.seconds is not None and left.seconds < LEAST_SECONDS):
+    if found.stopped == "interrupted" or found.proven or found.plan != result.plan:
+        return evaluator, found
+    if left.seconds is not None and left.seconds < LEAST_SECONDS:
         return evaluator, found
     return overridden(evaluator, found, starts, PRICE, left.seconds)  # the solver may not have got that far
 
