@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 
-from toast_cli.search.dual_ascent import DualAscent, Edge, Payer, SharedPrice, ways_left
+from toast_cli.search.dual_ascent import DualAscent, Edge, Payer, SharedPrice
 
 
 def random_problem(seed: int) -> tuple[list[np.ndarray], list[Edge]]:
@@ -20,6 +21,13 @@ def random_problem(seed: int) -> tuple[list[np.ndarray], list[Edge]]:
             rows, columns = (rng.integers(0, 2, len(own[node])) for node in (one, other))
             edges.append(Edge((one, other), (rows, columns), rng.random((2, 2)) * rng.integers(0, 3, (2, 2))))
     return own, edges
+
+
+def ways_left(
+    own: list[np.ndarray], edges: list[Edge], possible: float, shared: Sequence[SharedPrice] = ()
+) -> tuple[list[np.ndarray], float]:
+    ascent = DualAscent(own, edges, possible, shared)
+    return ascent.left, ascent.run()
 
 
 def seconds_of(own: list[np.ndarray], edges: list[Edge], ways: tuple[int, ...]) -> float:

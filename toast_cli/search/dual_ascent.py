@@ -81,20 +81,6 @@ class SharedPrice:
     payers: tuple[Payer, ...]
 
 
-def ways_left(
-    seconds: Sequence[Floats],
-    edges: Sequence[Edge],
-    possible: float,
-    ended: Callable[[], bool] = lambda: False,
-    shared: Sequence[SharedPrice] = (),
-    passes: int = PASSES,
-) -> tuple[list[NDArray[np.bool_]], float]:
-    """[nodes][ways] whether an assignment with that way may take less than `possible`, none where no assignment may;
-    and what no assignment takes less than. See `DualAscent`."""
-    ascent = DualAscent(seconds, edges, possible, shared)
-    return ascent.left, ascent.run(passes, ended)
-
-
 class DualAscent:
     """A bound on all assignments that grows with each pass, and the ways that it leaves.
 
