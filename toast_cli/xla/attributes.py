@@ -109,9 +109,14 @@ def shape_and_element_type(kind: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def constant_number(operation: Any) -> str | None:
-    """The one number that a `stablehlo.constant` is full of, as it is written; None where it has several. Python knows
-    no attribute of complex numbers, so it is read from text."""
-    found = _FULL_OF.search(operation.get_asm(large_elements_limit=1))
+    """The one number that a `stablehlo.constant` is full of, as it is written; None where it has several."""
+    if isinstance(operation.results[0].type.element_type, ir.ComplexType):
+        # Python cannot hold the attribute, and to print an operation takes longer the longer its function is.
+        text = operation.get_asm(large_elements_limit=1)
+    else:
+        value = operation.attributes["value"]
+        text = str(value) if isinstance(value, ir.DenseElementsAttr) and value.is_splat else ""
+    found = _FULL_OF.search(text)
     return found[1] if found else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.site import Site
 from toast_cli.plan.sharding import replicated, shards
@@ -39,8 +40,7 @@ def complex_splat(operation: Any) -> complex | None:
     """The one number of a constant of equal complex numbers; None for other constants."""
     if not str(operation.results[0].type.element_type).startswith("complex<"):
         return None
-    text = operation.get_asm(large_elements_limit=1)  # Python knows no attribute of complex numbers
-    found = re.search(r"dense<\(([-+.\de]+),([-+.\de]+)\)>", text, re.IGNORECASE)
+    found = re.fullmatch(r"\(([-+.\de]+),([-+.\de]+)\)", xla.constant_number(operation) or "", re.IGNORECASE)
     return complex(float(found[1]), float(found[2])) if found else None
 
 
