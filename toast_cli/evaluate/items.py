@@ -30,7 +30,7 @@ from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
-from toast_cli.program.regions import Region, readings
+from toast_cli.program.regions import Region, all_readings, readings
 
 # Slots whose splitting makes an op communicate.
 _COMMUNICATE = frozenset({SlotKind.REDUCTION, SlotKind.PERMUTATION})
@@ -307,7 +307,9 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    into_carries = {use for one in problem.accumulations for use in one.first}  # sum items take care of these uses
+    into_carries = frozenset(
+        use for one in problem.accumulations for use in one.first
+    )  # sum items take care of these uses
     sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
@@ -354,7 +356,7 @@ def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemRea
 
 
 def _ways_of_reading(
-    problem: Problem, needs: Narrowing, value: int, but: Collection[tuple[int, int]] = ()
+    problem: Problem, needs: Narrowing, value: int, but: frozenset[tuple[int, int]] = frozenset()
 ) -> frozenset[_Way]:
     program = problem.program
     if not program.values[value].shape:  # a scalar has one sharding
@@ -362,8 +364,11 @@ def _ways_of_reading(
     # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
     regions: dict[Region, int] = {}
     ways: list[_Way] = []
-    uses = [use for use in program.users[value] if use not in but]
-    for (op, k), read in zip(uses, readings(program, value, uses), strict=True):
+    uses, reads = program.users[value], all_readings(program)[value]
+    if not but.isdisjoint(uses):
+        uses = [use for use in uses if use not in but]
+        reads = readings(program, value, uses)
+    for (op, k), read in zip(uses, reads, strict=True):
         inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in (read.inside, read.ahead)]
         runs, whole = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
         ways.append((problem.op_pattern[op], k, *runs, whole, needs.of_use(value, op)))

@@ -19,7 +19,7 @@ from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.program.model import Program
 from toast_cli.program.ops import DYNAMIC_SLICE
-from toast_cli.program.regions import readings
+from toast_cli.program.regions import all_readings, readings
 from toast_cli.program.roles import views
 
 # The role of what loops only read, for `Replicate`.
@@ -36,9 +36,9 @@ def read_in_trips(program: Program, free: Sequence[bool]) -> Iterator[int]:
     """
     if not program.loops:
         return
-    for value, uses in enumerate(program.users):
-        if uses and program.values[value].shape and not free[value]:
-            for read in readings(program, value, uses):
+    for value, reads in enumerate(all_readings(program)):
+        if program.values[value].shape and not free[value]:
+            for read in reads:
                 if read.whole_ahead is False and read.ahead.runs < read.inside.runs:
                     yield value
                     break

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from toast_cli.program.model import Program
+from toast_cli.program.model import Program, once
 from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, JOIN
 
 Use = tuple[int, int]  # an op, and which of its operands
@@ -58,6 +58,12 @@ def branches_at(program: Program, op: int, position: int) -> tuple[int, ...]:
     if it.name == JOIN:
         return (*it.branches[:-1], it.branches[-1] + position)
     return () if it.name == CARRY and position == 1 else it.branches
+
+
+@once
+def all_readings(program: Program) -> list[list[Reading]]:
+    """[values][uses] where each use of each value finds what is made of it."""
+    return [readings(program, value, uses) for value, uses in enumerate(program.users)]
 
 
 def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]:

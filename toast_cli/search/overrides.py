@@ -73,7 +73,7 @@ def overridden(
         result, evaluations=result.evaluations + search.looked, stopped=stopped,
         seconds=result.seconds + time.monotonic() - start,
     )  # fmt: skip
-    return _taken(evaluator, fine, spent, best, must_gain)
+    return _taken(evaluator, search, spent, best, must_gain)
 
 
 def may_do_otherwise(problem: Problem, result: SearchResult) -> bool:
@@ -108,17 +108,17 @@ def doing(
     spent = replace(
         result, evaluations=result.evaluations + search.looked, seconds=result.seconds + time.monotonic() - start
     )
-    return _taken(evaluator, fine, spent, best, must_gain)
+    return _taken(evaluator, search, spent, best, must_gain)
 
 
 def _taken(
-    evaluator: Evaluator, fine: Problem, result: SearchResult, plan: Plan, must_gain: float
+    evaluator: Evaluator, search: _Search, result: SearchResult, plan: Plan, must_gain: float
 ) -> tuple[Evaluator, SearchResult]:
     """`result`, or this plan where it is better by that much, by exact costs; its problem knows the plan's parts."""
     problem, start = evaluator.problem, time.monotonic()
-    if not any(isinstance(decision, Override) for decision in plan):
+    if not any(isinstance(decision, Override) for decision in plan) or search.gained(plan) < must_gain:
         return evaluator, result
-    narrow, best = narrowed(problem, fine, plan)
+    narrow, best = narrowed(problem, search.problem, plan)
     final = Evaluator(narrow, [best], evaluator)
     cost = final.exact_cost(best)
     objective = Objective(problem, evaluator.cost(problem.fixed))
@@ -130,7 +130,11 @@ def _taken(
 
 
 class _Search:
-    """Looks for overrides of one plan. looked: plans evaluated so far."""
+    """Looks for overrides of one plan.
+
+    Attributes:
+        problem: told apart finely. looked: plans evaluated so far.
+    """
 
     def __init__(
         self,
@@ -140,14 +144,14 @@ class _Search:
         ended: Callable[[], bool],
     ) -> None:
         """fine: the problem of `evaluator`, whose plan the result has, told apart finely."""
-        self._problem, self._before, self._ended = fine, evaluator, ended
-        self._plan, self._plan_seconds = result.plan, result.cost.step_seconds
+        self.problem, self._before, self._ended = fine, evaluator, ended
+        self._plan, self._cost_before = result.plan, result.cost
         self.looked = 0
 
     @cached_property
     def _evaluator(self) -> Evaluator:
         """Most programs need none: nothing can be gained."""
-        return Evaluator(self._problem, [self._plan], self._before)
+        return Evaluator(self.problem, [self._plan], self._before)
 
     @cached_property
     def _cost(self) -> Confirmed:
@@ -155,7 +159,7 @@ class _Search:
 
     @cached_property
     def _objective(self) -> Objective:
-        return Objective(self._problem, self._evaluator.cost(self._problem.fixed))
+        return Objective(self.problem, self._evaluator.cost(self.problem.fixed))
 
     def run(self, cheapest: CheapestAssignment, must_gain: float) -> Plan:
         """The best plan found."""
@@ -166,7 +170,7 @@ class _Search:
 
     def _in_rounds(self, cheapest: CheapestAssignment, must_gain: float, *, near: bool) -> Plan:
         """The best plan that rounds lead to."""
-        best, now, gain = self._plan, self._plan_seconds, must_gain
+        best, now, gain = self._plan, self._cost_before.step_seconds, must_gain
         for _ in range(ROUNDS):
             possible = (1.0 - gain) * now
             picked = cheapest.find(best, possible, near=near)
@@ -182,7 +186,7 @@ class _Search:
 
     def said(self, picked: Sequence[Iteration]) -> Plan:
         """The best plan that says what an assignment has otherwise than the plan, or a part of it."""
-        problem = self._problem
+        problem = self.problem
         order, places = otherwise(problem, self._plan, picked)
         kept, units = connected(problem, places), list(self._plan)
 
@@ -202,6 +206,11 @@ class _Search:
                     best, rank, kept, units, improved = plan, shorter, groups, others, True
                     break
         return best
+
+    def gained(self, plan: Plan) -> float:
+        """How much better it is than the result's plan, in units of reward, by costs that may leave out memory."""
+        rewards = self._objective.reward(plan, self._cost(plan)), self._objective.reward(self._plan, self._cost_before)
+        return rewards[0] - rewards[1]
 
     def _rank(self, plan: Plan) -> Rank:
         self.looked += 1

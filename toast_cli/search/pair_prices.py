@@ -21,7 +21,7 @@ import numpy as np
 
 from toast_cli.evaluate.items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
-from toast_cli.plan.reshard import SLICE, Way, communicates, copy_of, route, ways_of
+from toast_cli.plan.reshard import SLICE, ReshardHop, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.dual_ascent import PASSES, DualAscent, Edge, Floats, Integers, Payer, SharedPrice
 from toast_cli.search.ways import PatternWays
@@ -34,6 +34,7 @@ Reading = tuple[
     dict[Sharding, list[int]],
     dict[tuple[Sharding, Sharding], dict[Goal, float]],
 ]
+_Moved = dict[tuple[Sharding, Sharding], list[float]]  # between two shardings what each move takes
 _Once = tuple[int, Sharding, Goal]  # number of an array item, where it is made, and what a copy of it is for
 
 
@@ -51,12 +52,21 @@ class _Pair(NamedTuple):
     once: Mapping[_Once, tuple[int, Integers, float, float]]
 
 
+class _Route(NamedTuple):
+    """How an array gets from one sharding to another: its hops, and the way that each of them goes on."""
+
+    hops: tuple[ReshardHop, ...]
+    ways: list[Way]
+
+
 class PairPrices:
     """Seconds for pairs of ways."""
 
     def __init__(self, ways: PatternWays) -> None:
         self._ways = ways
-        self._moved: dict[object, list[float]] = {}  # see `_move_seconds`
+        # By what tells arrays and readers apart of which a move takes longer than of others.
+        self._moved: dict[object, _Moved] = defaultdict(dict)
+        self._routes: dict[object, _Route] = {}  # by shape and both shardings
 
     def leave_out(self, possible: float, ended: Callable[[], bool], passes: int = PASSES) -> float:
         """Leaves out ways that no sharding has which is faster than `possible` seconds, as far as so many passes over
@@ -97,19 +107,24 @@ class PairPrices:
     def readings(self, item: ArrayItem) -> Iterable[Reading]:
         """For each reader that may need a copy of the array what each pair of shardings costs."""
         made = self._ways.making(item.pattern, item.result)
-        wanted = sorted({t for r in item.readers for t in self._ways.reading(r.pattern, r.position)})
-        goals = {s: self._goals(item, s, wanted) for s in made}
+        read = [self._ways.reading(reader.pattern, reader.position) for reader in item.readers]
+        goals = {s: self._goals(item, s, sorted({t for taken in read for t in taken})) for s in made}
         alike = [replace(reader, pattern=0, position=0) for reader in item.readers]
-        for place, reader in enumerate(item.readers):
+        same = item.shape, item.bytes, item.moved_bytes, len(item.values)
+        known: dict[tuple[int, Sharding, Sharding], dict[Goal, float]] = {}
+        for place, taken in enumerate(read):
             first = alike.index(alike[place])  # who pays the same
-            taken = self._ways.reading(reader.pattern, reader.position)
+            moved = self._moved[(*same, item.can_be_ahead(first), alike[first])]
             paid: dict[tuple[Sharding, Sharding], dict[Goal, float]] = {}
-            for s in made:
-                for t in taken:
-                    prices: dict[Goal, float] = defaultdict(float)
-                    for goal, price in zip(goals[s][t], self._move_seconds(item, s, t, first), strict=False):
-                        prices[goal] += price
-                    paid[s, t] = {goal: price for goal, price in prices.items() if price}
+            for s, t in product(made, taken):
+                prices = known.get((first, s, t))
+                if prices is None:
+                    prices = known[first, s, t] = defaultdict(float)
+                    seconds = self._move_seconds(item, s, t, first, moved)
+                    for goal, price in zip(goals[s][t], seconds, strict=False):
+                        if price:
+                            prices[goal] += price
+                paid[s, t] = prices
             if any(paid.values()):
                 yield made, taken, paid
 
@@ -180,24 +195,31 @@ class PairPrices:
     def _goals(self, item: ArrayItem, made: Sharding, wanted: list[Sharding]) -> dict[Sharding, list[Goal]]:
         """Sharding that readers want -> what each of the moves to it is for: the way so far where ways to others begin
         like it, and then the sharding itself."""
-        routes = {at: route(made, at, self._ways.problem.mesh.sizes, item.shape) for at in wanted}
-        ways = {at: ways_of(hops) for at, hops in routes.items()}
-        begun = Counter(way for of in ways.values() for way in of)
+        routes = {at: self._route(item, made, at) for at in wanted}
+        begun = Counter(way for to in routes.values() for way in to.ways)
         return {
             at: [
                 way if begun[way] > 1 else at
-                for way, (step, _) in zip(ways[at], routes[at], strict=True)
+                for way, (step, _) in zip(to.ways, to.hops, strict=True)
                 if step.kind != SLICE
             ]
-            for at in wanted
+            for at, to in routes.items()
         }
 
-    def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int) -> list[float]:
-        """Of each move to one reader's copy of the item's arrays."""
-        key = item.values[0], made, taken, place
-        found = self._moved.get(key)
+    def _route(self, item: ArrayItem, made: Sharding, taken: Sharding) -> _Route:
+        key = item.shape, made, taken
+        found = self._routes.get(key)
         if found is None:
-            way = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
-            copies = [copy_of(taken, [place], way, item.can_be_ahead(place))] if communicates(way) else []
-            found = self._moved[key] = [use.seconds for use in self._ways.pricer.array_collectives(item, made, copies)]
+            hops = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
+            found = self._routes[key] = _Route(hops, ways_of(hops))
+        return found
+
+    def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int, moved: _Moved) -> list[float]:
+        """Of each move to one reader's copy of the item's arrays. moved: what is known of such arrays and readers."""
+        found = moved.get((made, taken))
+        if found is None:
+            hops = self._route(item, made, taken).hops
+            copies = [copy_of(taken, [place], hops, item.can_be_ahead(place))] if communicates(hops) else []
+            uses = self._ways.pricer.array_collectives(item, made, copies)
+            found = moved[made, taken] = [use.seconds for use in uses]
         return found
