@@ -65,7 +65,7 @@ def measure(name: str, small: Small, mesh: str, evaluations: int, must_gain: flo
     case = case_of(small.run, *small.shapes, donate=small.donate, mesh=round_mesh(**parse_shape(mesh)))
     starts = tuple(starting_plans(case.problem))
     by_groups = run_search(case.evaluator, "mcts", 0, evaluations, starts=starts)
-    _, found = overridden(case.evaluator, by_groups, starts, must_gain)
+    _, found = overridden(case.evaluator, by_groups, starts, must_gain, place_must_gain=0.0)
     best = best_of_all(case.problem)
     ratio = found.cost.step_seconds / best.seconds if best.seconds else 1.0
     return {

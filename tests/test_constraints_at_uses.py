@@ -12,8 +12,10 @@ from programs import Case, arg, case_of, round_mesh
 from toast_cli.emit.minimal import Chooser
 from toast_cli.emit.moved_views import constraints_before_views
 from toast_cli.emit.propagate import numbered
-from toast_cli.plan.decisions import Plan
-from toast_cli.program.ops import ADD, CARRY
+from toast_cli.plan.decisions import Override, Plan
+from toast_cli.plan.lower import lower
+from toast_cli.plan.parts import with_parts
+from toast_cli.program.ops import ADD, CARRY, REDUCE
 
 
 def chooser_of(case: Case, plan: Plan) -> Chooser:
@@ -41,6 +43,20 @@ def test_what_is_gathered_for_a_sum_is_gathered_in_front_of_it() -> None:
         for number, _ in reshard.edges
     ]
     assert (ADD, "model|-", "-|-") in found
+
+
+def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:
+    """XLA sums up all of it else, on each device, and cuts the result."""
+    case = case_of(lambda x: jnp.sin(x).sum(1), arg(64, 64), mesh=round_mesh(data=4))
+    problem = with_parts(case.problem, case.problem.op_pattern)
+    (reduction,) = (number for number, op in enumerate(case.program.ops) if op.name == REDUCE)
+    plan = problem.canonical((Override(0, ((problem.patterns[problem.op_pattern[reduction]].part, (0,)),)),))
+    lowered = lower(problem, plan)
+    with numbered(case.source, lowered):
+        chooser = Chooser(case.source, lowered)
+        assert chooser.choose().unsettled == ()
+    found = [(reshard.edges, case.text(reshard.sharding)) for reshard in chooser.reshards]
+    assert (((reduction, 0),), "data|-") in found
 
 
 @pytest.mark.parametrize(

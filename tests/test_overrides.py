@@ -131,7 +131,7 @@ def test_what_no_decision_says_is_found(name: str) -> None:
     case, found = small(name, {"data": 4, "model": 2})
     best = best_of_all(case.problem).seconds
     assert found.cost.step_seconds > 1.04 * best
-    evaluator, better = overridden(case.evaluator, found, starting_plans(case.problem), PRICE)
+    evaluator, better = overridden(case.evaluator, found, starting_plans(case.problem), PRICE, place_must_gain=0.0)
     assert better.cost.step_seconds <= 1.01 * best
     assert any(isinstance(d, Override) for d in better.plan)
     assert evaluator.exact_cost(better.plan) == better.cost

@@ -159,9 +159,9 @@ PIECES = replace(
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
-# Pass -> a program where it matters, its arguments, the decisions (dimension, axis), what is predicted otherwise
-# without the pass, and the machine. What: "more", "less" or "other" peak, compute or communication, or other
-# collectives.
+# Pass -> a program where it matters, its arguments, the decisions (dimension, axis and perhaps where alone), what is
+# predicted otherwise without the pass, and the machine. What: "more", "less" or "other" peak, compute or communication,
+# or other collectives.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh | CompilerProfile]] = {
     "narrowing": (lambda x, v, w: (x @ v, x @ w), (arg(100, 200), arg(200, 320), arg(200, 320)),
                   "v.1:data w.1:data x.1:data", "more communication", TILED),
@@ -179,6 +179,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "output-fusion": (lambda x, v: jnp.tanh(x @ v), (SQUARE,) * 2, "", "more compute", PLAIN),
     "multi-output-fusion": (finished_twice, (SQUARE,) * 2, "", "more compute", PLAIN),
     "reduction-fusion": (lambda x: ((y := jnp.sort(x, 1) * 2.0), y.sum(1)), (SQUARE,), "", "more compute", PLAIN),
+    "unsliced-fusions": (lambda x, v, w: ((y := x * x) @ v, y.T @ w), (SQUARE, arg(64, 32), arg(64, 32)),
+                         "x.0:data:v.1", "less compute", "v5e-16"),
     "recomputation": (reused, (SQUARE,) * 3, "", "more peak", PLAIN),
     "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
@@ -241,7 +243,8 @@ def case_on(machine: str | Mesh | CompilerProfile, source: Any, without: tuple[s
 
 
 def plan_of(case: Case, decisions: str) -> Plan:
-    return tuple(case.shard(*decision.split(":")) for decision in decisions.split())
+    said = [decision.split(":") for decision in decisions.split()]
+    return tuple(case.shard(place, axis, only=only[0] if only else "") for place, axis, *only in said)
 
 
 def told(case: Case, plan: Plan) -> tuple[dict[str, float], list[Any]]:

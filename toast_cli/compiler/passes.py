@@ -61,6 +61,7 @@ from toast_cli.compiler import (
     temporaries,
     tile_dimensions,
     tiling,
+    unsliced_fusions,
     vector_products,
     weight_parts,
     widened_lookups,
@@ -89,8 +90,8 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, recomputation, shared_exponentials, polynomials,
-    narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,
+    polynomials, narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
     fourier_transforms,
     # How arrays lie.

@@ -343,7 +343,7 @@ def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cu
     arrays = [value for value in op.operands if program.values[value].shape]
     totals = any(value in lowered.partial and value not in lowered.added for value in arrays)
     if op.name == REDUCE:
-        return totals
+        return cuts is not None
     arrays *= 2 if op.name == SQUARE else 1  # which XLA writes as a product of the array with itself
     lie = {lowered.shardings[value] for value in arrays}
     if not op.kind.elementwise or len(arrays) < 2 or len(lie) > 1:

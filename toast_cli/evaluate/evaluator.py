@@ -184,6 +184,8 @@ class Evaluator:
                 found += self._work.uses(work, lowered[work.pattern])
             for read in bucket.neighbours:
                 found += self._work.exchange_uses(self._pricer.neighbour_collectives(read, lowered))
+            for item in bucket.arrays:
+                found += self._work.unsliced_uses(item, *self._pricer.lies(item, lowered))
         return sorted(found, key=lambda use: -use.seconds)
 
     def memory_by(self, plan: Plan, group: Callable[[int, str], str]) -> dict[str, Vector]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from toast_cli.compiler import convolution_tiles, sunk_conversions
+from toast_cli.compiler import convolution_tiles, sunk_conversions, unsliced_fusions
 from toast_cli.compiler.compilation import Compilation, compile_program
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
@@ -22,6 +22,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.reduction_motion import reductions_each
 from toast_cli.compiler.space_to_batch import Images
 from toast_cli.compiler.tiling import Tiling
+from toast_cli.compiler.unsliced_fusions import Making
 from toast_cli.cost.model import Attained
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
@@ -148,6 +149,8 @@ class ArrayItem:
             each trip of a loop that does not make it, so that the plan says where it is gathered for them.
         region: the manual region that makes the first result of it, or -1.
         costs: it can cost something: it is stored, may be partial, or has such readers.
+        making: what it takes to make one array whole, where it is not stored, see `unsliced_fusions`. as_made: other
+            readers take it as it is made under every plan.
         values: numbers of the values.
     """
 
@@ -167,6 +170,8 @@ class ArrayItem:
     region: int
     costs: bool
     values: tuple[int, ...]
+    making: Making | None
+    as_made: bool
 
     def can_be_ahead(self, place: int) -> bool:
         """Whether a plan can have all of a copy for the reader at `place` made ahead of loops."""
@@ -337,9 +342,13 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for key, values in found.items():
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
+        making = unsliced_fusions.making(program, made, problem.free, values[0]) if left and len(readers) > 1 else None
         sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
         at_edges = LOOP_READS in problem.roles and are_at_edges(left)
-        item = ArrayItem(pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values))
+        item = ArrayItem(
+            pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
+            as_made=len(left) < len(readers),
+        )  # fmt: skip
         costs = item.stored or left or region != NO_REGION
         items.append(replace(item, costs=True) if costs else item)
     return tuple(items)

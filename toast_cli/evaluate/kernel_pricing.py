@@ -7,7 +7,7 @@ known (see `manual_regions`). What they communicate is in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, prod
 
@@ -29,12 +29,12 @@ from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
-from toast_cli.evaluate.items import WorkItem
+from toast_cli.evaluate.items import ArrayItem, WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.program.model import DTYPE_BITS
 from toast_cli.program.ops import REDUCE
 
@@ -309,6 +309,32 @@ class WorkPricer:
                 moved = 2.0 * use.bytes
                 seconds = use.count * (self._starts.vector + moved / rate)
                 yield KernelUse((use.op,), ops[use.op].name, use.count, 0.0, use.count * moved, seconds)
+
+    def unsliced_uses(self, item: ArrayItem, made: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
+        """The kernel that makes all of an array, lying as `made`, where readers take different pieces of it; the pieces
+        themselves count with them.
+
+        Args:
+            read: [readers] what each takes.
+        """
+        if item.making is None:
+            return
+        taken, sizes = {*read, made} if item.as_made else {*read}, self._sizes
+        finest = max([shards(at, sizes) for at in taken if at != made and refines(at, made)], default=0)
+        if not finest or len(taken) == 1:
+            return
+        ops, pieces = self._problem.program.ops, shards(made, sizes)
+        makers = [self._problem.program.producer[value] for value in item.values]
+        part, size = 1.0 / pieces - 1.0 / finest, float(item.bytes)
+        flops, moved = (0.0, size) if made in taken else (item.making.flops, size + item.making.read)
+        if size <= self._kept_bytes * pieces:
+            moved = self._on_the_chip(moved)
+        seconds = kernel_seconds(self._problem.mesh.chip, self._elementwise, "", 0.0, flops * part, moved * part, 0.0)
+        runs = len(makers) * ops[makers[0]].trips
+        if seconds:
+            yield KernelUse(
+                tuple(makers), ops[makers[0]].name, runs, runs * flops * part, runs * size * part, runs * seconds
+            )
 
     def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""

@@ -111,6 +111,8 @@ class _Region:
         kernels = [use for item in items.work for use in self._kernels.uses(item, lowered[item.pattern])]
         for read in items.neighbours:
             kernels += self._kernels.exchange_uses(pricer.neighbour_collectives(read, lowered))
+        for item in items.arrays:
+            kernels += self._kernels.unsliced_uses(item, *pricer.lies(item, lowered))
         sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
         sent += [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in self._partitioned(lowered)]
         held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)

@@ -235,6 +235,11 @@ class Pricer:
             lies = split_further(lies, partial.to, hop.axes)
         return False
 
+    def lies(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:
+        """The sharding in which an array is made, and [readers] in which each takes it."""
+        made = lowered[item.pattern].shardings[item.result]
+        return made, [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
         """Shardings other than its own in which readers need the array, where getting there communicates."""
         if item.free or not item.readers:

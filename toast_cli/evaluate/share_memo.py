@@ -22,9 +22,9 @@ from toast_cli.plan.sharding import Sharding
 
 MemoryShares = tuple[tuple[Vector, float], ...]  # pairs of how many arrays are alive [moments] and bytes of one
 NO_MEMORY = 0
-# What one array item adds: seconds of communication, bytes of arguments, number of its `MemoryShares`.
-ArrayShare = tuple[float, float, int]
-NOTHING: ArrayShare = (0.0, 0.0, NO_MEMORY)
+# What one array item adds: seconds of compute and of communication, bytes of arguments, number of its `MemoryShares`.
+ArrayShare = tuple[float, float, float, int]
+NOTHING: ArrayShare = (0.0, 0.0, 0.0, NO_MEMORY)
 
 
 class ShareMemo:
@@ -63,9 +63,10 @@ class ShareMemo:
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
             if share is not NOTHING:
-                communication += share[0]
-                arguments += share[1]
-                held.append(share[2])
+                compute += share[0]
+                communication += share[1]
+                arguments += share[2]
+                held.append(share[3])
         return Share(ticks(compute), ticks(communication), round(arguments), self._alive(bucket, tuple(held)))
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
@@ -136,7 +137,9 @@ class ShareMemo:
             )
             rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
             memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
-            found = self._of_arrays[key] = (seconds, rest, memory) if copies or rest or memory else NOTHING
+            making = sum([use.seconds for use in self._work.unsliced_uses(item, made, shardings)])
+            found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING
+            self._of_arrays[key] = found
         return found
 
     def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:

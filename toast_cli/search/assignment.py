@@ -63,9 +63,13 @@ class CheapestAssignment:
         ways = sum((len(p.form.sizes) + 1) ** axes * perm(axes) for p in problem.patterns)
         self.few = ways <= MOST_IN_ALL
 
-    def find(self, plan: Plan, possible: float, *, near: bool) -> list[Iteration] | None:
+    def find(self, plan: Plan, possible: float, otherwise: float, *, near: bool) -> list[Iteration] | None:
         """[patterns] what each had better do, of what lies near to what a plan makes it do or of everything; None where
-        nothing takes less than `possible` seconds, or nobody knows."""
+        nothing takes less than `possible` seconds, or nobody knows.
+
+        Args:
+            otherwise: seconds with which each pattern counts that does otherwise than in the plan this was made for.
+        """
         patterns = self._problem.patterns
         if near:
             some = [self._near(number, plan) for number in range(len(patterns))]
@@ -74,6 +78,8 @@ class CheapestAssignment:
         if (near and sum(map(len, some)) > MOST_NEAR) or self._ended():
             return None
         ways, prices = self._priced(some)
+        now = [self._problem.iterate(number, self._plan) for number in range(len(patterns))]
+        ways.prefer(now, max(otherwise, UNLIKE * possible / len(patterns)))
         least = prices.leave_out(possible, self._ended, PASSES)
         if least >= possible:
             return None
@@ -91,8 +97,6 @@ class CheapestAssignment:
         program = IntegerProgram(ways, prices)
         if not program.state(self._ended) or len(program.cost) > MOST_VARIABLES:
             return None
-        now = [self._problem.iterate(number, self._plan) for number in range(len(ways.of_pattern))]
-        program.prefer(now, UNLIKE * possible)
         relaxed = len(program.cost) > WHOLE
         values = program.solve(self._seconds, self._asked, GAP, NODES, relaxed=relaxed).values
         if values is None or float(np.dot(program.cost, values)) > possible * (1.0 + UNLIKE):
@@ -103,7 +107,7 @@ class CheapestAssignment:
         """Ways and their prices; what does not depend on which ways there are is worked out once."""
         if self._known is None:
             ways = PatternWays(self._problem, some, self._compilation)
-            self._known = ways, PairPrices(ways)
+            self._known = ways, PairPrices(ways, unsliced=True)
         else:
             self._known[0].look_at(some)
         return self._known

@@ -69,7 +69,7 @@ def finished(
         return evaluator, found
     if left.seconds is not None and left.seconds < LEAST_SECONDS:
         return evaluator, found
-    return overridden(evaluator, found, starts, PRICE, left.seconds)  # the solver may not have got that far
+    return overridden(evaluator, found, starts, PRICE, left.seconds, 0.0)  # the solver may not have got that far
 
 
 def rest_of_budget(result: SearchResult, iterations: int | None, seconds: float | None) -> Budget:

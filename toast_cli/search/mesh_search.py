@@ -32,7 +32,7 @@ ROOTS = 2
 POLISH_SHARE, LEAST_POLISHED = 0.5, 100
 # A search that may grow goes on for so much of its budget where its best plan was found behind so much of it, up to so
 # many times the budget.
-MORE, LATE, GROWN = 0.25, 0.9, 2.0
+MORE, LATE, GROWN = 0.25, 0.75, 2.0
 MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import compress
 
@@ -56,7 +56,8 @@ class PatternWays:
     """The ways of all patterns.
 
     Attributes:
-        problem: one in which patterns choose for themselves. items, pricer, sums: of it. of_pattern: [patterns] ways.
+        problem: one in which patterns choose for themselves. items, pricer, kernels, sums: of it.
+        of_pattern: [patterns] ways.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PatternWays:
         self.items = make_items(problem, profile, compilation)
         regions = region_prices(problem, profile)
         self.pricer = Pricer(problem, self.items, NO_CORRECTIONS, regions)
-        self._kernels = WorkPricer(problem, profile, regions)
+        self.kernels = WorkPricer(problem, profile, regions)
         self._work: dict[int, list[WorkItem]] = defaultdict(list)
         for work in self.items.work:
             self._work[work.pattern].append(work)
@@ -81,6 +82,18 @@ class PatternWays:
         """Has the ways that these iterations make. some: [patterns]"""
         self._every = some
         self.take([self._made(number) for number in range(len(self.problem.patterns))])
+
+    def prefer(self, now: Sequence[Iteration], seconds: float) -> None:
+        """What each pattern does now is preferred: anything else counts with so much more."""
+        self.take(
+            [
+                [
+                    way if way.iteration.slot_axes == at.slot_axes else replace(way, seconds=way.seconds + seconds)
+                    for way in ways
+                ]
+                for ways, at in zip(self.of_pattern, now, strict=True)
+            ]
+        )
 
     def __len__(self) -> int:
         """How many there are in all."""
@@ -146,7 +159,7 @@ class PatternWays:
         best: dict[object, PatternWay] = {}
         for iteration in self._every[number]:
             own = sum(
-                self._kernels.seconds(work, iteration)
+                self.kernels.seconds(work, iteration)
                 + sum(use.seconds for use in self.pricer.work_collectives(work, iteration))
                 for work in self._work[number]
             )

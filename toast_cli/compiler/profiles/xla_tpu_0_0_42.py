@@ -91,7 +91,7 @@ PASSES = plain.PASSES | {
     "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
-    "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments",
+    "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments", "unsliced-fusions",
 }  # fmt: skip
 
 SOURCES = {
