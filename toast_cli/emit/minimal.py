@@ -334,10 +334,10 @@ def is_one_of_several(source: Source, lowered: PartitionedProgram, number: int, 
 def is_moved_behind(source: Source, lowered: PartitionedProgram, number: int, cuts: list[int] | None) -> bool:
     """Whether XLA moves the result of an op and not, as planned, the arrays it reads.
 
-    It does where an elementwise op reads several arrays and all lie in one sharding, other than the one it computes in,
-    and where a reduction reads what is to be cut further. That makes a difference where something is communicated to
-    get there; where each device is to keep a piece of a total; and where the result of an elementwise op is cut and
-    gathered again: XLA still has it as it was before.
+    It does where an elementwise op reads several arrays and all lie in one sharding, other than the one it computes in.
+    That makes a difference where something is communicated to get there; where each device is to keep a piece of a
+    total; and where the result is cut and gathered again: XLA still has it as it was before. And it does where a
+    reduction reads what is to be cut further: each device would sum up all of it.
     """
     op, program = source.program.ops[number], source.program
     arrays = [value for value in op.operands if program.values[value].shape]

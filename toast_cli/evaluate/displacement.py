@@ -2,7 +2,7 @@
 
 Each of them is brought to its other sharding as soon as it is made, and from there to where ops read it; the ops
 themselves iterate as the plan says. Enters: a problem with its items and pricer, and under a plan what each pattern
-iterates over. Leaves: seconds of communication, and the memory held less and more.
+iterates over. Leaves: seconds of compute and communication, and the memory held less and more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers
-from toast_cli.evaluate.items import ArrayItem, Items, all_readers, are_at_edges
+from toast_cli.evaluate.items import ArrayItem, Items, all_readers, are_at_edges, making_of
+from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
@@ -23,10 +24,11 @@ from toast_cli.plan.sharding import Sharding
 
 @dataclass(frozen=True)
 class Displaced:
-    """seconds: of communication more (negative: less). less, more: memory that is not held any more, and that is held
-    instead."""
+    """compute, communication: seconds more (negative: less). less, more: memory that is not held any more, and that is
+    held instead."""
 
-    seconds: float
+    compute: float
+    communication: float
     less: Spans
     more: Spans
 
@@ -34,14 +36,16 @@ class Displaced:
 class Displacement:
     """Answers for one problem."""
 
-    def __init__(self, problem: Problem, items: Items, pricer: Pricer, timeline: Timeline) -> None:
-        self._problem, self._items, self._pricer, self._timeline = problem, items, pricer, timeline
+    def __init__(self, problem: Problem, items: Items, pricer: Pricer, kernels: WorkPricer, timeline: Timeline) -> None:
+        self._problem, self._items, self._pricer, self._kernels, self._timeline = (
+            problem, items, pricer, kernels, timeline,
+        )  # fmt: skip
         # Copies are remembered by the places of their readers: here of all of them, elsewhere of those that can differ.
         self._buffers = Buffers(problem, items, pricer)
 
     def displaced(self, elsewhere: Mapping[int, Sharding], iteration_of: Callable[[int], Iteration]) -> Displaced:
         """What becomes of a plan. elsewhere: value -> where it lies instead. iteration_of: by pattern."""
-        seconds, less, more = 0.0, CountedBuffers(), CountedBuffers()
+        compute, communication, less, more = 0.0, 0.0, CountedBuffers(), CountedBuffers()
         for item in self._items.arrays:
             together: dict[Sharding, list[int]] = defaultdict(list)
             for value in item.values:
@@ -49,23 +53,30 @@ class Displacement:
                     together[elsewhere[value]].append(value)
             for there, values in together.items():
                 readers = all_readers(self._problem, self._items.compilation.needs, values[0])
+                making = making_of(self._problem, self._items.compilation, values[0], readers)
                 at_edges = LOOP_READS in self._problem.roles and are_at_edges(readers)
-                moved = replace(item, values=tuple(values), readers=readers, at_edges=at_edges)
+                moved = replace(
+                    item, values=tuple(values), readers=readers, at_edges=at_edges, making=making, as_made=False
+                )
                 made = iteration_of(item.pattern)
                 shardings = tuple([there if k == item.result else at for k, at in enumerate(made.shardings)])
-                seconds += self._pricer.bringing_seconds(moved, made.shardings[item.result], there)
-                seconds -= self._hold(moved, made, iteration_of, less)
-                seconds += self._hold(moved, replace(made, shardings=shardings), iteration_of, more)
-        return Displaced(seconds, less.spans(self._timeline), more.spans(self._timeline))
+                communication += self._pricer.bringing_seconds(moved, made.shardings[item.result], there)
+                before = self._hold(moved, made, iteration_of, less)
+                after = self._hold(moved, replace(made, shardings=shardings), iteration_of, more)
+                compute, communication = compute + after[0] - before[0], communication + after[1] - before[1]
+        return Displaced(compute, communication, less.spans(self._timeline), more.spans(self._timeline))
 
     def _hold(
         self, item: ArrayItem, made: Iteration, iteration_of: Callable[[int], Iteration], found: CountedBuffers
-    ) -> float:
-        """Adds what the item's arrays hold; seconds of bringing them to their readers."""
+    ) -> tuple[float, float]:
+        """Adds what the item's arrays hold; (compute, communication) seconds of making them whole, where that is
+        needed, and of bringing them to their readers."""
         patterns = [reader.pattern for reader in item.readers]
         lowered = {p: iteration_of(p) for p in (*patterns, *([LOOP_EDGES] if item.at_edges else []))}
         sharding = made.shardings[item.result]
         copies = self._pricer.copies_from(item, sharding, lowered)
         for kind, size in self._buffers.held(item, made, copies):
             found.add(self._buffers, item, kind, size)
-        return sum([use.seconds for use in self._pricer.array_collectives(item, sharding, copies)])
+        read = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        compute = sum([use.seconds for use in self._kernels.unsliced_uses(item, sharding, read)])
+        return compute, sum([use.seconds for use in self._pricer.array_collectives(item, sharding, copies)])

@@ -138,13 +138,15 @@ class Evaluator:
         if not elsewhere:
             return cost
         rows = self._rows_of(plan)
-        moved = Displacement(self.problem, self.items, self._pricer, self.timeline)
+        moved = Displacement(self.problem, self.items, self._pricer, self._work, self.timeline)
         found = moved.displaced(elsewhere, lambda pattern: self._rows.iteration(pattern, rows))
         first, last, sizes = found.less
         spans = [self._bucket_spans(bucket, rows) for bucket in self._buckets]
         profile = self.timeline.profile([*spans, found.more, (first, last, -sizes)])
         peak = self._grown(float(profile.max(initial=0.0)), cost.argument_bytes)
-        return replace(cost, communication_seconds=cost.communication_seconds + found.seconds, peak_bytes=peak)
+        compute = cost.compute_seconds + found.compute * self._corrections.compute
+        communication = cost.communication_seconds + found.communication
+        return replace(cost, compute_seconds=compute, communication_seconds=communication, peak_bytes=peak)
 
     def _grown(self, alive: float, arguments: float) -> float:
         """Peak bytes as the chip's compiler lays them out; arguments are there all the time and keep their size."""

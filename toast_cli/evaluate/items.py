@@ -312,9 +312,8 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
-    into_carries = frozenset(
-        use for one in problem.accumulations for use in one.first
-    )  # sum items take care of these uses
+    # Sum items take care of these uses.
+    into_carries = frozenset(use for one in problem.accumulations for use in one.first)
     sinks = sunk_conversions.NAME in made.profile.passes
     found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
@@ -342,7 +341,7 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
     for key, values in found.items():
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
-        making = unsliced_fusions.making(program, made, problem.free, values[0]) if left and len(readers) > 1 else None
+        making = making_of(problem, made, values[0], readers) if left else None
         sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
         at_edges = LOOP_READS in problem.roles and are_at_edges(left)
         item = ArrayItem(
@@ -352,6 +351,11 @@ def _arrays(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
         costs = item.stored or left or region != NO_REGION
         items.append(replace(item, costs=True) if costs else item)
     return tuple(items)
+
+
+def making_of(problem: Problem, made: Compilation, value: int, readers: Collection[object]) -> Making | None:
+    """What it takes to make a value whole, where it is not stored and readers may take different pieces of it."""
+    return unsliced_fusions.making(problem.program, made, problem.free, value) if len(readers) > 1 else None
 
 
 def are_at_edges(readers: Collection[ItemReader]) -> bool:
