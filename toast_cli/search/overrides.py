@@ -32,9 +32,9 @@ from toast_cli.search.override_places import Place, connected, otherwise, overri
 
 # Of a step: gains of less are not seen in what compilers make of it (benchmarks/overrides.py).
 MUST_GAIN = 0.05
-# The same for each place: the more places are picked by what prices say of them, the more of that is errors of prices.
-# Of seven published training steps on 256 v5e, plans with 60 to 200 places that promised 9 to 29 % took 23 % longer to
-# 1 % less, as compiled; and those with some 35 that promised 7 to 27 %, 3 % longer to 7 % less.
+# The same for each kind of op: the more of them are picked by what prices say, the more of the gain is errors of prices.
+# Training steps of seven published models on 256 v5e took up to 17 % longer by XLA:TPU without this, now 6 %
+# (docs/benchmarks.md).
 PLACE_MUST_GAIN = 0.001
 # That ops are told apart into where patterns are fewer: small programs only. In larger ones ops that are alike had
 # better do alike; XLA gives plans like that other collectives than they promise.
