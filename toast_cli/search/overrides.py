@@ -32,7 +32,7 @@ from toast_cli.search.override_places import Place, connected, otherwise, overri
 
 # Of a step: gains of less are not seen in what compilers make of it (benchmarks/overrides.py).
 MUST_GAIN = 0.05
-# The same for each kind of op: the more is picked by what prices say, the more of the gain is errors of prices. Steps of
+# The same for each kind of op: the more prices pick, the more of the gain is errors of prices. Steps of
 # seven published models on 256 v5e took up to 17 % longer by XLA:TPU without this, now 6 % (docs/benchmarks.md).
 PLACE_MUST_GAIN = 0.001
 # That ops are told apart into where patterns are fewer: small programs only. In larger ones ops that are alike had
