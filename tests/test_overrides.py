@@ -152,6 +152,17 @@ def test_what_gains_less_than_asked_for_is_not_said() -> None:
     assert same.plan == found.plan
 
 
+def test_each_kind_of_op_that_does_otherwise_must_gain_something() -> None:
+    """With a price on each of them fewer do, and none where they gain less than that."""
+    case, found = small("axial attention", {"data": 4, "model": 2})
+
+    def places(each: float) -> int:
+        _, better = overridden(case.evaluator, found, starting_plans(case.problem), PRICE, place_must_gain=each)
+        return sum(len(decision.places) for decision in better.plan if isinstance(decision, Override))
+
+    assert places(0.0) > places(0.005) > places(0.5) == 0
+
+
 def test_a_gain_that_was_promised_and_is_not_there_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assignments are priced at no more than they cost; the exact cost counts."""
     case, found = small("attention, long", {"data": 4, "model": 2})
