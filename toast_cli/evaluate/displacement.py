@@ -37,9 +37,8 @@ class Displacement:
     """Answers for one problem."""
 
     def __init__(self, problem: Problem, items: Items, pricer: Pricer, kernels: WorkPricer, timeline: Timeline) -> None:
-        self._problem, self._items, self._pricer, self._kernels, self._timeline = (
-            problem, items, pricer, kernels, timeline,
-        )  # fmt: skip
+        self._problem, self._items, self._timeline = problem, items, timeline
+        self._pricer, self._kernels = pricer, kernels
         # Copies are remembered by the places of their readers: here of all of them, elsewhere of those that can differ.
         self._buffers = Buffers(problem, items, pricer)
 

@@ -8,7 +8,7 @@ Alpa, arXiv:2201.12023, and XLA's former auto-sharder). What an assignment costs
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 
 import numpy as np
@@ -86,15 +86,6 @@ class IntegerProgram:
         }
         found = solved(program, asked)
         return found._replace(bound=scale * found.bound)
-
-    def prefer(self, now: Sequence[Iteration], seconds: float) -> float:
-        """What each pattern does now is preferred to what is as good. Returns `seconds`, which it costs in all if none
-        does so."""
-        for number, of in enumerate(self._ways.of_pattern):
-            for variable, way in zip(self._ways.variables(number), of, strict=True):
-                if way.iteration.slot_axes != now[number].slot_axes:
-                    self.cost[variable] += seconds / len(now)
-        return seconds
 
     def picked(self, values: NDArray[np.float64]) -> list[PatternWay]:
         """[patterns] the way that a solution gives each; the one it has most of, if several in part."""

@@ -127,7 +127,7 @@ def _taken(
     narrow, best = narrowed(problem, search.problem, plan)
     final = Evaluator(narrow, [best], evaluator)
     cost = final.exact_cost(best)
-    if not Objective(problem, evaluator.cost(problem.fixed)).met(cost) or search.better(plan, cost) < must_gain:
+    if not search.objective.met(cost) or search.better(plan, cost) < must_gain:
         return evaluator, result
     seconds = result.seconds + time.monotonic() - start
     return final, replace(result, plan=best, cost=cost, best_found_at=result.evaluations, seconds=seconds)
@@ -165,7 +165,7 @@ class _Search:
         return Confirmed(self._evaluator)
 
     @cached_property
-    def _objective(self) -> Objective:
+    def objective(self) -> Objective:
         return Objective(self.problem, self._evaluator.cost(self.problem.fixed))
 
     def run(self, cheapest: CheapestAssignment, must_gain: float) -> Plan:
@@ -221,12 +221,12 @@ class _Search:
 
     def better(self, plan: Plan, cost: Cost) -> float:
         """The same of a plan that costs so much."""
-        before = self._objective.reward(self._plan, self._cost_before)
-        return self._objective.reward(plan, self._charged(plan, cost)) - before
+        before = self.objective.reward(self._plan, self._cost_before)
+        return self.objective.reward(plan, self._charged(plan, cost)) - before
 
     def _rank(self, plan: Plan) -> Rank:
         self.looked += 1
-        return self._objective.rank(plan, self._charged(plan, self._cost(plan)))
+        return self.objective.rank(plan, self._charged(plan, self._cost(plan)))
 
     def _charged(self, plan: Plan, cost: Cost) -> Cost:
         """What a plan costs, with what its places must gain."""

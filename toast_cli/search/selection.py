@@ -115,10 +115,12 @@ class _Bounding:
         """The bound on assignments of the ways that are left, of which `least` is known."""
         if self._ended(0.0):
             return Bound(least)
-        start, program = time.monotonic(), IntegerProgram(self._ways, self._prices)
+        start, spared = time.monotonic(), UNLIKE * self._possible if self._now else 0.0
+        if self._now:
+            self._ways.prefer(self._now, spared / len(self._now))
+        program = IntegerProgram(self._ways, self._prices)
         if not program.state(lambda: self._ended(0.0)):
             return Bound(least)
-        spared = program.prefer(self._now, UNLIKE * self._possible) if self._now else 0.0
         found = program.solve(max(1.0, seconds), self._asked, CLOSE)
         least = min(self._possible, max(least, found.bound - spared))
         left = seconds - (time.monotonic() - start)
