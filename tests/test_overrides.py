@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from toast_cli.search.every_split import every_iteration, splits_near
 from toast_cli.search.finish import finished
 from toast_cli.search.model import SearchResult
 from toast_cli.search.objective import PRICE
-from toast_cli.search.override_places import otherwise, overrides
+from toast_cli.search.override_places import Place, otherwise, overrides
 from toast_cli.search.overrides import overridden
 from toast_cli.search.run import run_search
 from toast_cli.search.selection import Bound
@@ -173,20 +174,37 @@ def test_a_gain_that_was_promised_and_is_not_there_is_not_taken(monkeypatch: pyt
 
 
 def test_every_way_to_split_an_op_can_be_said() -> None:
-    """Scattered results too, on whichever dimension."""
+    """Scattered results too, on whichever dimension or not at all, whatever decisions about groups there are, and each
+    op with its axes in an order of its own."""
+    case = case_of(lambda x, w: (x @ w) @ w, arg(16, 16), arg(16, 16))
+    problem = with_parts(case.problem, list(range(len(case.program.ops))))
+    shards = [d for d in problem.decisions.choices if isinstance(d, Shard)]
+    first, second = (problem.op_pattern[k] for k, op in enumerate(case.program.ops) if op.name.endswith("dot_general"))
+    ways = every_iteration(problem.patterns[first], problem.mesh.sizes)
+    assert any(any(way.scattered) for way in ways)
+    for by_groups in ((), *((d,) for d in shards), *permutations(shards, 2)):
+        plan = problem.canonical(tuple(by_groups))
+        picked = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
+        for number, way in enumerate(ways):
+            picked[first], picked[second] = way, ways[-number]
+            said = problem.canonical((*plan, *overrides(problem, otherwise(problem, plan, picked))))
+            for pattern in (first, second):
+                found = problem.iterate(pattern, said)
+                assert (found.slot_axes, found.shardings) == (picked[pattern].slot_axes, picked[pattern].shardings)
+
+
+def test_ops_that_name_axes_in_one_order_take_one_decision_for_each() -> None:
+    places = [Place(0, {0: (0,), 1: (1,)}), Place(1, {0: (1,), 1: ()}), Place(2, {1: (0,)})]
     case = case_of(lambda x, w: x @ w, arg(16, 16), arg(16, 16))
     problem = with_parts(case.problem, list(range(len(case.program.ops))))
-    product = next(k for k, op in enumerate(case.program.ops) if op.name.endswith("dot_general"))
-    number = problem.op_pattern[product]
-    picked = [problem.iterate(pattern, ()) for pattern in range(len(problem.patterns))]
-    ways = every_iteration(problem.patterns[number], problem.mesh.sizes)
-    assert any(any(way.scattered) for way in ways)
-    for way in ways:
-        picked[number] = way
-        order, places = otherwise(problem, (), picked)
-        plan = tuple(overrides(problem, order, places))
-        found = problem.iterate(number, plan)
-        assert (found.slot_axes, found.shardings) == (way.slot_axes, way.shardings)
+    parts = [problem.patterns[place.pattern].part for place in places]
+    said = overrides(problem, places)
+    assert [d.axis for d in said] == [0, 1]
+    assert [dict(d.places) for d in said] == [
+        {parts[0]: (0,), parts[1]: (1,)}, {parts[0]: (1,), parts[1]: (), parts[2]: (0,)},
+    ]  # fmt: skip
+    other = overrides(problem, [*places[:2], Place(2, {1: (0,), 0: ()})])
+    assert [d.axis for d in other] == [0, 1, 0]
 
 
 def test_nothing_is_said_against_the_user() -> None:

@@ -6,12 +6,12 @@ decisions that say them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from toast_cli.plan.axis_assignment import START, AxisClaim, assigned_order, claim_of
+from toast_cli.plan.axis_assignment import START, assigned_order, claim_of, final_claim
 from toast_cli.plan.decisions import Override, Plan
 from toast_cli.plan.iteration import Iteration, lay_out
 from toast_cli.plan.problem import Problem
@@ -21,28 +21,26 @@ Claims = dict[int, tuple[int, ...]]  # axis -> slots, as an `Override` has them
 
 
 class Place(NamedTuple):
-    """What ops of one pattern are to do otherwise. claims: axis -> slots."""
+    """What ops of one pattern are to do otherwise. claims: axis -> slots, in the order in which axes split what several
+    do."""
 
     pattern: int
     claims: Mapping[int, tuple[int, ...]]
 
 
-def otherwise(problem: Problem, plan: Plan, picked: Sequence[Iteration]) -> tuple[tuple[int, ...], list[Place]]:
-    """In which order overrides name axes, and where an assignment has something otherwise than the plan.
+def otherwise(problem: Problem, plan: Plan, picked: Sequence[Iteration]) -> list[Place]:
+    """Where an assignment has something otherwise than the plan.
 
     Args:
         picked: [patterns] what each is to do.
     """
-    best: tuple[int, tuple[int, ...], list[Place]] | None = None
-    for order in permutations([axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]):
-        claims = [_claims(problem, plan, number, to, order) for number, to in enumerate(picked)]
-        lost = sum(of is None for of in claims)
-        if best is None or lost < best[0]:
-            best = lost, order, [Place(number, of) for number, of in enumerate(claims) if of]
-        if not lost:
-            break
-    assert best is not None
-    return best[1:]
+    axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+    found = []
+    for number, to in enumerate(picked):
+        said = (_claims(problem, plan, number, to, order) for order in permutations(axes))
+        if claims := next((of for of in said if of is not None), None):
+            found.append(Place(number, claims))
+    return found
 
 
 def connected(problem: Problem, places: Sequence[Place]) -> list[list[Place]]:
@@ -60,13 +58,20 @@ def connected(problem: Problem, places: Sequence[Place]) -> list[list[Place]]:
     return list(groups.values())
 
 
-def overrides(problem: Problem, order: Sequence[int], places: Sequence[Place]) -> list[Override]:
-    """Decisions that say these places, one for each axis."""
+def overrides(problem: Problem, places: Sequence[Place]) -> list[Override]:
+    """Decisions that say these places, few: one for each axis where all name axes in one order."""
+    claims_of: dict[int, Mapping[int, tuple[int, ...]]] = {}
+    for place in places:
+        claims_of.setdefault(problem.patterns[place.pattern].part, place.claims)
+    left = {part: list(claims.items()) for part, claims in sorted(claims_of.items())}
     found = []
-    for axis in order:
-        of = {problem.patterns[p.pattern].part: p.claims[axis] for p in reversed(places) if axis in p.claims}
-        if of:
-            found.append(Override(axis, tuple(sorted(of.items()))))
+    while left:
+        first = Counter(said[0][0] for said in left.values())
+        behind = Counter(axis for said in left.values() for axis, _ in said[1:])
+        axis = min(first, key=lambda a: (behind[a], -first[a], a))  # what the fewest name later, too
+        said_now = {part: said.pop(0)[1] for part, said in left.items() if said[0][0] == axis}
+        found.append(Override(axis, tuple(said_now.items())))
+        left = {part: said for part, said in left.items() if said}
     return found
 
 
@@ -84,7 +89,7 @@ def _claims(problem: Problem, plan: Plan, number: int, to: Iteration, order: tup
             axis: (of_to[axis], *scattered.get(axis, ())) if axis in of_to else () for axis in axes
         }  # fmt: skip
         state = START
-        for claim in (*(AxisClaim(axis, slots) for axis, slots in claims.items()), *others):
+        for claim in (*(final_claim(axis, slots) for axis, slots in claims.items()), *others):
             state = state if claim is None else assigner.after(state, claim)
         if _alike(lay_out(pattern, assigner.choices[assigner.choice(state)]), to):
             return claims

@@ -195,12 +195,12 @@ class _Search:
     def said(self, picked: Sequence[Iteration]) -> Plan:
         """The best plan that says what an assignment has otherwise than the plan, or a part of it."""
         problem = self.problem
-        order, places = otherwise(problem, self._plan, picked)
+        places = otherwise(problem, self._plan, picked)
         kept, units = connected(problem, places), list(self._plan)
 
         def plan_of(groups: Sequence[Sequence[Place]], others: Sequence[Decision]) -> Plan:
             said = [place for group in groups for place in group]
-            return problem.canonical((*others, *overrides(problem, order, said)))
+            return problem.canonical((*others, *overrides(problem, said)))
 
         best = plan_of(kept, units)
         rank, improved = self._rank(best), True
