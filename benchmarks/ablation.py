@@ -48,6 +48,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "narrowing": frozenset({"decoder"}),
     "sunk-conversions": frozenset({"decoder"}),
     "small-gathers": frozenset(),
+    "slice-gathers": frozenset({"decoder"}),
     "tiled-reduce-scatter": frozenset({"block"}),
     "reduction-combining": frozenset(),
     "overlap": frozenset({"decoder"}),

@@ -168,6 +168,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "sunk-conversions": (lambda x: jnp.sort((x * x).astype(jnp.float32), 1), (arg(64, 64, dtype=BF16),), "x.1:data",
                          "more communication", PLAIN),
     "small-gathers": (lambda b: jnp.sort(b * 2.0), (arg(256),), "b.0:data", "less communication", TILED),
+    "slice-gathers": (lambda w: jnp.sort(w * 2.0, 0), (arg(640, 128),), "w.0:data w.0:model", "other communication",
+                      "v6e-64"),
     "tiled-reduce-scatter": (lambda x, w: x @ w, (arg(32, 200), arg(200, 64)), "x.1:data x.0:data",
                              "less communication", TILED),
     "reduction-combining": (updated, (arg(64, 32), arg(32, 16), arg(16, 8)), "x.0:data", "more communication", "v4-32"),

@@ -53,6 +53,7 @@ from toast_cli.compiler import (
     scatter_starts,
     schedule,
     shared_exponentials,
+    slice_gathers,
     sliced_products,
     small_gathers,
     space_to_batch,
@@ -87,7 +88,7 @@ def _listed(*files: ModuleType) -> tuple[Pass, ...]:
 
 PASSES = _listed(
     # What the partitioner's collectives become, and what they move.
-    narrowing, sunk_conversions, small_gathers, reduce_scatter, reduction_combining,
+    narrowing, sunk_conversions, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import MappingProxyType
 
 from toast_cli.cost.model import Attained
@@ -124,6 +125,15 @@ class ScatterTiles:
     tied_arrays: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class SliceGathers:
+    """Which all-gathers over all devices become all-reduces, see `slice_gathers`: over so many and more, of results of
+    up to so many bytes."""
+
+    devices: int = 64
+    bytes: float = inf
+
+
 @dataclass(frozen=True)
 class CompilerProfile:
     """One compiler in one version for one chip. The defaults are those of a compiler of which nothing was measured.
@@ -157,6 +167,7 @@ class CompilerProfile:
     space_to_batch: SpaceToBatch = SpaceToBatch()
     on_chip: OnChip = OnChip()
     scatter: ScatterTiles = ScatterTiles()
+    slice_gathers: SliceGathers = SliceGathers()
     fourier_growth: float = 7.0
     turning_cycles: float = 16.0
     packed_part: float = 0.75

@@ -14,6 +14,7 @@ from toast_cli.compiler import gathered_pieces
 from toast_cli.compiler.image_copies import ImageCopy
 from toast_cli.compiler.reduction_combining import combined_bytes
 from toast_cli.compiler.scatter_fates import ScatterFates
+from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.compiler.small_gathers import stays_gather
 from toast_cli.compiler.tiling import growth as growth_of_tiles
 from toast_cli.compiler.tiling import tile_of
@@ -40,7 +41,7 @@ from toast_cli.plan.partials import (
 )
 from toast_cli.plan.partitioned import Reason
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import GATHER, Copy, copies_of, moves_of, reshard_steps, runs_by_region
+from toast_cli.plan.reshard import GATHER, Copy, ReshardStep, copies_of, moves_of, reshard_steps, runs_by_region
 from toast_cli.plan.sharding import Sharding, axes_of, shards, split_further
 from toast_cli.program.ops import ARGUMENT
 
@@ -271,7 +272,7 @@ class Pricer:
             op = self._reader_op(item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
-            kind = self._as_emitted(step.kind, value, shards(made, self._sizes))
+            kind = self._as_emitted(step, value, shards(made, self._sizes))
             seconds = self._seconds_of(kind, size, step.axes)
             waited_for, count = item.waited_for, runs * len(item.values)
             yield _use(
@@ -286,9 +287,14 @@ class Pricer:
         steps = reshard_steps(made, there, self._sizes, item.shape)
         return runs * sum([self._seconds_of(step.kind, size * step.fraction, step.axes) for step in steps])
 
-    def _as_emitted(self, kind: str, value: int, pieces: int) -> str:
+    def _as_emitted(self, step: ReshardStep, value: int, pieces: int) -> str:
         """What becomes of a step of a reshard of a value that lies in so many pieces."""
-        return "all-reduce" if kind == GATHER and not stays_gather(self._profile, self._shape(value), pieces) else kind
+        profile, size = self._profile, self._problem.program.values[value].bytes * step.fraction
+        stays = step.kind != GATHER or (
+            stays_gather(profile, self._shape(value), pieces)
+            and stays_slice_gather(profile, self._problem.mesh, step.axes, size)
+        )
+        return step.kind if stays else ALL_REDUCE
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self._problem.program.values[value].shape

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toast_cli.compiler.profile import CompilerProfile, OnChip
+from toast_cli.compiler.profile import CompilerProfile, OnChip, SliceGathers
 from toast_cli.compiler.profiles import plain
 from toast_cli.cost.model import Attained
 
@@ -83,12 +83,15 @@ ON_CHIP = {
     )
 }
 
+# Where all-gathers over a whole slice become all-reduces up to a size only.
+SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
+
 PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 PASSES = plain.PASSES | {
     "tiling", "tile-dimensions", "lookup-rows", "space-to-batch", "memory-space-assignment", "on-chip-reuse",
     "loop-residency", "resident-kernels", "accumulator-windows", "narrowing", "tiled-reduce-scatter", "small-gathers",
-    "product-operands",
+    "slice-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
     "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments", "unsliced-fusions",
@@ -106,6 +109,7 @@ SOURCES = {
     "packed_part": f"single convolutions compiled by {VERSION}: on v5e 0.73 forward and 0.98 of gradients, of which "
     "the fit programs' ResNet bears the smaller; on v6e 1.0 to 1.3; others as v5e",
     "scatter": f"some three thousand sums and products compiled by {VERSION} for slices of v4, v5e, v5p and v6e",
+    "slice_gathers": "`python benchmarks/gathers.py`",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
     "combined_bytes": "20 all-reduces of 128 KiB became one, and 12 of 4 MiB; the limit is XLA:GPU's default",
@@ -133,6 +137,7 @@ def _profile(chip: str) -> CompilerProfile:
         memory_tile=(8, 128),
         fusion=replace(plain.FUSION, shared_bits=16),
         on_chip=ON_CHIP.get(chip, OnChip()),
+        slice_gathers=SLICE_GATHERS.get(chip, SliceGathers()),
         packed_part=PACKED_PART.get(chip, 0.75),
         sources=sources,
     )
