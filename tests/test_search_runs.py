@@ -24,7 +24,9 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.search import SEARCHES
 from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
-from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
+from toast_cli.search.mcts import polish
+from toast_cli.search.mesh_search import GROWN, LATE, MORE, Confirmed, search_mesh
+from toast_cli.search.model import Budget, Incumbent
 from toast_cli.search.moves import suited
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
@@ -147,17 +149,37 @@ def test_seconds_are_wall_seconds_when_roots_run_side_by_side() -> None:
 
 
 def test_a_search_goes_on_while_it_finds_better_plans() -> None:
-    """By a quarter of its budget each time, and only where the last it found was among the last plans of it."""
-    evaluator, late = evaluator_of(round_mesh(data=4, model=2)), 0
-    for total in range(200, 1200, 100):
+    """By a quarter of its budget each time, where edits of its best plan are left to try and one has made it better."""
+    evaluator, went_on = evaluator_of(round_mesh(data=4, model=2)), []
+    for total in (300, 1300, 3000, 6000):
         as_told = search_mesh(evaluator, "mcts", 0, total, None, 1, None, ())
         grown = search_mesh(evaluator, "mcts", 0, total, None, 1, None, (), grows=True)
-        goes_on = as_told.stopped == "iterations" and as_told.best_found_at > LATE * as_told.evaluations
-        late += goes_on
-        assert (grown.evaluations > as_told.evaluations) == goes_on
+        went_on.append(grown.evaluations > as_told.evaluations)
+        assert as_told.evaluations <= total
         assert grown.evaluations <= (GROWN + MORE) * total
         assert priced(grown.plan, grown.cost) <= priced(as_told.plan, as_told.cost)
-    assert 0 < late < 10
+        if as_told.best_found_at > LATE * as_told.evaluations and as_told.evaluations == total:
+            assert went_on[-1]
+    assert any(went_on)
+    assert not all(went_on)
+
+
+def test_edits_of_a_plan_go_on_where_they_stopped() -> None:
+    """What was looked at before is not counted again."""
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    start = evaluator.problem.canonical(())
+    whole = polish(evaluator.problem, Confirmed(evaluator), Budget(2000), [start])
+    asked: list[int] = []
+
+    def more(incumbent: Incumbent) -> int:
+        asked.append(len(incumbent.seen))
+        return 0 if len(incumbent.seen) >= 2000 else 100
+
+    again = polish(evaluator.problem, Confirmed(evaluator), Budget(300), [start], more=more)
+    assert len(asked) > 1
+    assert asked == sorted(set(asked))
+    assert priced(again.plan, again.cost) <= priced(start, evaluator.exact_cost(start))
+    assert whole.stopped == again.stopped == "plateau" or again.evaluations == 2000
 
 
 def test_what_one_root_learns_about_memory_does_not_help_the_next() -> None:

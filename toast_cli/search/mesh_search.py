@@ -1,8 +1,8 @@
 """One named search on one problem: independent roots side by side, and edits of what they find.
 
 MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
-tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: half of
-the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
+tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: more
+than half of the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
 `jobs`.
 """
 
@@ -21,7 +21,7 @@ from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.mcts import polish
-from toast_cli.search.model import Budget, SearchProgress, SearchResult
+from toast_cli.search.model import Budget, Incumbent, SearchProgress, SearchResult
 from toast_cli.search.moves import suited
 from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.roots import in_processes, one_by_one
@@ -29,9 +29,9 @@ from toast_cli.search.roots import in_processes, one_by_one
 ROOTS = 2
 # Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
 # that is a handful of evaluations.
-POLISH_SHARE, LEAST_POLISHED = 0.5, 100
-# A search that may grow goes on for so much of its budget where its best plan was found behind so much of it, up to so
-# many times the budget.
+POLISH_SHARE, LEAST_POLISHED = 0.55, 100
+# A search that may grow goes on for so much of its budget where edits have made its plan better, up to so many times the
+# budget, and beyond where its best plan was found behind so much of what it has looked at by then.
 MORE, LATE, GROWN = 0.25, 0.75, 2.0
 MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 
@@ -96,10 +96,8 @@ def search_mesh(
                 lambda: stop.asked,
                 keep,
             )
-            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends))
-            more = replace(left, evaluations=int(MORE * (total or 0)))
-            while grows and total and best.stopped == "iterations" and _is_late(best, total):
-                best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), more, [best.plan]))
+            more = _More(best, total) if grows and total else (lambda _: 0)
+            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends, more=more))
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(evaluator.problem, cost).met(cost)
     result = replace(best, cost=cost, fits=fits)
@@ -110,9 +108,18 @@ def search_mesh(
     return replace(result, seconds=time.monotonic() - start)
 
 
-def _is_late(result: SearchResult, budget: int) -> bool:
-    """Whether the best plan was found so late that there may be better ones behind it, but not too late."""
-    return LATE * result.evaluations < result.best_found_at < GROWN * budget
+class _More:
+    """How many plans more a search may look at when edits of its best plan are left to try: some if an edit has made
+    it better at all, and as long as one has lately."""
+
+    def __init__(self, searched: SearchResult, total: int) -> None:
+        self._before, self._total = searched.evaluations, total
+
+    def __call__(self, incumbent: Incumbent) -> int:
+        looked, found = self._before + len(incumbent.seen), self._before + incumbent.best_found_at
+        improved = incumbent.best_found_at > 1  # the first plan is what is edited
+        most = GROWN * self._total
+        return int(MORE * self._total) if improved and (looked < most or LATE * looked < found < most) else 0
 
 
 def with_best_of(evaluator: Evaluator, result: SearchResult, plans: Sequence[Plan]) -> SearchResult:

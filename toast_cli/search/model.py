@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import inf
 
@@ -131,6 +131,10 @@ class Incumbent:
             if self._progress and count % 32 == 0:
                 self.report()
         return cost
+
+    def grow(self, evaluations: int) -> None:
+        """Makes the budget larger by so many evaluations."""
+        self._budget = replace(self._budget, evaluations=(self._budget.evaluations or 0) + evaluations)
 
     def check(self) -> None:
         """Raises OutOfBudget when time is up or the user wants it to end."""

@@ -49,6 +49,7 @@ class Moves:
             if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
         self.units: list[Move] = self._together(problem.decisions.choices)
+        self._about = [tuple(d[:2] for d in unit if isinstance(d, Shard)) for unit in self.units]  # empty: of a role
         self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
@@ -59,9 +60,10 @@ class Moves:
         axes = {axis for _, axis in taken}
         held = set(plan)
         found = [
-            unit for unit in self.units
-            if all(d[:2] not in taken if isinstance(d, Shard) else d.axis in axes and d not in held for d in unit)
-        ]  # fmt: skip
+            unit
+            for unit, about in zip(self.units, self._about, strict=True)
+            if (taken.isdisjoint(about) if about else all(d.axis in axes and d not in held for d in unit))
+        ]
         allowed = {d for unit in found for d in unit}
         reads = tuple(sorted(d for d in allowed if isinstance(d, Replicate) and d.role == self._loop_reads))
         together = [reads] if len(reads) > 1 and reads not in found else []

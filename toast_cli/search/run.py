@@ -24,13 +24,13 @@ from toast_cli.search.moves import suited
 # Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
 # to choose from, but no more than the most; of small programs some times as many as the least, as they take little more
 # time.
-EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3300, 1650, 66, 13_200
+EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3600, 1800, 72, 14_400
 SMALL = ((2000, 3), (8000, 2))  # fewer ops than, how many times as many
 FEW_PATTERNS, FEW_PATTERNS_TIMES = 400, 2  # the same where fewer unlike ops are than that, however many ops there are
 LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more decision about each axis
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
-MOST_REACHED, FEWEST_EVALUATIONS = 1_000_000, 2000
+MOST_REACHED, FEWEST_EVALUATIONS = 1_100_000, 2200
 EXACT_SECONDS = 60.0  # of the search that proves its result
 # Of the user's budget: what is for searches of meshes that join axes, if each has so many evaluations then. Where the
 # user sets none each of them gets what it would get if it were the user's mesh.
