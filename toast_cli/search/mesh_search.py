@@ -2,8 +2,8 @@
 
 MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
 tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: more
-than half of the budget is for that. The trees are the same however many processes they run in, so the plan does not depend on
-`jobs`.
+than half of the budget is for that. The trees are the same however many processes they run in, so the plan does not
+depend on `jobs`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROOTS = 2
 # Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
 # that is a handful of evaluations.
 POLISH_SHARE, LEAST_POLISHED = 0.55, 100
-# A search that may grow goes on for so much of its budget where edits have made its plan better, up to so many times the
-# budget, and beyond where its best plan was found behind so much of what it has looked at by then.
+# A search that may grow goes on for so much of its budget where edits have made its plan better, up to so many times
+# the budget, and beyond where its best plan was found behind so much of what it has looked at by then.
 MORE, LATE, GROWN = 0.25, 0.75, 2.0
 MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
 
