@@ -16,14 +16,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, note, show, write_json
+from benchmarks.unsliced import said
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.slice_gathers import stays_slice_gather
-from toast_cli.hardware import load_spec, parse_shape
+from toast_cli.hardware import load_spec
 from toast_cli.hardware.model import Mesh
 from toast_cli.verify.ahead import compile_ahead, target_of
 from toast_cli.verify.child import Failure
 
-MESHES = ("v5e-16:4x4", "v5e-256:16x16", "v4-32:8x2", "v4-128:8x8", "v5p-64:8x4", "v6e-64:8x8")
+MESHES = ("v5e-16", "v5e-256", "v4-32", "v4-128", "v5p-64", "v6e-64")
 MIB = (2, 16, 18, 64)
 COLUMNS = {
     "mesh": "{mesh}", "over": "{over}", "MiB": "{mib}", "compiled": "{compiled}", "pass": "{said}", "": "{verdict}",
@@ -33,7 +34,7 @@ WIDTH = 1024  # columns of the weight, two bytes each
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mesh", nargs="*", default=MESHES, help="NAME:AxB")
+    parser.add_argument("mesh", nargs="*", default=MESHES, help="specifications of meshes with axes `data` and `model`")
     parser.add_argument("--mib", type=int, nargs="+", default=MIB, help="of the weight")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(arguments)
@@ -48,19 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if any(row["verdict"] for row in rows) else 0
 
 
-def measure(named: str, over: tuple[str, ...], mib: int) -> Row:
+def measure(name: str, over: tuple[str, ...], mib: int) -> Row:
     """One row."""
-    name, _, sizes = named.partition(":")
     spec = load_spec(name)
-    first, second = sizes.split("x")
-    mesh = spec.mesh(parse_shape(f"data={first},model={second}"))
+    mesh = spec.mesh(None)
     facts = compile_ahead(text_of(mesh, over, mib * 2**20 // (2 * WIDTH)).encode(), "stablehlo", target_of(spec))
     found = "" if isinstance(facts, Failure) else facts.hlo_text
     compiled = re.search(r" (all-gather|all-reduce)(-start)?\(", found)
     axes = tuple(mesh.names.index(axis) for axis in over)
     stays = stays_slice_gather(find_profile(mesh.chip), mesh, axes, mib * 2**20)
     row: Row = {
-        "mesh": named, "over": "+".join(over), "mib": mib, "compiled": compiled[1] if compiled else "nothing",
+        "mesh": Path(name).stem, "over": "+".join(over), "mib": mib, "compiled": compiled[1] if compiled else "nothing",
         "said": "all-gather" if stays else "all-reduce",
     }  # fmt: skip
     return {**row, "verdict": "" if row["compiled"] == row["said"] else "differs"}
@@ -68,23 +67,19 @@ def measure(named: str, over: tuple[str, ...], mib: int) -> Row:
 
 def text_of(mesh: Mesh, over: tuple[str, ...], rows: int) -> str:
     """The program as StableHLO."""
+    sep = '", "'
     axes = ", ".join(f'"{name}"={size}' for name, size in zip(mesh.names, mesh.sizes, strict=True))
     given, weight, out = f"tensor<4096x{rows}xbf16>", f"tensor<{rows}x{WIDTH}xbf16>", f"tensor<4096x{WIDTH}xbf16>"
-    pieces = f"[{{{', '.join(map(repr, over))}}}, {{}}]".replace("'", '"')
-    everywhere = said('[{"data", "model"}, {}]')
+    pieces, everywhere = (said(f'[{{"{sep.join(names)}"}}, {{}}]') for names in (over, mesh.names))
     return f"""module @gathered {{
   sdy.mesh @mesh = <[{axes}]>
-  func.func public @main(%x: {given} {everywhere}, %w: {weight} {said(pieces)}) -> ({out} {everywhere}) {{
+  func.func public @main(%x: {given} {everywhere}, %w: {weight} {pieces}) -> ({out} {everywhere}) {{
     %0 = sdy.sharding_constraint %w <@mesh, [{{}}, {{}}]> : {weight}
     %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0] : ({given}, {weight}) -> {out}
     return %1 : {out}
   }}
 }}
 """
-
-
-def said(sharding: str) -> str:
-    return f"{{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}}"
 
 
 if __name__ == "__main__":
