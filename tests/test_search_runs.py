@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,13 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.search import SEARCHES
 from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
-from toast_cli.search.mcts import polish
 from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
 from toast_cli.search.model import Budget, Incumbent
 from toast_cli.search.moves import suited
+from toast_cli.search.polish import polish
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
+from toast_cli.search.shares import shares_of, with_trees
 
 SHAPES = ({"data": 8}, {"data": 4, "model": 2}, {"data": 2, "model": 4}, {"data": 2, "model": 2, "more": 2})
 
@@ -149,14 +151,15 @@ def test_seconds_are_wall_seconds_when_roots_run_side_by_side() -> None:
 
 
 def test_a_search_goes_on_while_it_finds_better_plans() -> None:
-    """By a quarter of its budget each time, where edits of its best plan are left to try and one has made it better."""
+    """By a fifth of its budget each time, where edits of its best plan are left to try and one has made it better."""
     evaluator, went_on = evaluator_of(round_mesh(data=4, model=2)), []
     for total in (300, 1300, 3000, 6000):
         as_told = search_mesh(evaluator, "mcts", 0, total, None, 1, None, ())
         grown = search_mesh(evaluator, "mcts", 0, total, None, 1, None, (), grows=True)
         went_on.append(grown.evaluations > as_told.evaluations)
         assert as_told.evaluations <= total
-        assert grown.evaluations <= (GROWN + MORE) * total
+        line = grown.evaluations - shares_of(evaluator.problem, total).again * total
+        assert line <= (GROWN + MORE) * total or grown.best_found_at > LATE * (line - MORE * total)
         assert priced(grown.plan, grown.cost) <= priced(as_told.plan, as_told.cost)
         if as_told.best_found_at > LATE * as_told.evaluations and as_told.evaluations == total:
             assert went_on[-1]
@@ -181,6 +184,46 @@ def test_edits_of_a_plan_go_on_where_they_stopped() -> None:
     result = polish(evaluator.problem, cost, Budget(300), [()], more=more)
     assert asked == [300, 400, 500, 600, 700]
     assert result.evaluations == len(looked) == len(set(looked)) == 700
+
+
+def test_further_lines_begin_elsewhere() -> None:
+    """From the plans given, and from the best one with its mesh axes exchanged, with a budget of their own."""
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    problem = evaluator.problem
+    looked: list[Plan] = []
+
+    def cost(plan: Plan) -> Cost:
+        looked.append(plan)
+        return evaluator.cost(plan)
+
+    first = polish(problem, cost, Budget(40), [()])
+    pairs = (suited(problem, pair) for pair in combinations(problem.decisions.choices, 2))
+    other = next(plan for plan in pairs if plan not in looked)
+    before = len(looked)
+    looked.clear()
+    again = polish(problem, cost, Budget(40), [()], again=[other], of_each=Budget(30))
+    assert looked.index(other) >= before - len(first.plan)  # which look at it without some of its decisions in the end
+    assert again.evaluations <= 40 + 2 * 30
+    turned = tuple(d._replace(axis=1 - d.axis) for d in first.plan)
+    assert suited(problem, turned) in looked
+    assert again.cost.step_seconds <= first.cost.step_seconds
+
+
+def test_shares_of_a_budget() -> None:
+    """Few plans are for one line only, fewer for trees alone; where the tool says how many, lines have what they are
+    to have."""
+    problem = evaluator_of(round_mesh(data=4, model=2)).problem
+    assert shares_of(problem, 50) == (1.0, 0.0, 0.0)
+    assert shares_of(problem, 1000).again == 0.0
+    for total in (None, 1000, 5000, 100_000):
+        shares = shares_of(problem, total)
+        assert shares.trees + shares.first + 2.0 * shares.again == pytest.approx(1.0)
+    for lines in (3000, 10_000):
+        total = with_trees(problem, lines)
+        assert shares_of(problem, total).trees * total == pytest.approx(total - lines, abs=2.0)
+    many = evaluator_of(round_mesh(data=2, model=2, more=2)).problem
+    assert with_trees(many, 3000) == 3000
+    assert shares_of(many, 3000).again == 0.0
 
 
 def test_what_one_root_learns_about_memory_does_not_help_the_next() -> None:

@@ -16,8 +16,7 @@ TOAST (arXiv:2508.15010) for MCTS over sharding decisions; Lourenco, Martin, Stu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
@@ -42,14 +41,7 @@ HANDED_SHARE = 0.1  # of the budget, at most, for what is handed over in loops i
 SHAKES = 3  # random edits in one variation, at most
 POLISH_SHARE = 0.1  # of the budget, kept for climbing from the best plan in the end
 COARSE_SHARE = 0.3  # of the budget on meshes of four and more axes: as if they had two
-LOCAL_SHARE = 0.22  # of the budget for polishing, kept for decisions that hold in a part of the program only
 PLATEAU = 30  # rounds of simulation and variation without a better plan that end the search
-
-More = Callable[[Incumbent], int]
-
-
-class _Enough(Exception):  # noqa: N818 - not an error: it ends a stage of the search
-    """Raised when a stage has used its share of the budget."""
 
 
 @dataclass(slots=True)
@@ -226,46 +218,6 @@ def mcts(
     except KeyboardInterrupt:
         stopped = "interrupted"
     return incumbent.result(stopped)
-
-
-def polish(
-    problem: Problem,
-    evaluate: Evaluate,
-    budget: Budget,
-    plans: Sequence[Plan],
-    progress: SearchProgress | None = None,
-    more: More = lambda _: 0,
-) -> SearchResult:
-    """Tries every edit of each plan in turn until none makes it better, and looks around it then. In the end it lets
-    decisions of the best plan hold in a part of the program only.
-
-    Args:
-        more: how many evaluations there are on top where the budget is spent, of what has been done so far.
-    """
-    incumbent = Incumbent(problem, evaluate, budget, progress)
-    moves, local = Moves(problem), Moves(problem, local=True)
-
-    def worth(plan: Plan) -> float:
-        if incumbent.used >= 1.0 - LOCAL_SHARE and plan not in incumbent.seen:
-            raise _Enough
-        return incumbent.worth(plan)
-
-    while True:
-        stopped = "plateau"
-        try:
-            with suppress(_Enough):
-                for plan in plans:
-                    climb_around(moves, worth, plan)
-            climb_around(local, incumbent.worth, incumbent.best)
-        except OutOfBudget as why:
-            stopped = str(why)
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-        extra = more(incumbent) if stopped == "iterations" else 0
-        if not extra:
-            return incumbent.result(stopped)
-        incumbent.grow(extra)
-        plans = [incumbent.best]
 
 
 def grow(

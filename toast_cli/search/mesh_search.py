@@ -1,9 +1,8 @@
 """One named search on one problem: independent roots side by side, and edits of what they find.
 
-MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; every edit of the best plan of each is
-tried then, and climbs from the neighbours of that follow, so that what a seed finds is the best far and wide: more
-than half of the budget is for that. The trees are the same however many processes they run in, so the plan does not
-depend on `jobs`.
+MCTS runs as `ROOTS` independent trees whose seeds derive from the one given; lines of climbing from the best plan of
+each follow, and from elsewhere, so that what a seed finds is the best far and wide (see `polish`, `shares`). The trees
+are the same however many processes they run in, so the plan does not depend on `jobs`.
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.interrupts import Stop, interruptible
-from toast_cli.search.mcts import polish
 from toast_cli.search.model import Budget, Incumbent, SearchProgress, SearchResult
 from toast_cli.search.moves import suited
 from toast_cli.search.objective import Objective, Rank
+from toast_cli.search.polish import polish
 from toast_cli.search.roots import in_processes, one_by_one
+from toast_cli.search.shares import Shares, shares_of
 
 ROOTS = 2
-# Of the budget of all roots: it is for trying every edit of the best plans, and for what lies around them. Not where
-# that is a handful of evaluations.
-POLISH_SHARE, LEAST_POLISHED = 0.55, 100
-# A search that may grow goes on for so much of its budget where edits have made its plan better, up to so many times
-# the budget, and beyond where its best plan was found behind so much of what it has looked at by then.
-MORE, LATE, GROWN = 0.25, 0.75, 2.0
-MANY_AXES, MANY_AXES_SHARE = 3, 0.2  # trees look at coarse grains of the mesh, too
+# The first line of a search that may grow goes on for so much of the budget where edits have made its plan better, up
+# to so many times the budget, and beyond where its best plan was found behind so much of what it has looked at by then.
+MORE, LATE, GROWN = 0.2, 0.75, 1.5
 
 
 def search_mesh(
@@ -58,18 +54,19 @@ def search_mesh(
             plans than that as long as it is still finding better ones.
     """
     start = time.monotonic()
-    total = iterations
+
+    def elapsed() -> float:
+        return time.monotonic() - start
+
+    total, problem = iterations, evaluator.problem
     roots = min(ROOTS if name == SearchName.mcts else 1, total or ROOTS)
     waves = -(-roots // max(1, jobs))
-    many = total is None or total >= LEAST_POLISHED
-    axes = sum(size > 1 for size in evaluator.problem.mesh.sizes)
-    share = MANY_AXES_SHARE if axes >= MANY_AXES else POLISH_SHARE
-    last = share if name == SearchName.mcts and many and evaluator.problem.decisions.choices else 0.0
-    for_roots = None if total is None else total - int(last * total)
+    shares = shares_of(problem, total) if name == SearchName.mcts else Shares()
+    for_roots = None if total is None else round(shares.trees * total)
     budgets = [
         Budget(
             None if for_roots is None else for_roots // roots + (root < for_roots % roots),
-            None if seconds is None else seconds * (1.0 - last) / waves,
+            None if seconds is None else seconds * shares.trees / waves,
             keep=keep,
         )
         for root in range(roots)
@@ -81,31 +78,38 @@ def search_mesh(
         def one(root: int, stop: Stop, tell: SearchProgress | None) -> SearchResult:
             rng = np.random.default_rng(seeds[root])
             budget = replace(budgets[root], asked=lambda: stop.asked)
-            return SEARCHES[name](
-                evaluator.problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ()
-            )
+            return SEARCHES[name](problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ())
 
         run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
         results = run_all(one, roots, stop, progress)
         best = _best(evaluator, results)
         ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
-        if last and best.stopped != "interrupted":
+        if shares.first and best.stopped != "interrupted":
+            again = _middling(evaluator, starts)
+            further = shares.again * (1 + len(again))
             left = Budget(
-                None if total is None else max(0, total - best.evaluations),
-                None if seconds is None else max(0.0, seconds - (time.monotonic() - start)),
+                None if total is None else max(0, int((1.0 - further) * total) - best.evaluations),
+                None if seconds is None else max(0.0, (1.0 - further) * seconds - elapsed()),
                 lambda: stop.asked,
                 keep,
             )
+            each = Budget(
+                None if total is None else int(shares.again * total),
+                None if seconds is None else shares.again * seconds,
+            )
             more = _More(best, total) if grows and total else (lambda _: 0)
-            best = _after(evaluator, best, polish(evaluator.problem, Confirmed(evaluator), left, ends, more=more))
+            lines = polish(
+                problem, Confirmed(evaluator), left, ends, more=more, again=again, of_each=each if further else None
+            )
+            best = _after(evaluator, best, lines)
         cost = evaluator.exact_cost(best.plan)
-    fits = Objective(evaluator.problem, cost).met(cost)
+    fits = Objective(problem, cost).met(cost)
     result = replace(best, cost=cost, fits=fits)
     if not fits:
         # Searches compare such plans by quick costs, which look at memory at some moments only, so an expert's may
         # exceed the bounds by less.
-        result = with_best_of(evaluator, result, [suited(evaluator.problem, plan) for plan in starts])
-    return replace(result, seconds=time.monotonic() - start)
+        result = with_best_of(evaluator, result, [suited(problem, plan) for plan in starts])
+    return replace(result, seconds=elapsed())
 
 
 class _More:
@@ -120,6 +124,15 @@ class _More:
         improved = incumbent.best_found_at > 1  # the first plan is what is edited
         most = GROWN * self._total
         return int(MORE * self._total) if improved and (looked < most or LATE * looked < found < most) else 0
+
+
+def _middling(evaluator: Evaluator, plans: Sequence[Plan]) -> list[Plan]:
+    """The one in the middle of these plans as they compare, unlike the best which trees have begun with."""
+    problem = evaluator.problem
+    objective = Objective(problem, evaluator.cost(problem.fixed))
+    different = dict.fromkeys(suited(problem, plan) for plan in plans)
+    ranked = sorted(different, key=lambda plan: objective.rank(plan, evaluator.cost(plan)))
+    return ranked[len(ranked) // 2 :][:1]
 
 
 def with_best_of(evaluator: Evaluator, result: SearchResult, plans: Sequence[Plan]) -> SearchResult:

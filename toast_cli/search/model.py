@@ -132,9 +132,13 @@ class Incumbent:
                 self.report()
         return cost
 
-    def grow(self, evaluations: int) -> None:
-        """Makes the budget larger by so many evaluations."""
-        self._budget = replace(self._budget, evaluations=(self._budget.evaluations or 0) + evaluations)
+    def allow(self, evaluations: int | None, seconds: float | None) -> None:
+        """Makes the budget so many evaluations and seconds from now on; None for no bound."""
+        self._budget = replace(
+            self._budget,
+            evaluations=None if evaluations is None else len(self.seen) + evaluations,
+            seconds=None if seconds is None else self.seconds + seconds,
+        )
 
     def check(self) -> None:
         """Raises OutOfBudget when time is up or the user wants it to end."""

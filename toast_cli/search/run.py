@@ -20,17 +20,18 @@ from toast_cli.search.interrupts import interruptible
 from toast_cli.search.mesh_search import search_mesh, with_best_of
 from toast_cli.search.model import SearchProgress, SearchResult
 from toast_cli.search.moves import suited
+from toast_cli.search.shares import with_trees
 
-# Evaluations of all roots, unless the user says otherwise: so many, for each mesh axis and for each decision there is
-# to choose from, but no more than the most; of small programs some times as many as the least, as they take little more
-# time.
-EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3600, 1800, 72, 14_400
+# Evaluations of lines of climbing, unless the user says otherwise: so many, for each mesh axis and for each decision
+# there is to choose from, but no more than the most; of small programs some times as many as the least, as they take
+# little more time. Those of trees come on top.
+EVALUATIONS, PER_AXIS, PER_CHOICE, MOST_EVALUATIONS = 3780, 1890, 75, 15_100
 SMALL = ((2000, 3), (8000, 2))  # fewer ops than, how many times as many
 FEW_PATTERNS, FEW_PATTERNS_TIMES = 400, 2  # the same where fewer unlike ops are than that, however many ops there are
 LOOPS_READ = 1.1  # times as many where gathers can stand before loops: one more decision about each axis
 # Where a decision reaches into very many patterns an evaluation takes long: evaluations times patterns reached, and the
 # fewest all the same.
-MOST_REACHED, FEWEST_EVALUATIONS = 1_100_000, 2200
+MOST_REACHED, FEWEST_EVALUATIONS = 1_150_000, 2300
 EXACT_SECONDS = 60.0  # of the search that proves its result
 # Of the user's budget: what is for searches of meshes that join axes, if each has so many evaluations then. Where the
 # user sets none each of them gets what it would get if it were the user's mesh.
@@ -136,4 +137,4 @@ def default_evaluations(problem: Problem) -> int:
     wanted = max(wanted, *(times * EVALUATIONS for ops, times in SMALL if len(problem.program.ops) < ops), 0)
     wanted *= FEW_PATTERNS_TIMES if len(problem.patterns) < FEW_PATTERNS else 1
     wanted = min(wanted, max(FEWEST_EVALUATIONS, int(MOST_REACHED / max(1.0, problem.reach))))
-    return int(LOOPS_READ * wanted) if LOOP_READS in problem.roles else wanted
+    return with_trees(problem, int(LOOPS_READ * wanted) if LOOP_READS in problem.roles else wanted)

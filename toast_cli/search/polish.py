@@ -1,0 +1,101 @@
+"""What edits of plans lead to: the second half of a search.
+
+A line of climbing tries every edit of a plan, looks around the plan that none makes better, and lets decisions of that
+hold in a part of the program only in the end. Where a line ends depends on where it begins and on the order in which
+edits are tried, so more lines follow the first: from other plans, and from the best one with its mesh axes exchanged.
+They share what has been looked at, so that a line that comes to where another has been ends soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
+
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.problem import Problem
+from toast_cli.search.climb import climb_around
+from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
+from toast_cli.search.moves import Moves, suited
+
+LOCAL_SHARE = 0.22  # of a line, kept for decisions that hold in a part of the program only
+
+More = Callable[[Incumbent], int]
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: it ends a stage of a line
+    """Raised when a stage has used its share of the budget."""
+
+
+def polish(
+    problem: Problem,
+    evaluate: Evaluate,
+    budget: Budget,
+    plans: Sequence[Plan],
+    progress: SearchProgress | None = None,
+    more: More = lambda _: 0,
+    again: Sequence[Plan] = (),
+    of_each: Budget | None = None,
+) -> SearchResult:
+    """The best plan that a line of climbing from the given ones in turn leads to, and further lines.
+
+    Args:
+        budget: of the first line. more: how many evaluations it has on top where these are spent, of what has been done
+            so far. again: where further lines begin, before one from the best plan with its axes exchanged. of_each:
+            evaluations and seconds of each further line; None for no such lines.
+    """
+    incumbent = Incumbent(problem, evaluate, budget, progress)
+    lines = _Lines(incumbent)
+    stopped = lines.climb(plans)
+    while stopped == "iterations" and (extra := more(incumbent)):
+        incumbent.allow(extra, None)
+        stopped = lines.climb([incumbent.best])  # what is left of it: mostly decisions that hold in a part
+    for start in (*again, None):
+        if of_each is None or stopped == "interrupted":
+            break
+        incumbent.allow(of_each.evaluations, of_each.seconds)
+        ended = lines.climb([_turned(problem, incumbent.best) if start is None else start], incumbent.used)
+        stopped = ended if ended == "interrupted" else stopped
+    return incumbent.result(stopped)
+
+
+class _Lines:
+    """Climbs of one search."""
+
+    def __init__(self, incumbent: Incumbent) -> None:
+        self._incumbent = incumbent
+        self._everywhere, self._in_parts = Moves(incumbent.problem), Moves(incumbent.problem, local=True)
+
+    def climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
+        """One line; why it ended. began: the part of the budget that was used before it."""
+        incumbent = self._incumbent
+        until, ended = 1.0 - LOCAL_SHARE * (1.0 - began), False
+        reached, most = plans[0], -inf
+
+        def worth(plan: Plan) -> float:
+            nonlocal reached, most
+            if not ended and incumbent.used >= until and plan not in incumbent.seen:
+                raise _Enough
+            found = incumbent.worth(plan)
+            if found > most:
+                reached, most = plan, found
+            return found
+
+        try:
+            with suppress(_Enough):
+                for plan in plans:
+                    climb_around(self._everywhere, worth, plan)
+            ended = True
+            climb_around(self._in_parts, worth, reached)
+        except OutOfBudget as why:
+            return str(why)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "plateau"
+
+
+def _turned(problem: Problem, plan: Plan) -> Plan:
+    """The plan with each mesh axis in the place of the one before it, as far as that suits the problem."""
+    axes = [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1]
+    after = dict(zip(axes, [*axes[1:], *axes[:1]], strict=True))
+    return suited(problem, tuple(decision._replace(axis=after.get(decision.axis, decision.axis)) for decision in plan))
