@@ -29,12 +29,15 @@ def is_tiny(name: str) -> bool:
 
 
 def choose(names: Sequence[str], *, tiny: bool = True) -> dict[str, Path]:
-    """The stored programs of these names; without names all of them, the tiny twins only if `tiny`."""
-    known = stored_programs()
+    """The stored programs of these names, and files by their path; without names all that are stored, the tiny twins
+    only if `tiny`."""
+    files = {Path(name).name.split(".")[0]: Path(name) for name in names if Path(name).is_file()}
+    known, names = stored_programs(), [name for name in names if not Path(name).is_file()]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SystemExit(f"no sample {', '.join(unknown)}; there are {', '.join(known)}")
-    return {name: path for name, path in known.items() if (name in names if names else tiny or not is_tiny(name))}
+    wanted = names if names or files else [name for name in known if tiny or not is_tiny(name)]
+    return {name: path for name, path in known.items() if name in wanted} | files
 
 
 def note(text: str) -> None:

@@ -102,7 +102,7 @@ def words(problem: Problem, plan: Plan) -> str:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", help="sample models by name (default: all but the tiny twins)")
+    parser.add_argument("programs", nargs="*", help="sample models by name, or files (default: all but the tiny twins)")
     parser.add_argument("--mesh", nargs="+", default=MESHES, help="specifications, NAME or NAME:axis=size,...")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", default="mcts")

@@ -46,10 +46,7 @@ COLUMNS = {
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    paths = {path.name.split(".")[0]: path for path in map(Path, options.programs) if path.exists()}
-    names = [name for name in options.programs if not Path(name).exists()]
-    samples = {} if options.no_samples or (paths and not names) else choose(names, tiny=False)
-    samples = {**samples, **paths}
+    samples = choose(options.programs, tiny=False) if options.programs or not options.no_samples else {}
     with tempfile.TemporaryDirectory() as folder:
         options.bytecode = Path(folder) / "bytecode"
         for checkout in filter(None, (HERE, options.beside)):

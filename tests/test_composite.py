@@ -176,7 +176,7 @@ def test_transformers_train_with_batch_tensor_and_optimizer_sharding_together(na
 
 
 def test_experts_go_to_different_devices_and_tokens_travel_to_them() -> None:
-    case, result = found("moe_train", seeds=3)  # one seed alone can end up where no tokens travel
+    case, result = found("moe_train")
     assert "experts" in sharded(case, result.plan)
     assert kinds(case, result.plan).get("all-to-all", 0.0) > 0.0
     assert share_at_rest(case, result.plan, WEIGHTS) <= 1 / 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
 from toast_cli.search.model import Budget, Incumbent
-from toast_cli.search.moves import suited
+from toast_cli.search.moves import Moves, suited
 from toast_cli.search.polish import polish
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
@@ -186,26 +186,30 @@ def test_edits_of_a_plan_go_on_where_they_stopped() -> None:
     assert result.evaluations == len(looked) == len(set(looked)) == 700
 
 
-def test_further_lines_begin_elsewhere() -> None:
-    """From the plans given, and from the best one with its mesh axes exchanged, with a budget of their own."""
+def test_further_lines_begin_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the plans given, and from the best one with its mesh axes exchanged, each with a budget of its own."""
     evaluator = evaluator_of(round_mesh(data=4, model=2))
-    problem = evaluator.problem
-    looked: list[Plan] = []
+    problem, module = evaluator.problem, sys.modules[polish.__module__]
+    begun: list[tuple[Plan, int]] = []
+    climbed = module.climb_around
 
-    def cost(plan: Plan) -> Cost:
-        looked.append(plan)
-        return evaluator.cost(plan)
+    def climb_around(moves: Moves, worth: Callable[[Plan], float], plan: Plan) -> Plan:
+        if not moves.local:
+            begun.append((plan, evaluator.evaluations))
+        return climbed(moves, worth, plan)
 
-    first = polish(problem, cost, Budget(40), [()])
-    pairs = (suited(problem, pair) for pair in combinations(problem.decisions.choices, 2))
-    other = next(plan for plan in pairs if plan not in looked)
-    before = len(looked)
-    looked.clear()
-    again = polish(problem, cost, Budget(40), [()], again=[other], of_each=Budget(30))
-    assert looked.index(other) >= before - len(first.plan)  # which look at it without some of its decisions in the end
+    monkeypatch.setattr(module, "climb_around", climb_around)
+    first = polish(problem, evaluator.cost, Budget(40), [()])
+    other = suited(problem, problem.decisions.choices[:1])
+    begun.clear()
+    evaluator.evaluations = 0
+    again = polish(problem, evaluator.cost, Budget(40), [()], again=[other], of_each=Budget(30))
+    turned = suited(problem, tuple(d._replace(axis=1 - d.axis) for d in first.plan))
+    assert [plan for plan, _ in begun[:2]] == [(), other]
+    assert again.plan != first.plan or begun[2][0] == turned
+    assert len(begun) == 3
+    assert [looked for _, looked in begun[1:]] == [40, 70]
     assert again.evaluations <= 40 + 2 * 30
-    turned = tuple(d._replace(axis=1 - d.axis) for d in first.plan)
-    assert suited(problem, turned) in looked
     assert again.cost.step_seconds <= first.cost.step_seconds
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from toast_cli.plan.problem import Problem
 
 # Trees look at so many plans for each decision there is to choose from, and at this part of all, at least and at most.
-TREES_PER_CHOICE, LEAST_TREES, MOST_TREES = 30, 0.1, 0.3
+TREES_PER_CHOICE, LEAST_TREES, MOST_TREES = 30, 0.2, 0.3
 AGAIN = 0.238  # of the rest: each of two lines behind the first, which has what is left
 LEAST_LINES, LEAST_AGAIN = 100, 2500  # evaluations of all below which there are no lines, or only the first
 MANY_AXES, MANY_AXES_TREES = 3, 0.8  # trees look at coarse grains of the mesh, too
