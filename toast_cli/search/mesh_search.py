@@ -85,7 +85,7 @@ def search_mesh(
         best = _best(evaluator, results)
         ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
         if shares.first and best.stopped != "interrupted":
-            again = _middling(evaluator, starts)
+            again = _middling(evaluator, starts) if shares.again else []
             further = shares.again * (1 + len(again))
             left = Budget(
                 None if total is None else max(0, int((1.0 - further) * total) - best.evaluations),
@@ -129,6 +129,7 @@ class _More:
 def _middling(evaluator: Evaluator, plans: Sequence[Plan]) -> list[Plan]:
     """The one in the middle of these plans as they compare, unlike the best which trees have begun with."""
     problem = evaluator.problem
+    evaluator.unlearn()  # it must not depend on where roots have run
     objective = Objective(problem, evaluator.cost(problem.fixed))
     different = dict.fromkeys(suited(problem, plan) for plan in plans)
     ranked = sorted(different, key=lambda plan: objective.rank(plan, evaluator.cost(plan)))
