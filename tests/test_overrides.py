@@ -120,9 +120,10 @@ def test_it_can_be_kept(drawn: tuple[Case, Plan], tmp_path_factory: pytest.TempP
 
 
 def small(name: str, mesh: dict[str, int]) -> tuple[Case, SearchResult]:
-    of = PROGRAMS[name]
+    """What a short search finds: of axial attention a longer one leaves no more than 4 % to gain."""
+    of, iterations = PROGRAMS[name], 400 if name == "axial attention" else 2000
     case = case_of(of.run, *of.shapes, donate=of.donate, mesh=round_mesh(**mesh))
-    return case, run_search(case.evaluator, "mcts", 0, 2000, starts=starting_plans(case.problem))
+    return case, run_search(case.evaluator, "mcts", 0, iterations, starts=starting_plans(case.problem))
 
 
 @pytest.mark.parametrize("name", ["attention, short", "block", "axial attention", "recurrence"])

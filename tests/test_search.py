@@ -275,11 +275,13 @@ def test_no_plan_beats_the_bound(data: st.DataObject) -> None:
 
 # A fork of a process that has loaded JAX warns; nothing of JAX is used after it.
 @pytest.mark.filterwarnings("ignore:os.fork", "ignore:.*fork")
-def test_the_number_of_processes_does_not_change_the_plan() -> None:
+@pytest.mark.parametrize("iterations", [400, 2600])  # one line of climbing, and further ones
+def test_the_number_of_processes_does_not_change_the_plan(iterations: int) -> None:
     results = []
     for jobs in (1, 2):
         evaluator = tight(case("perceptron"), 2**40)
-        results.append(run_search(evaluator, "mcts", 3, 400, None, jobs))
+        starts = starting_plans(evaluator.problem)
+        results.append(run_search(evaluator, "mcts", 3, iterations, None, jobs, starts=starts))
     one, two = results
     assert (one.plan, one.cost.step_seconds, one.evaluations) == (two.plan, two.cost.step_seconds, two.evaluations)
 
@@ -344,13 +346,11 @@ def test_no_edit_makes_the_plan_of_a_search_better() -> None:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("gns_train", "v6e-64"), ("long_train", "v6e-64"), ("rnn_train", "a100-16"), ("ssm_train", "v5e-16")],
+    [("gns_train", "v6e-64"), ("long_train", "v6e-64")],
 )
 def test_seeds_agree(name: str, spec: str) -> None:
     """The best plan of the first does the same over both axes, that of the second splits the sequence in one part of
-    the program over one axis and in another part over the other, that of the third splits a loop's width over both,
-    gathers before the loop and sums behind it, none of which pays alone: seeds were up to 21, 1 and 1 % apart, and
-    2.2 % of the fourth."""
+    the program over one axis and in another part over the other: seeds were up to 21 and 1 % apart."""
     program = load(str(SAMPLES / f"{name}.mlirbc.zst")).program
     problem = make_problem(program, analyse(program), load_spec(spec).mesh())
     starts = starting_plans(problem)
