@@ -292,7 +292,8 @@ def test_progress_of_all_roots_is_told(jobs: int) -> None:
     told: list[tuple[float, int, float, float]] = []
     result = run_search(tight(case("perceptron"), 2**40), "mcts", 3, 400, None, jobs, lambda *facts: told.append(facts))
     fractions = [fraction for _, _, _, fraction in told]
-    assert max(fractions) > 0.5 and fractions == sorted(fractions)
+    assert max(fractions) > 0.9 and fractions == sorted(fractions)
+    assert max(looked for _, looked, _, _ in told) > 200  # trees have fewer: lines of climbing tell, too
     assert min(best for best, _, _, _ in told) >= result.cost.step_seconds
 
 

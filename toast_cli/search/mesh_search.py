@@ -8,8 +8,9 @@ are the same however many processes they run in, so the plan does not depend on 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def search_mesh(
             return SEARCHES[name](problem, Confirmed(evaluator), budget, rng, tell, starts if root == 0 else ())
 
         run_all = in_processes if jobs > 1 and roots > 1 else one_by_one
-        results = run_all(one, roots, stop, progress)
+        results = run_all(one, roots, stop, progress and _scaled(progress, shares.trees))
         best = _best(evaluator, results)
         ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
         if shares.first and best.stopped != "interrupted":
@@ -98,8 +99,9 @@ def search_mesh(
                 None if seconds is None else shares.again * seconds,
             )
             more = _More(best, total) if grows and total else (lambda _: 0)
+            told = progress and _going_on(progress, best, total, seconds, elapsed)
             lines = polish(
-                problem, Confirmed(evaluator), left, ends, more=more, again=again, of_each=each if further else None
+                problem, Confirmed(evaluator), left, ends, told, more, again=again, of_each=each if further else None
             )
             best = _after(evaluator, best, lines)
         cost = evaluator.exact_cost(best.plan)
@@ -110,6 +112,29 @@ def search_mesh(
         # exceed the bounds by less.
         result = with_best_of(evaluator, result, [suited(problem, plan) for plan in starts])
     return replace(result, seconds=elapsed())
+
+
+def _scaled(progress: SearchProgress, share: float) -> SearchProgress:
+    """Whom trees tell, which have this share of the budget."""
+    return lambda best, evaluations, elapsed, used: progress(best, evaluations, elapsed, share * used)
+
+
+def _going_on(
+    progress: SearchProgress,
+    searched: SearchResult,
+    total: int | None,
+    seconds: float | None,
+    elapsed: Callable[[], float],
+) -> SearchProgress:
+    """Whom lines of climbing tell, which go on with what trees have found, within the budget of both."""
+    found = searched.cost.step_seconds if searched.fits else inf
+
+    def tell(best: float, evaluations: int, *_: float) -> None:
+        looked = searched.evaluations + evaluations
+        parts = [looked / total if total else 0.0, elapsed() / seconds if seconds else 0.0]
+        progress(min(best, found), looked, elapsed(), min(1.0, max(parts)))
+
+    return tell
 
 
 class _More:
