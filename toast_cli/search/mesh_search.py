@@ -99,7 +99,8 @@ def search_mesh(
                 None if seconds is None else shares.again * seconds,
             )
             more = _More(best, total) if grows and total else (lambda _: 0)
-            told = progress and _going_on(progress, best, total, seconds, elapsed)
+            whole = Budget(total and total - best.evaluations, seconds and seconds - elapsed())
+            told = progress and _going_on(progress, best, shares.trees, whole, elapsed)
             lines = polish(
                 problem, Confirmed(evaluator), left, ends, told, more, again=again, of_each=each if further else None
             )
@@ -120,19 +121,18 @@ def _scaled(progress: SearchProgress, share: float) -> SearchProgress:
 
 
 def _going_on(
-    progress: SearchProgress,
-    searched: SearchResult,
-    total: int | None,
-    seconds: float | None,
-    elapsed: Callable[[], float],
+    progress: SearchProgress, searched: SearchResult, share: float, left: Budget, elapsed: Callable[[], float]
 ) -> SearchProgress:
-    """Whom lines of climbing tell, which go on with what trees have found, within the budget of both."""
-    found = searched.cost.step_seconds if searched.fits else inf
+    """Whom lines of climbing tell, which go on with what trees have found and done, with all that is left."""
+    found, before = searched.cost.step_seconds if searched.fits else inf, elapsed()
 
     def tell(best: float, evaluations: int, *_: float) -> None:
-        looked = searched.evaluations + evaluations
-        parts = [looked / total if total else 0.0, elapsed() / seconds if seconds else 0.0]
-        progress(min(best, found), looked, elapsed(), min(1.0, max(parts)))
+        parts = [
+            evaluations / left.evaluations if left.evaluations else 0.0,
+            (elapsed() - before) / left.seconds if left.seconds else 0.0,
+        ]
+        used = share + (1.0 - share) * min(1.0, max(parts))
+        progress(min(best, found), searched.evaluations + evaluations, elapsed(), used)
 
     return tell
 
