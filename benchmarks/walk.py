@@ -30,6 +30,14 @@ STEPS = 3
 SHAPE = "data=4,model=2"
 # Small enough that no plan which leaves the weights whole everywhere fits.
 SHARE_OF_WEIGHTS = 0.6
+PLANS = 500  # that a search looks at: how good the best is matters little here
+# Runs a script with such searches.
+BRIEFLY = f"""
+import functools, runpy, sys, toast_cli
+toast_cli.jit = functools.partial(toast_cli.jit, iterations={PLANS})
+toast_cli.partition = functools.partial(toast_cli.partition, iterations={PLANS})
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 WIDTH, BATCH = 256, 64
 
 
@@ -202,7 +210,7 @@ def ways(model: Model, command: str) -> dict[str, Callable[[Any, Any], Any]]:
     Path("model.mlir").write_text(jitted.lower(model.state, model.batch).as_text(debug_info=True))
     for ending in ("mlir", "jax_export"):
         run(command, "partition", "model.mlir", "--mesh", "h100-8", "--mesh-shape", SHAPE, "--memory-limit", str(limit),
-            "--seed", "0", "--quiet", "-o", f"sharded.{ending}", "--save-plan", "plan.json")  # fmt: skip
+            "--iterations", str(PLANS), "--quiet", "-o", f"sharded.{ending}", "--save-plan", "plan.json")  # fmt: skip
     run(command, "partition", "model.mlir", "--mesh", "h100-8", "--mesh-shape", SHAPE, "--memory-limit", str(limit),
         "--plan", "plan.json", "--quiet", "-o", "shardings.py")  # fmt: skip
     scope: dict[str, Any] = {}
@@ -237,7 +245,9 @@ def ways(model: Model, command: str) -> dict[str, Callable[[Any, Any], Any]]:
 
     return {
         "shardings.py": shardings_py,
-        "toast.jit": toast.jit(model.step, mesh="h100-8", mesh_shape=SHAPE, memory_limit=limit, donate_argnums=0),
+        "toast.jit": toast.jit(
+            model.step, mesh="h100-8", mesh_shape=SHAPE, memory_limit=limit, iterations=PLANS, donate_argnums=0
+        ),
         "toast.load": toast.load("sharded.mlir"),
         "jax.export": by_jax_alone,
     }
@@ -270,7 +280,7 @@ def recipes(page: Path, packages: Collection[str]) -> None:
         if found and found[2] in packages:
             Path(found[1]).write_text(code)
             print(f"{found[1]} of {page.name}")
-            run(sys.executable, found[1])
+            run(sys.executable, "-c", BRIEFLY, found[1])
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def test_sums_of_loops_have_a_bound(name: str, least: float) -> None:
     """A recurrence adds up gradients from step to step, which it may carry as they are: they are completed behind it at
     the soonest, which takes 0.1 % of a step of the first."""
     evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
-    certified = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
+    certified = certify(evaluator, run_search(evaluator, "mcts", 0, 1500), UNBOUNDED)
     assert least * certified.cost.step_seconds <= certified.lower_bound <= certified.cost.step_seconds
 
 
@@ -137,7 +137,7 @@ def test_gradients_that_nobody_takes_in_pieces_are_reduced_whole() -> None:
 def test_what_is_faster_by_less_than_its_decisions_are_worth_is_no_better() -> None:
     """Nothing is split, and reductions of a thousandth of the step would be faster in sixteen pieces."""
     evaluator = Evaluator(problem("ssm_tiny", "v4-32", data=8, model=2))
-    certified = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
+    certified = certify(evaluator, run_search(evaluator, "mcts", 0, 1500), UNBOUNDED)
     assert certified.plan == ()
     assert certified.cost.step_seconds > certified.lower_bound * (1.0 + PRICE)
     assert certified.proven

@@ -21,7 +21,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
 from toast_cli.search.coarser import Coarser, coarser
 from toast_cli.search.mesh_search import search_mesh
-from toast_cli.search.run import default_evaluations, run_search
+from toast_cli.search.run import run_search
 from toast_cli.tactics import starting_plans, strategy
 
 
@@ -110,9 +110,8 @@ def test_a_search_starts_from_what_it_finds_on_coarser_meshes() -> None:
     3 % above it."""
     problem = problem_of(load_spec("v4-32").mesh({"a": 4, "b": 2, "c": 2}), name="ssm_train.mlirbc.zst")
     evaluator, starts = Evaluator(problem), starting_plans(problem)
-    result = run_search(evaluator, "mcts", 0, starts=starts)
-    found = joined(problem, (0, 1), (2,))
-    each = default_evaluations(found.problem)
+    result = run_search(evaluator, "mcts", 0, 6000, starts=starts)
+    found, each = joined(problem, (0, 1), (2,)), 2000
     coarse = search_mesh(
         evaluator.of(found.problem), "mcts", 0, each, None, 1, None, [found.coarsened(plan) for plan in starts]
     )

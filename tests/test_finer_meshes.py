@@ -98,7 +98,7 @@ def test_pieces_of_one_axis_are_one_to_a_product() -> None:
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-9)
 
 
-@pytest.mark.parametrize(("spec", "coarse", "fine"), PAIRS[1:])
+@pytest.mark.parametrize(("spec", "coarse", "fine"), PAIRS[2:])
 def test_the_plan_on_a_finer_mesh_is_no_slower(spec: str, coarse: str, fine: str) -> None:
     row = measure("mlp_tiny", program(), analyse(program()), spec, coarse, fine)
     assert row["verdict"] == ""

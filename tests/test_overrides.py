@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,11 @@ def test_it_can_be_kept(drawn: tuple[Case, Plan], tmp_path_factory: pytest.TempP
     assert Evaluator(again).exact_cost(same).step_seconds == case.evaluator.exact_cost(plan).step_seconds
 
 
-def small(name: str, mesh: dict[str, int]) -> tuple[Case, SearchResult]:
+@cache
+def small(name: str, mesh: tuple[tuple[str, int], ...] = (("data", 4), ("model", 2))) -> tuple[Case, SearchResult]:
     """What a short search finds: of axial attention a longer one leaves no more than 4 % to gain."""
     of, iterations = PROGRAMS[name], 400 if name == "axial attention" else 2000
-    case = case_of(of.run, *of.shapes, donate=of.donate, mesh=round_mesh(**mesh))
+    case = case_of(of.run, *of.shapes, donate=of.donate, mesh=round_mesh(**dict(mesh)))
     return case, run_search(case.evaluator, "mcts", 0, iterations, starts=starting_plans(case.problem))
 
 
@@ -130,7 +132,7 @@ def small(name: str, mesh: dict[str, int]) -> tuple[Case, SearchResult]:
 def test_what_no_decision_says_is_found(name: str) -> None:
     """Keys and values whole along the sequence where all else is split along it; one strand of an array that has a
     dimension twice left alone; gates along the batch."""
-    case, found = small(name, {"data": 4, "model": 2})
+    case, found = small(name)
     best = best_of_all(case.problem).seconds
     assert found.cost.step_seconds > 1.04 * best
     evaluator, better = overridden(case.evaluator, found, starting_plans(case.problem), PRICE, place_must_gain=0.0)
@@ -142,13 +144,13 @@ def test_what_no_decision_says_is_found(name: str) -> None:
 
 
 def test_it_is_found_again() -> None:
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
     plans = {overridden(Evaluator(case.problem), found, starting_plans(case.problem))[1].plan for _ in range(2)}
     assert len(plans) == 1
 
 
 def test_what_gains_less_than_asked_for_is_not_said() -> None:
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
     evaluator, same = overridden(case.evaluator, found, (), must_gain=0.9)
     assert evaluator is case.evaluator
     assert same.plan == found.plan
@@ -156,7 +158,7 @@ def test_what_gains_less_than_asked_for_is_not_said() -> None:
 
 def test_each_kind_of_op_that_does_otherwise_must_gain_something() -> None:
     """With a price on each of them fewer do, and none where they gain less than that."""
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
 
     def places(each: float) -> int:
         _, better = overridden(case.evaluator, found, starting_plans(case.problem), PRICE, place_must_gain=each)
@@ -167,7 +169,7 @@ def test_each_kind_of_op_that_does_otherwise_must_gain_something() -> None:
 
 def test_a_gain_that_was_promised_and_is_not_there_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assignments are priced at no more than they cost; the exact cost counts."""
-    case, found = small("attention, long", {"data": 4, "model": 2})
+    case, found = small("attention, long")
     plan, run = found.plan, search_overrides._Search.run
     monkeypatch.setattr(search_overrides._Search, "run", lambda of, cheapest, must_gain: run(of, cheapest, PRICE))
     assert overridden(case.evaluator, found, starting_plans(case.problem), 0.05)[1].plan == plan
@@ -210,7 +212,7 @@ def test_ops_that_name_axes_in_one_order_take_one_decision_for_each() -> None:
 
 def test_nothing_is_said_against_the_user() -> None:
     """Not where decisions are fixed, axes closed, or something else than time is to be small."""
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
     for changes in (
         {"fixed": found.plan[:1]},
         {"closed": frozenset({0})},
@@ -255,7 +257,7 @@ def test_ways_near_a_plan_differ_in_one_thing() -> None:
 
 
 def test_a_search_ends_with_it_as_its_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
     starts = tuple(starting_plans(case.problem))
     _, better = finished(case.evaluator, found, "mcts", starts)
     assert better.cost.step_seconds < 0.9 * found.cost.step_seconds
@@ -368,7 +370,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_kept_plan_is_fixed_and_its_problem_knows_the_parts(tmp_path: Path) -> None:
-    case, found = small("axial attention", {"data": 4, "model": 2})
+    case, found = small("axial attention")
     evaluator, better = overridden(case.evaluator, found, ())
     file = tmp_path / "plan.json"
     file.write_bytes(save_plan(evaluator.problem, better.plan))
@@ -378,7 +380,7 @@ def test_a_kept_plan_is_fixed_and_its_problem_knows_the_parts(tmp_path: Path) ->
 
 def test_who_does_not_wait_for_a_proof_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the solver is at it: nothing else is tried then."""
-    case, found = small("axial attention", {"data": 4})
+    case, found = small("axial attention", (("data", 4),))
 
     def interrupted(*_: object) -> Bound:
         signal.raise_signal(signal.SIGINT)

@@ -10,7 +10,8 @@ from toast_cli.cli.app import run
 from toast_cli.verify import verdict
 
 MODELS = Path(__file__).parents[1] / "sample_models"
-BLOCK = ["partition", str(MODELS / "block_tiny.mlirbc.zst"), "--mesh", "v4-32", "--strategy", "megatron"]
+SAMPLE = str(MODELS / "block_tiny.mlirbc.zst")
+BLOCK = ["partition", SAMPLE, "--mesh", "v4-32", "--strategy", "megatron", "--iterations", "1"]
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])

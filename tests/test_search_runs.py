@@ -110,11 +110,13 @@ def test_iterations_are_those_of_all_mesh_shapes_together(iterations: int) -> No
 
 
 def test_the_best_mesh_shape_wins() -> None:
-    alone = [run_search(evaluator_of(mesh), "mcts", 0).cost.step_seconds for mesh in meshes()]
-    evaluator, result = search_shapes(evaluator_of, meshes(), "mcts", 0, None, None, 1)
+    each = 1000
+    alone = [run_search(evaluator_of(mesh), "mcts", 0, each).cost.step_seconds for mesh in meshes()]
+    budget = each * len(alone)
+    evaluator, result = search_shapes(evaluator_of, meshes(), "mcts", 0, budget, None, 1)
     assert result.cost.step_seconds <= min(alone) * 1.0001
     assert result.cost == evaluator.exact_cost(result.plan)
-    again, same = search_shapes(evaluator_of, meshes(), "mcts", 0, None, None, 1)
+    again, same = search_shapes(evaluator_of, meshes(), "mcts", 0, budget, None, 1)
     assert (again.problem.mesh, same.plan, same.evaluations) == (
         evaluator.problem.mesh,
         result.plan,

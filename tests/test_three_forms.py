@@ -76,7 +76,7 @@ def jitted(outcome: Outcome, name: str, folder: Path) -> tuple[list[CompiledColl
 @pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_three_forms_are_one_partition(name: str, strategy: str, tmp_path: Path) -> None:
     (path,) = (ROOT / "sample_models").glob(f"{name}.*")
-    outcome = partition(Request(str(path), "h100-8", strategy=strategy))
+    outcome = partition(Request(str(path), "h100-8", strategy=strategy, iterations=1))
     shardy, hlo = outcome.emit("stablehlo").content, outcome.emit("hlo").content
     assert not outcome.report.constraints
     promised = Counter[tuple[str, tuple[str, ...], int]]()

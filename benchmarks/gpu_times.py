@@ -1,0 +1,246 @@
+"""Times of a GPU beside the cost model's: single ops (`op_cases.py`), the corpus (`corpus.py`) and published programs.
+
+1. `--export FOLDER` writes the corpus, and those of `build/real` that fit, for `gpu_timer.py`, which times them on a
+   machine with a GPU; donation is left out, so that a program can run again on the same arrays.
+2. `--add FILE…` takes what it printed into `data/gpu_times.jsonl`, of each program the quickest.
+3. Otherwise: predicts compute time on one device and prints, for each family of ops, how far it is from the time
+   measured, and each program. `--fit` prints the parts of peak rates nearest to the ops of the fit set. Programs of
+   `build/real` that were not lowered are left out.
+
+Starting a program took 38 µs on the machine: ops that took less than `LEAST_SECONDS` say nothing and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.calibrate import FOLDER as CORPUS_FOLDER
+from benchmarks.calibrate_ops import COLUMNS as OP_COLUMNS
+from benchmarks.calibrate_ops import analysed, summary
+from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
+from benchmarks.corpus import PROGRAMS as CORPUS
+from benchmarks.corpus import source_of
+from benchmarks.op_cases import cases
+from benchmarks.real.lower import path_of
+from benchmarks.real.programs import PROGRAMS as REAL
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.profiles import find_profile
+from toast_cli.dimensions import analyse
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import load
+from toast_cli.hardware import Axis, Mesh, find_preset
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+
+TABLE = Path(__file__).resolve().parent / "data" / "gpu_times.jsonl"
+FIELDS = ("program", "chip", "jax", "seconds", "spread", "temp_bytes", "argument_bytes", "output_bytes")
+LEAST_SECONDS = 100e-6
+MOST_BYTES = 70 * 2**30  # peak of a program that is exported
+MOST_FILE_BYTES = 10**6  # as stored: larger programs take long to compile
+BEGIN, END = "<!-- benchmarks/gpu_times.py -->", "<!-- measured: end -->"
+PROGRAM_COLUMNS = {
+    "program": "{program}", "set": "{set}", "measured ms": "{measured:.1f}", "predicted ms": "{predicted:.1f}",
+    "predicted / measured": "{ratio:.2f}",
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.export:
+        return export(options.export)
+    if options.add:
+        add([json.loads(line) for path in options.add for line in path.read_text().splitlines()])
+    rows = stored()
+    if options.fit:
+        print(fit([row for row in rows if row["program"] in op_cases()]))
+        return 0
+    ops = predicted_ops(rows)
+    programs = predicted_programs(rows)
+    show("single ops, predicted against measured", OP_COLUMNS, summary(ops))
+    show("programs on one device", PROGRAM_COLUMNS, programs)
+    write_json(options.json, {"ops": ops, "programs": programs})
+    if options.write:
+        tables = [
+            *markdown_table(OP_COLUMNS, summary(ops), words=3),
+            "",
+            *markdown_table(PROGRAM_COLUMNS, programs, words=2),
+        ]
+        put_between(options.write, BEGIN, END, ["", *tables, ""])
+    return 0
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def export(folder: Path) -> int:
+    """Writes `corpus.NAME.mlirbc` and `real.NAME.mlirbc`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in [*(f"corpus.{name}" for name in CORPUS), *(f"real.{name}" for name in REAL)]:
+        path, problem = file_of(name), problem_of(name, "H100")
+        if problem is None or path.stat().st_size > MOST_FILE_BYTES:
+            continue
+        if Evaluator(problem).exact_cost(()).peak_bytes <= MOST_BYTES:
+            (folder / f"{name.replace(' ', '_')}.mlirbc").write_bytes(without_donation(path))
+    return 0
+
+
+def without_donation(path: Path) -> bytes:
+    """A stored program as a portable artifact whose results all have buffers of their own."""
+    import zstandard
+
+    from toast_cli.xla import ir, main_function, make_context, parse_module, write_bytecode, write_portable_artifact
+
+    with make_context() as context:
+        module = parse_module(context, zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()))
+        function = main_function(module)
+        kept = [
+            {
+                one.name: one.attr
+                for one in ir.DictAttr(given)
+                if one.name not in ("tf.aliasing_output", "jax.buffer_donor")
+            }
+            for given in function.attributes["arg_attrs"]
+        ]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(attributes) for attributes in kept])
+        return write_portable_artifact(write_bytecode(module))
+
+
+def add(found: Iterable[Row]) -> None:
+    """Takes rows of `gpu_timer.py` into the table; errors are told and left out."""
+    rows = {(row["program"], row["chip"]): row for row in stored()}
+    for row in found:
+        if "error" in row:
+            note(f"{row['program']}: {row['error']}")
+            continue
+        row = {key: row[key] for key in FIELDS} | {"chip": row["chip"].removeprefix("NVIDIA ").split()[0]}
+        row["seconds"] = float(f"{row['seconds']:.4g}")
+        key = (row["program"], row["chip"])
+        if key not in rows or row["seconds"] < rows[key]["seconds"]:
+            rows[key] = row
+    TABLE.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
+
+
+def stored() -> list[Row]:
+    return [json.loads(line) for line in TABLE.read_text().splitlines()] if TABLE.exists() else []
+
+
+# -- predicting -------------------------------------------------------------------------------------------------------
+
+
+def predicted_ops(rows: Iterable[Row]) -> list[Row]:
+    """A row for each op that took long enough, for `calibrate_ops.summary`; µs, error relative to measured."""
+    found = []
+    for row in rows:
+        case = op_cases().get(row["program"])
+        if case is None or row["seconds"] < LEAST_SECONDS:
+            continue
+        predicted = seconds_of(op_problem(row["program"], row["chip"]))
+        found.append(
+            {"case": row["program"], "chip": row["chip"], "family": case.family, "set": "test" if case.test else "fit",
+             "measured": 1e6 * row["seconds"], "predicted": 1e6 * predicted, "error": predicted / row["seconds"] - 1}
+        )  # fmt: skip
+    return found
+
+
+def predicted_programs(rows: Iterable[Row]) -> list[Row]:
+    """A row for each program that was lowered; ms."""
+    found = []
+    for row in rows:
+        kind, _, name = row["program"].partition(".")
+        problem = problem_of(row["program"], row["chip"]) if kind in ("corpus", "real") else None
+        if problem is not None:
+            predicted = seconds_of(problem)
+            split = CORPUS[name].split if kind == "corpus" else REAL[name.replace("_", " ")].split
+            found.append(
+                {"program": name, "set": split, "measured": 1e3 * row["seconds"], "predicted": 1e3 * predicted,
+                 "ratio": predicted / row["seconds"]}
+            )  # fmt: skip
+    return found
+
+
+def seconds_of(problem: Problem, profile: CompilerProfile | None = None) -> float:
+    """Predicted compute time on one device."""
+    return Evaluator(problem, profile=profile).cost(()).compute_seconds
+
+
+def fit(rows: Iterable[Row]) -> str:
+    """The parts of peak rates with the least median error of the ops of the fit set, products and the rest."""
+    sized = [row for row in rows if row["seconds"] >= LEAST_SECONDS and not op_cases()[row["program"]].test]
+    lines = []
+    for name, families, parts in (
+        ("memory", ("elementwise", "reduction", "movement"), range(60, 101, 2)),
+        ("matrix", ("matmul", "products"), range(50, 91, 2)),
+    ):
+        members = [row for row in sized if op_cases()[row["program"]].family in families]
+        errors = {
+            part: median(abs(log(_with(row, name, part / 100) / row["seconds"])) for row in members) for part in parts
+        }
+        best = min(errors, key=lambda part: errors[part])
+        lines.append(f"{name} {best / 100:.2f}: median error {errors[best]:.1%} of {len(members)} ops")
+    return "\n".join(lines)
+
+
+def _with(row: Row, name: str, part: float) -> float:
+    problem = op_problem(row["program"], row["chip"])
+    profile = find_profile(problem.mesh.chip)
+    return seconds_of(problem, replace(profile, attained=replace(profile.attained, **{name: part})))
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def op_cases() -> dict[str, Any]:
+    return cases()
+
+
+@cache
+def op_problem(name: str, chip: str) -> Problem:
+    return make_problem(*analysed(op_cases()[name]), one_device(chip))
+
+
+def problem_of(name: str, chip: str) -> Problem | None:
+    """`corpus.NAME` or `real.NAME` on one device; None where it was not lowered."""
+    kind, _, of = name.partition(".")
+    if kind == "corpus":
+        program = source_of(of, CORPUS_FOLDER).program
+    elif file_of(name).exists():
+        program = load(str(file_of(name))).program
+    else:
+        return None
+    return make_problem(program, analyse(program), one_device(chip))
+
+
+def file_of(name: str) -> Path:
+    kind, _, of = name.partition(".")
+    return CORPUS_FOLDER / f"{of}.mlirbc.zst" if kind == "corpus" else path_of(of)
+
+
+def one_device(chip: str) -> Mesh:
+    return Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write programs for gpu_timer.py, and end")
+    parser.add_argument("--add", type=Path, nargs="+", metavar="FILE", help="take in what gpu_timer.py wrote")
+    parser.add_argument("--fit", action="store_true", help="print the parts of peak rates that suit the ops, and end")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
