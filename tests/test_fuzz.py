@@ -13,7 +13,7 @@ from fuzz.strategies import cases
 from fuzz.suites import programs_in
 from hypothesis import HealthCheck, given, settings
 
-MUTATIONS = 160
+MUTATIONS = 96
 PIECES = 8
 
 

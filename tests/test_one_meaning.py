@@ -58,7 +58,6 @@ COMPILED = [
     ("long_tiny", "v4-32", "megatron+sequence"),
     ("unet_tiny", "h100-8", "spatial"),
     ("unet_tiny", "v4-32", "fsdp"),
-    ("unet_tiny", MESHES[2], "zero2 x megatron"),
     ("ssm_tiny", "v4-32", "context"),
 ]
 

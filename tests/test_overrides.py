@@ -144,9 +144,10 @@ def test_what_no_decision_says_is_found(name: str) -> None:
 
 
 def test_it_is_found_again() -> None:
-    case, found = small("axial attention")
+    case, found = small("attention, short")
     plans = {overridden(Evaluator(case.problem), found, starting_plans(case.problem))[1].plan for _ in range(2)}
     assert len(plans) == 1
+    assert any(isinstance(d, Override) for d in plans.pop())
 
 
 def test_what_gains_less_than_asked_for_is_not_said() -> None:
