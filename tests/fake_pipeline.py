@@ -22,6 +22,7 @@ class Pipeline:
     requests: list[Request] = field(default_factory=list)
     emitted: list[str] = field(default_factory=list)
     annotated: list[str] = field(default_factory=list)
+    unheeded: tuple[str, ...] = ()
 
     def partition(
         self, request: Request, tell: Callable[..., None] | None = None, said: Callable[..., None] | None = None

@@ -184,6 +184,10 @@ def test_a_plan_goes_from_run_to_run(
     out = capsys.readouterr().out
     assert "p.json: decision 1 (experts over data) is left out: nothing here is like experts" in " ".join(out.split())
     assert "search     none, since a saved plan was given" in out
+    assert main(["partition", other, "--mesh", "v4-32", "--plan", "p.json", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1
+    assert said.err.startswith("note: p.json: decision 1 (experts over data) is left out: nothing here is like experts")
 
 
 @pytest.mark.parametrize(

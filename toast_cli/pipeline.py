@@ -80,6 +80,11 @@ class Outcome:
     def problem(self) -> Problem:
         return self.evaluator.problem
 
+    @property
+    def unheeded(self) -> tuple[str, ...]:
+        """What of a saved plan, of pins or of the program's own shardings does not hold here, a sentence each."""
+        return self.problem.notices
+
     def emit(
         self, format: str, annotate: str = "minimal", trees: Trees | None = None, *, weigh: bool = False
     ) -> Emitted:

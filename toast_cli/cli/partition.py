@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toast_cli.cli import options
-from toast_cli.cli.exits import DOES_NOT_FIT, OK
+from toast_cli.cli.exits import DOES_NOT_FIT, OK, say
 from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.cli.values import Annotate, Format, metavar, one_of
 from toast_cli.cli.verdicts import machine, verify_outcome
@@ -167,6 +167,9 @@ def partition(
         write_target(page_target, page(report, pictures(outcome.source, outcome.evaluator, outcome.result)))
 
     taken = any(target.is_stdout for target in targets)
+    if quiet:  # the report has them among its notes
+        for notice in outcome.unheeded:
+            say("note", notice)
     if not (quiet and taken and fits):
         _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)
     if not fits:
