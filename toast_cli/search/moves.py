@@ -48,6 +48,11 @@ class Moves:
             for d in problem.decisions.choices
             if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
+        # Group and axis -> decisions by which arguments rest whole that would be split.
+        self._resting: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
+        for kept, groups in problem.decisions.rests.items():
+            for group in groups:
+                self._resting[group, kept.axis].append(kept)
         self.units: list[Move] = self._together(problem.decisions.choices)
         self._about = [tuple(d[:2] for d in unit if isinstance(d, Shard)) for unit in self.units]  # empty: of a role
         self.macros = self._make_macros(part_of)
@@ -153,13 +158,8 @@ class Moves:
         edits = [*(Edit((), unit) for unit in self.after(plan)), *self.variations(plan)]
         found = []
         for out, into in edits:
-            split = {d[:2] for d in into if isinstance(d, Shard)}
-            kept = tuple(
-                d
-                for d, groups in self.problem.decisions.rests.items()
-                if d not in held and any((group, d.axis) in split for group in groups)
-            )
-            if kept:
+            resting = {d for about in into if isinstance(about, Shard) for d in self._resting.get(about[:2], ())}
+            if kept := tuple(sorted(resting - held)):
                 found.append(Edit(out, (*into, *kept)))
         return found
 
