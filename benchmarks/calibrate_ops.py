@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from benchmarks.common import Row, note, show, write_json
 from benchmarks.op_cases import Case, cases
-from toast_cli.hardware import find_preset
+from toast_cli.hardware import Axis, Mesh, find_preset
 
 DATA = Path(__file__).with_name("data") / "ops.csv"
 FIELDS = ("case", "chip", "kernels", "cycles")
@@ -152,12 +152,16 @@ def compute_seconds(program: Any, dimensions: Any, chip: str) -> float:
     """Predicted compute time on one device."""
     from toast_cli.compiler.profiles import find_profile
     from toast_cli.evaluate.evaluator import Evaluator
-    from toast_cli.hardware import Axis, Mesh
     from toast_cli.plan.patterns import make_problem
 
-    mesh = Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
+    mesh = one_device(chip)
     profile = find_profile(mesh.chip).without(*LEFT_OUT)
     return Evaluator(make_problem(program, dimensions, mesh), profile=profile).cost(()).compute_seconds
+
+
+def one_device(chip: str) -> Mesh:
+    """A mesh of one device, whose memory holds anything."""
+    return Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
 
 
 def summary(rows: list[Row]) -> list[Row]:

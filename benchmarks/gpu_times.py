@@ -4,11 +4,12 @@
    machine with a GPU; donation is left out, so that a program can run again on the same arrays.
 2. `--add FILE…` takes what it printed into `data/gpu_times.jsonl`, of each program the quickest.
 3. Otherwise: predicts compute time on one device and prints, for each family of ops, how far it is from the time
-   measured, and each program. `--fit` prints the parts of peak rates nearest to the ops of the fit set. Programs of
-   `build/real` that were not lowered are left out.
+   measured, and each program. `--each` lists every op, with what it attains, and every program, with what each kernel
+   takes; `--fit` prints the parts of peak rates nearest to the ops of the fit set. Programs of `build/real` that were
+   not lowered are left out.
 
 Starting a program took 38 µs on the machine: ops that took less than `LEAST_SECONDS` say nothing and are left out. In
-programs of a hundred kernels and more each kernel outside loops took some 180 µs, whatever it does, so the host is what
+programs of a hundred kernels and more each kernel outside loops took 180 to 370 µs, whatever it does, so the host is what
 was timed: those that took less than `LEAST_OF_KERNEL` for each are left out, too.
 """
 
@@ -30,7 +31,7 @@ if __name__ == "__main__":
 
 from benchmarks.calibrate import FOLDER as CORPUS_FOLDER
 from benchmarks.calibrate_ops import COLUMNS as OP_COLUMNS
-from benchmarks.calibrate_ops import analysed, summary
+from benchmarks.calibrate_ops import analysed, one_device, summary
 from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS as CORPUS
 from benchmarks.corpus import source_of
@@ -42,7 +43,6 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
-from toast_cli.hardware import Axis, Mesh, find_preset
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 
@@ -57,6 +57,13 @@ PROGRAM_COLUMNS = {
     "program": "{program}", "set": "{set}", "measured ms": "{measured:.1f}", "predicted ms": "{predicted:.1f}",
     "predicted / measured": "{ratio:.2f}",
 }  # fmt: skip
+EACH_OP = {
+    "op": "{case}", "measured µs": "{measured:.0f}", "predicted µs": "{predicted:.0f}", "TFLOP/s": "{teraflops:.1f}",
+    "GB/s": "{gigabytes:.0f}",
+}  # fmt: skip
+EACH_PROGRAM = PROGRAM_COLUMNS | {
+    "kernels outside loops": "{outside:.0f}", "µs for each": "{per_kernel:.0f}", "in loops": "{inside:.0f}",
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,8 +76,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.fit:
         print(fit([row for row in rows if row["program"] in op_cases()]))
         return 0
-    ops = predicted_ops(rows)
-    programs = predicted_programs(rows)
+    ops, every = predicted_ops(rows), predicted_programs(rows)
+    programs = [row for row in every if row["per_kernel"] >= 1e6 * LEAST_OF_KERNEL]
+    if options.each:
+        print(f"starting a program: {1e6 * next(row['seconds'] for row in rows if row['program'] == 'nothing'):.0f} µs")
+        show("single ops", EACH_OP, sorted(ops, key=lambda row: row["case"]))
+        show("all programs", EACH_PROGRAM, every)
     show("single ops, predicted against measured", OP_COLUMNS, summary(ops))
     show("programs on one device", PROGRAM_COLUMNS, programs)
     write_json(options.json, {"ops": ops, "programs": programs})
@@ -149,26 +160,30 @@ def predicted_ops(rows: Iterable[Row]) -> list[Row]:
         case = op_cases().get(row["program"])
         if case is None or row["seconds"] < LEAST_SECONDS:
             continue
-        predicted = seconds_of(op_problem(row["program"], row["chip"]))
+        problem, seconds = op_problem(row["program"], row["chip"]), row["seconds"]
+        predicted, kernels = seconds_of(problem), Evaluator(problem).kernels(())
         found.append(
             {"case": row["program"], "chip": row["chip"], "family": case.family, "set": "test" if case.test else "fit",
-             "measured": 1e6 * row["seconds"], "predicted": 1e6 * predicted, "error": predicted / row["seconds"] - 1}
+             "measured": 1e6 * seconds, "predicted": 1e6 * predicted, "error": predicted / seconds - 1,
+             "teraflops": sum(use.flops for use in kernels) / seconds / 1e12,
+             "gigabytes": sum(use.bytes for use in kernels) / seconds / 1e9}
         )  # fmt: skip
     return found
 
 
 def predicted_programs(rows: Iterable[Row]) -> list[Row]:
-    """A row for each program that was lowered and that the host did not keep waiting; ms."""
+    """A row for each program that was lowered; ms. per_kernel: µs of the run for each kernel outside loops."""
     found: list[Row] = []
     for row in rows:
         kind, _, name = row["program"].partition(".")
         problem = problem_of(row["program"], row["chip"]) if kind in ("corpus", "real") else None
-        if problem is not None and row["seconds"] >= LEAST_OF_KERNEL * kernels_outside_loops(problem):
-            predicted = seconds_of(problem)
+        if problem is not None:
+            predicted, outside, inside = seconds_of(problem), *kernels_outside_and_in_loops(problem)
             split = CORPUS[name].split if kind == "corpus" else REAL[name.replace("_", " ")].split
             found.append(
                 {"program": name, "set": split, "measured": 1e3 * row["seconds"], "predicted": 1e3 * predicted,
-                 "ratio": predicted / row["seconds"]}
+                 "ratio": predicted / row["seconds"], "outside": outside, "inside": inside,
+                 "per_kernel": 1e6 * row["seconds"] / max(1.0, outside)}
             )  # fmt: skip
     return found
 
@@ -178,9 +193,12 @@ def seconds_of(problem: Problem, profile: CompilerProfile | None = None) -> floa
     return Evaluator(problem, profile=profile).cost(()).compute_seconds
 
 
-def kernels_outside_loops(problem: Problem) -> float:
-    ops = problem.program.ops
-    return sum(use.runs for use in Evaluator(problem).kernels(()) if ops[use.ops[0]].loop < 0)
+def kernels_outside_and_in_loops(problem: Problem) -> tuple[float, float]:
+    """Executions of the kernels predicted."""
+    ops, found = problem.program.ops, [0.0, 0.0]
+    for use in Evaluator(problem).kernels(()):
+        found[ops[use.ops[0]].loop >= 0] += use.runs
+    return found[0], found[1]
 
 
 def fit(rows: Iterable[Row]) -> str:
@@ -236,14 +254,11 @@ def file_of(name: str) -> Path:
     return CORPUS_FOLDER / f"{of}.mlirbc.zst" if kind == "corpus" else path_of(of)
 
 
-def one_device(chip: str) -> Mesh:
-    return Mesh("one", find_preset(chip).chip, (Axis("data", 1, ()),), 2**60)
-
-
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="write programs for gpu_timer.py, and end")
     parser.add_argument("--add", type=Path, nargs="+", metavar="FILE", help="take in what gpu_timer.py wrote")
+    parser.add_argument("--each", action="store_true", help="list every op and every program, too")
     parser.add_argument("--fit", action="store_true", help="print the parts of peak rates that suit the ops, and end")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
