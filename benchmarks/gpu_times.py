@@ -9,8 +9,8 @@
    not lowered are left out.
 
 Starting a program took 38 µs on the machine: ops that took less than `LEAST_SECONDS` say nothing and are left out. In
-programs of a hundred kernels and more each kernel outside loops took 180 to 370 µs, whatever it does, so the host is what
-was timed: those that took less than `LEAST_OF_KERNEL` for each are left out, too.
+programs of a hundred kernels and more each kernel outside loops took 180 to 370 µs, whatever it does, so the host is
+what was timed: those that took less than `LEAST_OF_KERNEL` for each are left out, too.
 """
 
 from __future__ import annotations
