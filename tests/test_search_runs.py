@@ -23,11 +23,12 @@ from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.search import SEARCHES
+from toast_cli.search.edits import suited
 from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
 from toast_cli.search.model import Budget, Incumbent
-from toast_cli.search.moves import Moves, suited
+from toast_cli.search.moves import Moves
 from toast_cli.search.polish import polish
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
@@ -88,7 +89,9 @@ def test_a_search_is_never_worse_than_a_plan_it_was_given_to_start_from(iteratio
     short = run_search(evaluator, "mcts", 0, 4)
     assert short.plan != known.plan
     result = run_search(evaluator, "mcts", 0, iterations, starts=[(), known.plan])
-    assert result.plan == known.plan
+    assert result.cost.step_seconds <= known.cost.step_seconds
+    assert len(result.plan) <= len(known.plan)
+    assert short.cost.step_seconds > known.cost.step_seconds
 
 
 def test_what_is_fixed_otherwise_is_left_out_of_plans_to_start_from() -> None:

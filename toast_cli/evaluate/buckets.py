@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
-from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers
+from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, groups_of
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import SumItem
 from toast_cli.evaluate.timeline import Spans
@@ -50,6 +50,7 @@ class Bucket:
 
     Attributes:
         touches: what has to be decided for the cost to be known, see `iteration_memo.touches`.
+        groups: class groups among them.
         views: those whose rows decide the share. key: rows of all views -> those of its own.
         patterns, places: patterns around the items, `LOOP_EDGES` too, and (pattern, view, place in the view) of each.
         work, sums, neighbours, arrays: the items.
@@ -59,6 +60,7 @@ class Bucket:
     """
 
     touches: frozenset[int]
+    groups: tuple[int, ...] = ()
     views: list[int] = field(default_factory=list)
     key: Callable[[RowNumbers], Key] = itemgetter(0)
     patterns: set[int] = field(default_factory=set)
@@ -84,7 +86,7 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     def bucket(patterns: Iterable[int]) -> Bucket:
         used = set(patterns)
         touches = frozenset().union(*(rows.views[rows.place[p][0]].touches for p in used))
-        found = buckets.setdefault(touches, Bucket(touches))
+        found = buckets.setdefault(touches, Bucket(touches, groups_of(touches)))
         found.patterns |= used
         return found
 

@@ -16,6 +16,7 @@ Enters: a `Problem`. Leaves: row numbers per plan, and the iterations of a row.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
@@ -88,6 +89,11 @@ def touches(decision: Decision) -> tuple[int, ...]:
     if isinstance(decision, Override):
         return tuple([_part(part) for part, _ in decision.places])
     return (_group(decision.group) if isinstance(decision, Shard) else _role(decision.role),)
+
+
+def groups_of(touches: Iterable[int]) -> tuple[int, ...]:
+    """The groups among what decisions reach, in ascending order."""
+    return tuple(sorted(what // 2 for what in touches if what >= 0 and what % 2 == 0))
 
 
 def _group(group: int) -> int:

@@ -11,7 +11,8 @@ from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
 from toast_cli.plan.decisions import Plan
 from toast_cli.quantities import format_bytes, format_percent
-from toast_cli.search.moves import Edit, Moves, results
+from toast_cli.search.edits import Edit, results
+from toast_cli.search.moves import Moves
 
 _LISTED = 8
 _NAMED = 3  # decisions that one change takes out

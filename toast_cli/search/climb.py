@@ -14,7 +14,8 @@ from math import inf
 
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.moves import Edit, Moves, results
+from toast_cli.search.edits import Edit, results
+from toast_cli.search.moves import Moves
 from toast_cli.search.objective import PRICE
 
 Reward = Callable[[Plan], float]
@@ -40,6 +41,8 @@ def climb(
     kinds = [(moves.small_edits, patience), (moves.exchanges, patience)]
     if moves.local:
         kinds = [(moves.local_edits, patience), (moves.small_edits, patience), (moves.exchanges, NEIGHBOURS_PATIENCE)]
+        if patience == inf:
+            kinds.insert(1, (moves.local_additions, patience))
     elif patience == inf and hands_over:
         kinds.append((moves.handed_over, patience))  # many, of which few help
     now = reward(plan)

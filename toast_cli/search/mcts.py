@@ -25,9 +25,10 @@ import numpy as np
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import Promise, climb, climb_around
+from toast_cli.search.edits import Edit, Move, results
 from toast_cli.search.grains import Grain, grains, middle_grain
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Edit, Move, Moves, results
+from toast_cli.search.moves import Moves
 
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 ROLLOUT_DRAWS = 3  # decisions tried at each step of a roll-out

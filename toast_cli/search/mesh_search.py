@@ -19,9 +19,9 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
 from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
+from toast_cli.search.edits import suited
 from toast_cli.search.interrupts import Stop, interruptible
 from toast_cli.search.model import Budget, Incumbent, SearchProgress, SearchResult
-from toast_cli.search.moves import suited
 from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.polish import polish
 from toast_cli.search.roots import in_processes, one_by_one
@@ -102,8 +102,9 @@ def search_mesh(
             whole = Budget(total and total - best.evaluations, seconds and seconds - elapsed())
             told = progress and _going_on(progress, best, shares.trees, whole, elapsed)
             lines = polish(
-                problem, Confirmed(evaluator), left, ends, told, more, again=again, of_each=each if further else None
-            )
+                problem, Confirmed(evaluator), left, ends, told, more,
+                again=again, of_each=each if further else None, seconds=evaluator.seconds_between,
+            )  # fmt: skip
             best = _after(evaluator, best, lines)
         cost = evaluator.exact_cost(best.plan)
     fits = Objective(problem, cost).met(cost)

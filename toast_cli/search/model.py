@@ -14,7 +14,7 @@ import numpy as np
 from toast_cli.cost.model import Cost
 from toast_cli.plan.decisions import Decision, Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.moves import suited
+from toast_cli.search.edits import suited
 from toast_cli.search.objective import Objective, Rank
 
 Evaluate = Callable[[Plan], Cost]

@@ -6,25 +6,21 @@ Of a coarse grain (see `grains`) several axes are decided about together, as if 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations, permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
+from toast_cli.search.edits import Edit, Move, Shards, like
 from toast_cli.search.grains import Grain
 
-Move = tuple[Decision, ...]  # decisions taken together, in order
-Shards = tuple[Shard, ...]  # a move of nothing else
+# Seconds of a plan's step by two groups, all where both matter, see `Evaluator.seconds_between`.
+SecondsOf = Callable[[Plan], Mapping[tuple[int, int], float]]
 
-
-class Edit(NamedTuple):
-    """A change to a plan: decisions taken out, decisions put in (anywhere). Both the same: they move."""
-
-    out: Move
-    into: Move
+LEAST_STAKE = 2e-3  # of what is spent where a group is: where less is, splitting a part of the program is not tried
 
 
 class Moves:
@@ -35,10 +31,15 @@ class Moves:
             pay only together: one group everywhere; a family of groups, or every group of the weights, over one part
             (the largest first).
         local: whether decisions may come to hold in a part of the program only (`Shard.only`).
+
+    Args:
+        seconds: where a plan's time goes, by groups; what is to hold in a part only is tried first where most is.
     """
 
-    def __init__(self, problem: Problem, grain: Grain | None = None, *, local: bool = False) -> None:
-        self.problem, self.local = problem, local
+    def __init__(
+        self, problem: Problem, grain: Grain | None = None, *, local: bool = False, seconds: SecondsOf | None = None
+    ) -> None:
+        self.problem, self.local, self._seconds = problem, local, seconds
         parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
         part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
         self._parts, self._part_of = parts, part_of
@@ -92,6 +93,7 @@ class Moves:
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
         return [
             *self.about_axes(plan),
+            *self.families(plan),
             *self.variations(plan),
             *self.variations_everywhere(plan),
             *self.rests(plan),
@@ -105,7 +107,7 @@ class Moves:
         part in all of them.
         """
         variants = self.problem.decisions.variants
-        return [Edit(unit, _like(to, unit)) for unit in self.held(plan) for to in variants(unit[0])]
+        return [Edit(unit, like(to, unit)) for unit in self.held(plan) for to in variants(unit[0])]
 
     def variations_everywhere(self, plan: Plan) -> list[Edit]:
         """The same of all decisions about one group at once, whatever their axes: a side may pay only where nothing of
@@ -117,9 +119,49 @@ class Moves:
         found: list[Edit] = []
         for unit in map(tuple, about.values()):
             if len({self._part_of[d.axis] for d in unit}) > 1:
-                into = (_like(to, unit) for decision in unit for to in variants(decision))
+                into = (like(to, unit) for decision in unit for to in variants(decision))
                 found += [Edit(unit, other) for other in dict.fromkeys(into)]
         return found
+
+    def families(self, plan: Plan) -> list[Edit]:
+        """Everything that changes where all decisions about one family of groups hold that are about the same axes, or
+        moves them to other axes: layers that are alike have groups of their own, and what helps one of them may help
+        only where it is done in all."""
+        groups = self.problem.dimensions.groups
+        alike: dict[tuple[int, int], list[Shards]] = defaultdict(list)
+        for unit in self.held(plan):
+            if shards := tuple(d for d in unit if isinstance(d, Shard)):
+                alike[groups[shards[0].group].family, self._part_of[shards[0].axis]].append(shards)
+        taken = {d[:2] for d in plan if isinstance(d, Shard)}
+        found: list[Edit] = []
+        for (_, part), units in alike.items():
+            if len(units) > 1:
+                found += [*self._in_other_scopes(units), *self._on_other_axes(units, part, taken)]
+        return found
+
+    def _in_other_scopes(self, units: list[Shards]) -> Iterator[Edit]:
+        """Edits by which all of these units come to leave the same ops, as far as each may."""
+        changed: dict[tuple[int, int], list[tuple[Shards, Move]]] = defaultdict(list)
+        for unit in units:
+            for to in self.problem.decisions.variants(unit[0]):
+                if isinstance(to, Shard) and to.sides == unit[0].sides:
+                    changed[to.unless, to.only].append((unit, like(to, unit)))
+        for changes in changed.values():
+            if len(changes) > 1:
+                yield Edit(tuple(d for out, _ in changes for d in out), tuple(d for _, into in changes for d in into))
+
+    def _on_other_axes(self, units: list[Shards], part: int, taken: set[tuple[int, int]]) -> Iterator[Edit]:
+        """Edits by which these units come to be about the axes of another part of the grain, as far as they may and are
+        not `taken`."""
+        offers = self.problem.decisions.offers
+        for other, axes in enumerate(self._parts):
+            if other == part or len(axes) != len(self._parts[part]):
+                continue
+            place = self._places(part, other)
+            moved = [(d, d._replace(axis=place[d.axis])) for unit in units for d in unit]
+            moved = [(d, to) for d, to in moved if offers(to) and to[:2] not in taken]
+            if len(moved) > 1:
+                yield Edit(tuple(d for d, _ in moved), tuple(to for _, to in moved))
 
     def local_edits(self, plan: Plan) -> list[Edit]:
         """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
@@ -133,9 +175,32 @@ class Moves:
             if isinstance(unit[0], Shard) and isinstance(other[0], Shard) and unit[0].group == other[0].group
         ]
         return [
-            *(Edit(unit, _like(to, unit)) for unit in held for to in parts(unit[0])),
-            *(Edit((*unit, *other), _like(to, unit)) for unit, other in about for to in parts(unit[0])),
+            *(Edit(unit, like(to, unit)) for unit in held for to in parts(unit[0])),
+            *(Edit((*unit, *other), like(to, unit)) for unit, other in about for to in parts(unit[0])),
         ]
+
+    def local_additions(self, plan: Plan) -> list[Edit]:
+        """Everything that splits a part of the program along a group that the plan does not split over these axes,
+        first where most of a step's time is."""
+        if not self.local:
+            return []
+        taken = {d[:2] for d in plan if isinstance(d, Shard)}
+        absent: dict[tuple[tuple[int, int], ...], Move] = {}
+        for unit, about in zip(self.units, self._about, strict=True):
+            if about and taken.isdisjoint(about):
+                absent.setdefault(about, unit)
+        parts = self.problem.decisions.parts
+        found = [Edit((), like(to, unit)) for unit in absent.values() for to in parts(unit[0])]
+        if self._seconds is None:
+            return found
+        seconds = self._seconds(plan)
+        least = LEAST_STAKE * max(seconds.values(), default=0.0)
+
+        def stake(edit: Edit) -> float:
+            (first, *_) = edit.into
+            return seconds.get((first[0], first.only), 0.0) if isinstance(first, Shard) else 0.0
+
+        return sorted((edit for edit in found if stake(edit) > least), key=lambda edit: -stake(edit))
 
     def rests(self, plan: Plan) -> list[Edit]:
         """Everything that keeps one kind of arguments whole over an axis that the plan splits them over, or over all of
@@ -205,7 +270,7 @@ class Moves:
             ]
             for variant in self.problem.decisions.variants(first):
                 left = self.problem.left_to(first, variant)
-                kept = _like(variant, unit)
+                kept = like(variant, unit)
                 found += [Edit(unit, (*kept, *other)) for other in others if any(d[0] in left for d in other)]
         return found
 
@@ -311,11 +376,6 @@ def _crosswise(one: Shards, other: Shards) -> list[Edit]:
     return [Edit(pair, into) for into in dict.fromkeys(found) if into != pair]
 
 
-def _like(to: Decision, unit: Move) -> Move:
-    """The same decision about all axes of a unit."""
-    return tuple(to._replace(axis=d.axis) for d in unit)
-
-
 def _with(unit: Shards, **fields: Any) -> Shards:
     return tuple(d._replace(**fields) for d in unit)
 
@@ -323,54 +383,3 @@ def _with(unit: Shards, **fields: Any) -> Shards:
 def _alike(one: Decision, other: Decision) -> bool:
     """Whether two decisions are of one kind and about the same axis, or about the same group or role."""
     return type(one) is type(other) and (one.axis == other.axis or one[0] == other[0])
-
-
-def suited(problem: Problem, plan: Plan) -> Plan:
-    """What every plan starts with, then of `plan` all that may follow it; in canonical order."""
-    found = list(problem.fixed)
-    taken = {d[:2] for d in found if isinstance(d, Shard)}
-    for decision in plan:
-        if problem.decisions.offers(decision) and (
-            decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
-        ):
-            found.append(decision)
-            if isinstance(decision, Shard):
-                taken.add(decision[:2])
-    return problem.canonical(tuple(found))
-
-
-def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
-    """The plans an edit can lead to, in canonical order, each once: what it puts in may stand at any place that makes a
-    difference. None where the edit does not suit the plan."""
-    fixed = len(problem.fixed)
-    free = list(plan[fixed:])
-    if any(d not in free for d in edit.out):
-        return
-    free = [d for d in free if d not in edit.out]
-    taken = {d[:2] for d in free if isinstance(d, Shard)}
-    if any(d[:2] in taken if isinstance(d, Shard) else d in free for d in edit.into):
-        return
-    if not edit.into:
-        yield problem.canonical((*problem.fixed, *free))
-        return
-    if edit.out != edit.into and [d[:2] for d in edit.out] == [
-        d[:2] for d in edit.into
-    ]:  # one becomes another: it stays where it is
-        instead = dict(zip(edit.out, edit.into, strict=True))
-        yield problem.canonical(tuple(instead.get(d, d) for d in plan))
-        return
-    seen = {plan}
-    for place in _places(problem, free, edit.into):
-        result = problem.canonical((*problem.fixed, *free[:place], *edit.into, *free[place:]))
-        if result not in seen:
-            seen.add(result)
-            yield result
-
-
-def _places(problem: Problem, free: list[Decision], move: Move) -> Iterator[int]:
-    """Where to insert a move: at the front, and behind each decision that one of it does not commute with."""
-    shards = [d for d in move if isinstance(d, Shard)]
-    yield 0
-    for place, before in enumerate(free, 1):
-        if isinstance(before, Shard) and any(not problem.commute(d, before) for d in shards):
-            yield place

@@ -15,8 +15,9 @@ from math import inf
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.search.climb import climb_around
+from toast_cli.search.edits import suited
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Moves, suited
+from toast_cli.search.moves import Moves, SecondsOf
 
 LOCAL_SHARE = 0.22  # of a line, kept for decisions that hold in a part of the program only
 
@@ -36,16 +37,17 @@ def polish(
     more: More = lambda _: 0,
     again: Sequence[Plan] = (),
     of_each: Budget | None = None,
+    seconds: SecondsOf | None = None,
 ) -> SearchResult:
     """The best plan that a line of climbing from the given ones in turn leads to, and further lines.
 
     Args:
         budget: of the first line. more: how many evaluations it has on top where these are spent, of what has been done
             so far. again: where further lines begin, before one from the best plan with its axes exchanged. of_each:
-            evaluations and seconds of each further line; None for no such lines.
+            evaluations and seconds of each further line; None for no such lines. seconds: see `Moves`.
     """
     incumbent = Incumbent(problem, evaluate, budget, progress)
-    lines = _Lines(incumbent)
+    lines = _Lines(incumbent, seconds)
     stopped = lines.climb(plans)
     while stopped == "iterations" and (extra := more(incumbent)):
         incumbent.allow(extra, None)
@@ -62,9 +64,10 @@ def polish(
 class _Lines:
     """Climbs of one search."""
 
-    def __init__(self, incumbent: Incumbent) -> None:
+    def __init__(self, incumbent: Incumbent, seconds: SecondsOf | None) -> None:
         self._incumbent = incumbent
-        self._everywhere, self._in_parts = Moves(incumbent.problem), Moves(incumbent.problem, local=True)
+        self._everywhere = Moves(incumbent.problem)
+        self._in_parts = Moves(incumbent.problem, local=True, seconds=seconds)
 
     def climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
         """One line; why it ended. began: the part of the budget that was used before it."""

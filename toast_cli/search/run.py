@@ -16,10 +16,10 @@ from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.request import SearchName
 from toast_cli.search.coarser import coarser
+from toast_cli.search.edits import suited
 from toast_cli.search.interrupts import interruptible
 from toast_cli.search.mesh_search import search_mesh, with_best_of
 from toast_cli.search.model import SearchProgress, SearchResult
-from toast_cli.search.moves import suited
 from toast_cli.search.shares import with_trees
 
 # Evaluations of lines of climbing, unless the user says otherwise: so many, for each mesh axis and for each decision

@@ -13,9 +13,10 @@ from dataclasses import replace
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.mirrors import Parts, mirrored_groups, taken_apart, unmirror
+from toast_cli.search.edits import Edit, results
 from toast_cli.search.mesh_search import Confirmed
 from toast_cli.search.model import Budget, Incumbent, OutOfBudget, SearchResult
-from toast_cli.search.moves import Edit, Moves, results
+from toast_cli.search.moves import Moves
 from toast_cli.search.objective import PRICE, Objective
 
 UNMIRROR_SHARE = 0.1  # of the user's evaluations
