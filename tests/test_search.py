@@ -477,6 +477,36 @@ def test_a_part_is_split_along_another_group_first_where_most_time_is() -> None:
     assert Moves(problem).local_additions(plan) == []
 
 
+def test_a_part_with_next_to_none_of_the_time_is_left_alone() -> None:
+    source, _ = sample("vit_tiny")
+    problem = evaluator_of(source, "v5e-16").problem
+    plan = strategy(problem, "data-parallel")
+    wanted, less = [
+        edit
+        for edit in dict.fromkeys(e.into[0] for e in Moves(problem, local=True).local_additions(plan))
+        if isinstance(edit, Shard) and edit.axis == 0
+    ][:2]
+    spent = {(wanted.group, wanted.only): 1.0, (less.group, less.only): 0.99 * LEAST_STAKE}
+    moves = Moves(problem, local=True, seconds=lambda _: spent)
+    assert {(d[0], d.only) for edit in moves.local_additions(plan) for d in edit.into if isinstance(d, Shard)} == {
+        (wanted.group, wanted.only)
+    }
+
+
+def test_searches_know_where_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = case("perceptron")
+    asked = list[Plan]()
+    whole = Evaluator.seconds_between
+
+    def heard(evaluator: Evaluator, plan: Plan) -> Any:
+        asked.append(plan)
+        return whole(evaluator, plan)
+
+    monkeypatch.setattr(Evaluator, "seconds_between", heard)
+    run_search(Evaluator(of.problem), "mcts", 0)
+    assert asked
+
+
 def test_parts_that_gain_are_among_those_where_most_time_is() -> None:
     """Splitting some of a graph network's products otherwise than an expert does makes it faster, and which is seen
     early."""
@@ -531,6 +561,7 @@ def test_families_of_groups_are_edited_at_once() -> None:
     assert any(len({d.unless for d in edit.into if isinstance(d, Shard)} - {NOWHERE}) == 1 for edit in edits)
     assert all(any(True for _ in results(problem, plan, edit)) for edit in edits)
     assert Moves(problem).families(plan[:1]) == []
+    assert set(edits) <= set(Moves(problem).exchanges(plan))
 
 
 def test_decoding_has_decisions_that_hold_in_a_part_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
     def bucket(patterns: Iterable[int]) -> Bucket:
         used = set(patterns)
         touches = frozenset().union(*(rows.views[rows.place[p][0]].touches for p in used))
-        found = buckets.setdefault(touches, Bucket(touches, groups_of(touches)))
+        found = buckets.setdefault(touches, Bucket(touches))
         found.patterns |= used
         return found
 
@@ -100,6 +100,7 @@ def make_buckets(items: Items, rows: IterationMemo) -> list[Bucket]:
         edges = [LOOP_EDGES] if array.at_edges else []
         bucket([array.pattern, *(r.pattern for r in array.readers), *edges]).arrays.append(array)
     for each in buckets.values():
+        each.groups = groups_of(each.touches)
         each.views = sorted({rows.place[p][0] for p in each.patterns})
         each.key = itemgetter(*each.views)
         each.places = [(p, *rows.place[p]) for p in sorted(each.patterns)]

@@ -36,7 +36,7 @@ from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
 
-GroupSeconds = Mapping[tuple[int, int], float]
+GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
 
 MEMO_LIMIT = 400_000  # rows and shares remembered before all is forgotten
 

@@ -6,10 +6,11 @@ Of a coarse grain (see `grains`) several axes are decided about together, as if 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, permutations
 from typing import Any
 
+from toast_cli.evaluate.evaluator import GroupSeconds
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
@@ -17,10 +18,10 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search.edits import Edit, Move, Shards, like
 from toast_cli.search.grains import Grain
 
-# Seconds of a plan's step by two groups, all where both matter, see `Evaluator.seconds_between`.
-SecondsOf = Callable[[Plan], Mapping[tuple[int, int], float]]
+SecondsOf = Callable[[Plan], GroupSeconds]  # see `Evaluator.seconds_between`
 
-LEAST_STAKE = 2e-3  # of what is spent where a group is: where less is, splitting a part of the program is not tried
+# Of the seconds where the group is that most are spent where it is: a part with less is not tried.
+LEAST_STAKE = 2e-3
 
 
 class Moves:
