@@ -43,8 +43,10 @@ def climb(
         kinds = [(moves.local_edits, patience), (moves.small_edits, patience), (moves.exchanges, NEIGHBOURS_PATIENCE)]
         if patience == inf:
             kinds.insert(1, (moves.local_additions, patience))
-    elif patience == inf and hands_over:
-        kinds.append((moves.handed_over, patience))  # many, of which few help
+    elif patience == inf:
+        kinds.append((moves.varied_additions, patience))
+        if hands_over:
+            kinds.append((moves.handed_over, patience))  # many, of which few help
     now = reward(plan)
     improved = True
     while improved:

@@ -185,21 +185,42 @@ class Moves:
         first where most of a step's time is."""
         if not self.local:
             return []
+        parts = self.problem.decisions.parts
+        return self._worth_trying(plan, (like(to, unit) for unit in self._absent(plan) for to in parts(unit[0])))
+
+    def varied_additions(self, plan: Plan) -> list[Edit]:
+        """Everything that splits along a group that the plan does not split over these axes, but leaves some ops alone
+        or takes another side of a conflict than the units do; first where most of a step's time is. Split everywhere
+        it may lose what no variation of it can win back."""
+        variants, known = self.problem.decisions.variants, set(self.units)
+        moves = (like(to, unit) for unit in self._absent(plan) for to in variants(unit[0]))
+        return self._worth_trying(plan, (move for move in moves if move not in known))
+
+    def _absent(self, plan: Plan) -> list[Move]:
+        """The first unit about each group and each part of the grain that the plan does not split it over."""
         taken = {d[:2] for d in plan if isinstance(d, Shard)}
         absent: dict[tuple[tuple[int, int], ...], Move] = {}
         for unit, about in zip(self.units, self._about, strict=True):
             if about and taken.isdisjoint(about):
                 absent.setdefault(about, unit)
-        parts = self.problem.decisions.parts
-        found = [Edit((), like(to, unit)) for unit in absent.values() for to in parts(unit[0])]
+        return list(absent.values())
+
+    def _worth_trying(self, plan: Plan, moves: Iterable[Move]) -> list[Edit]:
+        """Edits that add one of these moves: those with most seconds at stake first, those with next to none left
+        out."""
+        found = [Edit((), move) for move in moves]
         if self._seconds is None:
             return found
         seconds = self._seconds(plan)
         least = LEAST_STAKE * max(seconds.values(), default=0.0)
 
         def stake(edit: Edit) -> float:
-            (first, *_) = edit.into
-            return seconds.get((first[0], first.only), 0.0) if isinstance(first, Shard) else 0.0
+            first = edit.into[0]
+            if not isinstance(first, Shard):
+                return 0.0
+            if first.only != NOWHERE:
+                return seconds.get((first.group, first.only), 0.0)
+            return seconds.get((first.group, first.group), 0.0) - seconds.get((first.group, first.unless), 0.0)
 
         return sorted((edit for edit in found if stake(edit) > least), key=lambda edit: -stake(edit))
 

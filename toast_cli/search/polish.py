@@ -66,7 +66,7 @@ class _Lines:
 
     def __init__(self, incumbent: Incumbent, seconds: SecondsOf | None) -> None:
         self._incumbent = incumbent
-        self._everywhere = Moves(incumbent.problem)
+        self._everywhere = Moves(incumbent.problem, seconds=seconds)
         self._in_parts = Moves(incumbent.problem, local=True, seconds=seconds)
 
     def climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
