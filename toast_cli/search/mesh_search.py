@@ -21,16 +21,13 @@ from toast_cli.request import SearchName
 from toast_cli.search import SEARCHES
 from toast_cli.search.edits import suited
 from toast_cli.search.interrupts import Stop, interruptible
-from toast_cli.search.model import Budget, Incumbent, SearchProgress, SearchResult
+from toast_cli.search.model import Budget, SearchProgress, SearchResult
 from toast_cli.search.objective import Objective, Rank
 from toast_cli.search.polish import polish
 from toast_cli.search.roots import in_processes, one_by_one
-from toast_cli.search.shares import Shares, shares_of
+from toast_cli.search.shares import NO_GROWTH, Growth, Shares, shares_of
 
 ROOTS = 2
-# The first line of a search that may grow goes on for so much of the budget where edits have made its plan better, up
-# to so many times the budget, and beyond where its best plan was found behind so much of what it has looked at by then.
-MORE, LATE, GROWN = 0.2, 0.75, 1.5
 
 
 def search_mesh(
@@ -98,11 +95,11 @@ def search_mesh(
                 None if total is None else int(shares.again * total),
                 None if seconds is None else shares.again * seconds,
             )
-            more = _More(best, total) if grows and total else (lambda _: 0)
+            growth = Growth(best.evaluations, total) if grows and total else NO_GROWTH
             whole = Budget(total and total - best.evaluations, seconds and seconds - elapsed())
             told = progress and _going_on(progress, best, shares.trees, whole, elapsed)
             lines = polish(
-                problem, Confirmed(evaluator), left, ends, told, more,
+                problem, Confirmed(evaluator), left, ends, told, growth,
                 again=again, of_each=each if further else None, seconds=evaluator.seconds_between,
             )  # fmt: skip
             best = _after(evaluator, best, lines)
@@ -136,20 +133,6 @@ def _going_on(
         progress(min(best, found), searched.evaluations + evaluations, elapsed(), used)
 
     return tell
-
-
-class _More:
-    """How many plans more a search may look at when edits of its best plan are left to try: some if an edit has made
-    it better at all, and as long as one has lately."""
-
-    def __init__(self, searched: SearchResult, total: int) -> None:
-        self._before, self._total = searched.evaluations, total
-
-    def __call__(self, incumbent: Incumbent) -> int:
-        looked, found = self._before + len(incumbent.seen), self._before + incumbent.best_found_at
-        improved = incumbent.best_found_at > 1  # the first plan is what is edited
-        most = GROWN * self._total
-        return int(MORE * self._total) if improved and (looked < most or LATE * looked < found < most) else 0
 
 
 def _middling(evaluator: Evaluator, plans: Sequence[Plan]) -> list[Plan]:

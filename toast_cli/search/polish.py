@@ -8,7 +8,7 @@ They share what has been looked at, so that a line that comes to where another h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 
@@ -18,10 +18,11 @@ from toast_cli.search.climb import climb_around
 from toast_cli.search.edits import suited
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import Moves, SecondsOf
+from toast_cli.search.shares import NO_GROWTH, Growth
 
 LOCAL_SHARE = 0.22  # of a line, kept for decisions that hold in a part of the program only
-
-More = Callable[[Incumbent], int]
+VAIN = 2  # steps in a row by which the first line goes on and that may find nothing better
+STEPS = 2  # by which a further line goes on, in each share of one
 
 
 class _Enough(Exception):  # noqa: N818 - not an error: it ends a stage of a line
@@ -34,7 +35,7 @@ def polish(
     budget: Budget,
     plans: Sequence[Plan],
     progress: SearchProgress | None = None,
-    more: More = lambda _: 0,
+    growth: Growth = NO_GROWTH,
     again: Sequence[Plan] = (),
     of_each: Budget | None = None,
     seconds: SecondsOf | None = None,
@@ -42,21 +43,17 @@ def polish(
     """The best plan that a line of climbing from the given ones in turn leads to, and further lines.
 
     Args:
-        budget: of the first line. more: how many evaluations it has on top where these are spent, of what has been done
-            so far. again: where further lines begin, before one from the best plan with its axes exchanged. of_each:
-            evaluations and seconds of each further line; None for no such lines. seconds: see `Moves`.
+        budget: of the first line. growth: how far lines go on where that is spent. again: where further lines begin,
+            before one from the best plan with its axes exchanged. of_each: evaluations and seconds of each further
+            line; None for no such lines. seconds: see `Moves`.
     """
     incumbent = Incumbent(problem, evaluate, budget, progress)
     lines = _Lines(incumbent, seconds)
-    stopped = lines.climb(plans)
-    while stopped == "iterations" and (extra := more(incumbent)):
-        incumbent.allow(extra, None)
-        stopped = lines.climb([incumbent.best])  # what is left of it: mostly decisions that hold in a part
+    stopped = lines.first(plans, growth)
     for start in (*again, None):
         if of_each is None or stopped == "interrupted":
             break
-        incumbent.allow(of_each.evaluations, of_each.seconds)
-        ended = lines.climb([_turned(problem, incumbent.best) if start is None else start], incumbent.used)
+        ended = lines.further(_turned(problem, incumbent.best) if start is None else start, of_each, growth)
         stopped = ended if ended == "interrupted" else stopped
     return incumbent.result(stopped)
 
@@ -68,20 +65,49 @@ class _Lines:
         self._incumbent = incumbent
         self._everywhere = Moves(incumbent.problem, seconds=seconds)
         self._in_parts = Moves(incumbent.problem, local=True, seconds=seconds)
+        self._reached: Plan = ()
 
-    def climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
-        """One line; why it ended. began: the part of the budget that was used before it."""
+    def first(self, plans: Sequence[Plan], growth: Growth) -> str:
+        """The line from these plans; why it ended."""
+        incumbent, vain = self._incumbent, 0
+        stopped = self._climb(plans)
+        while (
+            stopped == "iterations"
+            and vain < VAIN
+            and (extra := growth.of_first_line(len(incumbent.seen), incumbent.best_found_at))
+        ):
+            before = incumbent.best
+            incumbent.allow(extra, None)
+            stopped = self._climb([before])  # what is left of it: mostly decisions that hold in a part
+            vain = vain + 1 if incumbent.best == before else 0
+        return stopped
+
+    def further(self, start: Plan, budget: Budget, growth: Growth) -> str:
+        """A line from elsewhere with a budget of its own; why it ended."""
+        incumbent = self._incumbent
+        incumbent.allow(budget.evaluations, budget.seconds)
+        stopped = self._climb([start], incumbent.used)
+        step = (budget.evaluations or 0) // STEPS
+        while stopped == "iterations" and (
+            extra := min(step, growth.of_further_lines(len(incumbent.seen), incumbent.best_found_at))
+        ):
+            incumbent.allow(extra, None)
+            stopped = self._climb([self._reached], incumbent.used)
+        return stopped
+
+    def _climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
+        """A line, or a step of one; why it ended. began: the part of the budget that was used before it."""
         incumbent = self._incumbent
         until, ended = 1.0 - LOCAL_SHARE * (1.0 - began), False
-        reached, most = plans[0], -inf
+        self._reached, most = plans[0], -inf
 
         def worth(plan: Plan) -> float:
-            nonlocal reached, most
+            nonlocal most
             if not ended and incumbent.used >= until and plan not in incumbent.seen:
                 raise _Enough
             found = incumbent.worth(plan)
             if found > most:
-                reached, most = plan, found
+                self._reached, most = plan, found
             return found
 
         try:
@@ -89,7 +115,7 @@ class _Lines:
                 for plan in plans:
                     climb_around(self._everywhere, worth, plan)
             ended = True
-            climb_around(self._in_parts, worth, reached)
+            climb_around(self._in_parts, worth, self._reached)
         except OutOfBudget as why:
             return str(why)
         except KeyboardInterrupt:
