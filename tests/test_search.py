@@ -477,6 +477,39 @@ def test_a_part_is_split_along_another_group_first_where_most_time_is() -> None:
     assert Moves(problem).local_additions(plan) == []
 
 
+def test_what_is_added_may_leave_some_ops_alone_at_once() -> None:
+    """Where the plan has nothing of a group over an axis; the units are not among it, and what it leaves is not what
+    is at stake."""
+    source, _ = sample("vit_tiny")
+    evaluator = evaluator_of(source, "v5e-16")
+    problem = evaluator.problem
+    plan = strategy(problem, "data-parallel")
+    held = {d[:2] for d in plan if isinstance(d, Shard)}
+    first = {d[:2]: d for d in reversed(problem.decisions.choices) if isinstance(d, Shard) and d[:2] not in held}
+    expected = {to for d in first.values() for to in problem.decisions.variants(d)} - {*problem.decisions.choices}
+    moves = Moves(problem)
+    assert {edit.into for edit in moves.varied_additions(plan)} == {(d,) for d in expected} != set()
+    spent = evaluator.seconds_between(plan)
+
+    def stake(d: Shard) -> float:
+        return spent[d.group, d.group] - spent.get((d.group, d.unless), 0.0)
+
+    added = [e.into[0] for e in Moves(problem, seconds=evaluator.seconds_between).varied_additions(plan)]
+    stakes = [stake(d) for d in added if isinstance(d, Shard)]
+    least = LEAST_STAKE * max(spent.values())
+    assert stakes == sorted((s for d in expected if isinstance(d, Shard) and (s := stake(d)) > least), reverse=True)
+
+
+def test_a_climb_adds_what_leaves_some_ops_alone() -> None:
+    """Where nothing else is rewarded, it ends with it."""
+    source, _ = sample("vit_tiny")
+    problem = evaluator_of(source, "v5e-16").problem
+    plan = strategy(problem, "data-parallel")
+    wanted = Moves(problem).varied_additions(plan)[-1].into[0]
+    reached = climb(Moves(problem), lambda to: float(wanted in to), plan, {}, hands_over=False)
+    assert wanted in reached
+
+
 def test_a_part_with_next_to_none_of_the_time_is_left_alone() -> None:
     source, _ = sample("vit_tiny")
     problem = evaluator_of(source, "v5e-16").problem
@@ -494,17 +527,33 @@ def test_a_part_with_next_to_none_of_the_time_is_left_alone() -> None:
 
 
 def test_searches_know_where_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where decisions are added that hold in a part only, and where such that leave some ops alone."""
     of = case("perceptron")
     asked = list[Plan]()
     whole = Evaluator.seconds_between
+    ordered = set[str]()
 
     def heard(evaluator: Evaluator, plan: Plan) -> Any:
         asked.append(plan)
         return whole(evaluator, plan)
 
+    def listen(name: str) -> None:
+        additions = getattr(Moves, name)
+
+        def added(moves: Moves, plan: Plan) -> list[Edit]:
+            before = len(asked)
+            found: list[Edit] = additions(moves, plan)
+            if len(asked) > before:
+                ordered.add(name)
+            return found
+
+        monkeypatch.setattr(Moves, name, added)
+
     monkeypatch.setattr(Evaluator, "seconds_between", heard)
+    listen("local_additions")
+    listen("varied_additions")
     run_search(Evaluator(of.problem), "mcts", 0)
-    assert asked
+    assert ordered == {"local_additions", "varied_additions"}
 
 
 def test_parts_that_gain_are_among_those_where_most_time_is() -> None:

@@ -26,13 +26,13 @@ from toast_cli.search import SEARCHES
 from toast_cli.search.edits import suited
 from toast_cli.search.exact import priced
 from toast_cli.search.interrupts import interruptible
-from toast_cli.search.mesh_search import GROWN, LATE, MORE, search_mesh
-from toast_cli.search.model import Budget, Incumbent
+from toast_cli.search.mesh_search import search_mesh
+from toast_cli.search.model import Budget
 from toast_cli.search.moves import Moves
 from toast_cli.search.polish import polish
 from toast_cli.search.run import run_search
 from toast_cli.search.shapes import search_shapes
-from toast_cli.search.shares import shares_of, with_trees
+from toast_cli.search.shares import GROWN, LATE, MORE, Growth, shares_of, with_trees
 
 SHAPES = ({"data": 8}, {"data": 4, "model": 2}, {"data": 2, "model": 4}, {"data": 2, "model": 2, "more": 2})
 
@@ -172,23 +172,89 @@ def test_a_search_goes_on_while_it_finds_better_plans() -> None:
     assert not all(went_on)
 
 
-def test_edits_of_a_plan_go_on_where_they_stopped() -> None:
+def test_edits_of_a_plan_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was looked at before is not looked at again."""
     evaluator = evaluator_of(round_mesh(data=4, model=2))
     looked: list[Plan] = []
     asked: list[int] = []
 
+    class Heard(Growth):
+        def of_first_line(self, looked: int, found: int) -> int:
+            asked.append(looked)
+            return super().of_first_line(looked, found)
+
     def cost(plan: Plan) -> Cost:
         looked.append(plan)
         return evaluator.cost(plan)
 
-    def more(incumbent: Incumbent) -> int:
-        asked.append(len(incumbent.seen))
-        return 100 if len(asked) < 5 else 0
+    monkeypatch.setattr(sys.modules[polish.__module__], "VAIN", 99)
+    result = polish(evaluator.problem, cost, Budget(300), [()], growth=Heard(total=500))
+    assert asked == list(range(300, result.evaluations + 1, 100))
+    assert result.evaluations == len(looked) == len(set(looked)) > GROWN * 500
 
-    result = polish(evaluator.problem, cost, Budget(300), [()], more=more)
-    assert asked == [300, 400, 500, 600, 700]
-    assert result.evaluations == len(looked) == len(set(looked)) == 700
+
+def test_edits_of_a_plan_end_where_two_steps_of_them_find_nothing() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Endless(Growth):
+        def of_first_line(self, looked: int, found: int) -> int:
+            asked.append((looked, found))
+            return 50
+
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    result = polish(evaluator.problem, evaluator.cost, Budget(300), [()], growth=Endless())
+    assert result.stopped == "iterations"
+    assert result.evaluations == asked[-1][0] + 50
+    assert result.best_found_at < asked[-2][0]
+    assert all(found > before for (before, _), (_, found) in zip(asked, asked[2:], strict=False))
+
+
+def test_how_far_a_search_may_grow() -> None:
+    growth = Growth(trees=200, total=1000)
+    assert growth.of_first_line(looked=800, found=1) == 0  # no edit has made it better
+    assert growth.of_first_line(looked=1200, found=2) == 200
+    assert growth.of_first_line(looked=1300, found=900) == growth.of_first_line(looked=1700, found=1300) == 0
+    assert growth.of_first_line(looked=1300, found=1000) == 200  # the best was found lately
+    assert growth.of_further_lines(looked=1000, found=2) == 300
+    assert growth.of_further_lines(looked=1400, found=2) == growth.of_further_lines(looked=1000, found=1) == 0
+    assert Growth().of_first_line(100, 50) == Growth().of_further_lines(100, 50) == 0
+
+
+def test_a_line_from_elsewhere_goes_on_from_what_it_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that the first line leaves of what a search may look at."""
+
+    class OnlyFurther(Growth):
+        def of_first_line(self, looked: int, found: int) -> int:
+            return 0
+
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    problem, module = evaluator.problem, sys.modules[polish.__module__]
+    looked: list[Plan] = []
+    begun: list[tuple[Plan, int]] = []
+    climbed = module.climb_around
+
+    def cost(plan: Plan) -> Cost:
+        looked.append(plan)
+        return evaluator.cost(plan)
+
+    def climb_around(moves: Moves, worth: Callable[[Plan], float], plan: Plan) -> Plan:
+        if not moves.local:
+            begun.append((plan, len(looked)))
+        return climbed(moves, worth, plan)
+
+    monkeypatch.setattr(module, "climb_around", climb_around)
+    other = suited(problem, problem.decisions.choices[:1])
+    result = polish(
+        problem, cost, Budget(40), [()], growth=OnlyFurther(total=100), again=[other], of_each=Budget(30)
+    )  # fmt: skip
+    assert [count for _, count in begun] == [1, 40, 70, 85, 100, 115, 130, 145, 150]
+    assert result.evaluations == len(set(looked)) == 180
+    started, *went_on = [plan for plan, count in begun if 40 <= count < 150]
+    assert started == other
+    worth = [priced(plan, evaluator.cost(plan)) for plan in went_on]
+    of_line = looked[40:70]
+    assert worth == sorted(worth, reverse=True)
+    assert worth[0] == min(priced(plan, evaluator.cost(plan)) for plan in of_line)
 
 
 def test_further_lines_begin_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
