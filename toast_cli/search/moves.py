@@ -34,7 +34,8 @@ class Moves:
         local: whether decisions may come to hold in a part of the program only (`Shard.only`).
 
     Args:
-        seconds: where a plan's time goes, by groups; what is to hold in a part only is tried first where most is.
+        seconds: where a plan's time goes, by groups; what is added that does not hold everywhere is tried first where
+            most is.
     """
 
     def __init__(
