@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -218,6 +219,22 @@ def test_how_far_a_search_may_grow() -> None:
     assert growth.of_further_lines(looked=1000, found=2) == 300
     assert growth.of_further_lines(looked=1400, found=2) == growth.of_further_lines(looked=1000, found=1) == 0
     assert Growth().of_first_line(100, 50) == Growth().of_further_lines(100, 50) == 0
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_trees_have_looked_at_counts_where_a_search_grows(monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
+    module, heard = sys.modules[search_mesh.__module__], list[tuple[Growth, int]]()
+    polished = module.polish
+
+    def listening(*args: Any, **options: Any) -> Any:
+        lines = polished(*args, **options)
+        heard.append((next(arg for arg in args if isinstance(arg, Growth)), lines.evaluations))
+        return lines
+
+    monkeypatch.setattr(module, "polish", listening)
+    found = search_mesh(evaluator_of(round_mesh(data=4, model=2)), "mcts", 0, 300, None, 1, None, (), grows=grows)
+    ((growth, of_lines),) = heard
+    assert growth == (Growth(found.evaluations - of_lines, 300) if grows else Growth())
 
 
 def test_a_line_from_elsewhere_goes_on_from_what_it_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
