@@ -1,19 +1,58 @@
-"""Reduction combining: reductions of one kind that nothing waits for become one collective and share its latency.
+"""Reduction combining: reductions of one kind that do not need one another become one collective and share its latency.
 
-XLA merges collectives of one kind and group, none of which needs another's result, into one of about
-`CompilerProfile.combined_bytes`: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4
-MiB. It does not merge across the iterations of a loop. Without this pass each reduction pays the whole latency.
+XLA merges collectives of one kind, type and group, none of which needs another's result, into one of about
+`CompilerProfile.combined_bytes`, within one computation (not across a loop's iterations). Outside of loops all that
+nothing waits for become one: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduces of 128 KiB, and one of 12 of 4 MiB.
+Of others those do that stand level: both sums of a batch normalisation, with those of a residual block's shortcut; the
+gradients of a layer in a loop over layers. Level are reductions over the same dimensions that have as many reductions
+before them on the longest way there, counted anew where nothing waits for them any more; XLA may find more that do not
+need one another. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Without this pass
+each reduction pays the whole latency.
 
-Enters: a profile. Leaves: into collectives of how many bytes late reductions go.
+Enters: a program, what its ops reduce over, a profile. Leaves: which part of a collective's latency a reduction pays.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.program.model import Program
+from toast_cli.program.regions import loop_at
 
 NAME = "reduction-combining"
 
 
-def combined_bytes(profile: CompilerProfile) -> float:
-    """Bytes of the collective that small reductions become part of; 0 where each stays alone."""
-    return profile.combined_bytes if NAME in profile.passes else 0.0
+def shares(
+    program: Program, over: Sequence[Hashable | None], late: Sequence[bool], profile: CompilerProfile
+) -> list[float]:
+    """[ops] the share that each has in the collective it becomes part of, if that may be of any size; 1 where it stands
+    alone, 0 where it becomes one with all that nothing waits for.
+
+    Args:
+        over: [ops] what an op reduces over, and how; None where it does not. late: [ops] whether nothing waits for it.
+    """
+    if NAME not in profile.passes:
+        return [1.0] * len(program.ops)
+    producer = program.producer
+    before = [0] * len(program.ops)  # [ops] reductions on the longest way there that are as late, itself among them
+    for number, op in enumerate(program.ops):
+        # What comes round a loop is made by a later op, and counts for nothing here.
+        makers = [maker for maker in (producer[value] for value in op.operands) if 0 <= maker < number]
+        longest = max([before[maker] for maker in makers if late[maker] == late[number]], default=0)
+        before[number] = longest + (over[number] is not None)
+    loops = [loop_at(program, number, 0) for number in range(len(program.ops))]
+    level = Counter(zip(over, loops, late, before, strict=True))
+    return [
+        0.0 if last and loop < 0 else 1.0 if one is None else 1.0 / level[one, loop, last, place]
+        for one, loop, last, place in zip(over, loops, late, before, strict=True)
+    ]
+
+
+def latency_part(share: float, size: float, profile: CompilerProfile) -> float:
+    """Part of a collective's latency that a reduction of `size` bytes pays, which has that share in what it becomes
+    part of, as far as the size of that allows; share: 0 where it becomes one with all others."""
+    if NAME not in profile.passes:
+        return 1.0
+    return min(1.0, max(share, size / profile.combined_bytes))

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Protocol
 
 from toast_cli.compiler.profiles import find_profile
-from toast_cli.compiler.reduction_combining import combined_bytes
+from toast_cli.compiler.reduction_combining import latency_part
 from toast_cli.confirm.model import Compiled
 from toast_cli.cost.collectives import KINDS, collective_seconds
 from toast_cli.hardware import Mesh
@@ -128,8 +128,8 @@ def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, com
     numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)
     if len(numbers) < len(axes):
         numbers = tuple(range(len(mesh.names)))
-    together = combined_bytes(find_profile(mesh.chip)) if combined else 0.0
-    return collective_seconds(mesh, kind, size, numbers, combined_bytes=together)
+    part = latency_part(0.0, size, find_profile(mesh.chip)) if combined else 1.0
+    return collective_seconds(mesh, kind, size, numbers, latency_part=part)
 
 
 def _failed(failure: Failure, seconds: float, timeout_seconds: float) -> Compiled:

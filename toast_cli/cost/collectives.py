@@ -21,8 +21,7 @@ direction; R: what a device can receive along the dimension):
   links, floor(p^2/4)/2 chunks of B/p over each: B p / 8W, a quarter of the all-gather of p B, as in the book. On a line
   the cut in the middle is crossed by floor(p^2/4) chunks each way: B p / 4W. On a torus all dimensions work at once and
   the slowest one decides. On a switch (p-1)/p B / W. Each tier moves the array once.
-* **combined**: where a compiler makes one collective of many small ones, each pays the share of alpha that its bytes
-  are of the whole.
+* **combined**: where a compiler makes one collective of several, each pays a part of alpha.
 * **collective-permute**: one hop at the slowest link's rate; on a line the pair at the ends is p-1 hops apart.
 """
 
@@ -41,20 +40,19 @@ Links = tuple[Link, ...]
 
 
 def collective_seconds(
-    mesh: Mesh, kind: str, result_bytes: float, axes: tuple[int, ...], *, combined_bytes: float = 0.0
+    mesh: Mesh, kind: str, result_bytes: float, axes: tuple[int, ...], *, latency_part: float = 1.0
 ) -> float:
     """Seconds of one collective over the devices along `axes` (numbers in `mesh.axes`).
 
     `kind` is one of `KINDS`. `result_bytes` are those of the result on one device: the gathered array of an all-gather,
     the shard of a reduce-scatter, the local array of the others. No time for no bytes or for a group of one.
-    `combined_bytes`: of the collective that this one becomes part of, so that it pays its part of the latency; 0 where
-    it stays alone.
+    `latency_part`: what it pays of the latency where a compiler makes one collective of several.
     """
     if not axes or result_bytes <= 0:
         return 0.0
     links = tuple(chain.from_iterable(mesh.axes[axis].links for axis in axes))
     alpha, beta = alpha_beta(kind, links)
-    return alpha * (min(1.0, result_bytes / combined_bytes) if combined_bytes else 1.0) + beta * result_bytes
+    return alpha * latency_part + beta * result_bytes
 
 
 @lru_cache(maxsize=8192)

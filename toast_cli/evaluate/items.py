@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from toast_cli.compiler import convolution_tiles, sunk_conversions, unsliced_fusions
+from toast_cli.compiler import convolution_tiles, reduction_combining, sunk_conversions, unsliced_fusions
 from toast_cli.compiler.compilation import Compilation, compile_program
 from toast_cli.compiler.kernel import Kernel
 from toast_cli.compiler.kernel import Side as KernelSide
@@ -79,6 +79,7 @@ class WorkItem:
         copies: a convolution for which an argument is copied, see `image_copies`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
         region: the op, where it is a manual region, which has a price of its own; else -1.
+        share: see `SumItem`.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
     """
 
@@ -98,6 +99,7 @@ class WorkItem:
     late: bool
     in_loop: bool
     region: int
+    share: float
     runs: float
     op: int
     ops: tuple[int, ...]
@@ -199,19 +201,42 @@ class Items:
 def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilation | None = None) -> Items:
     """The items of a problem; `compilation`: of the same program for the same chip, where it is known."""
     made = compilation or compile_program(problem.program, problem.free, problem.mesh.chip, profile)
-    sums = sum_items(problem, made.late, made.needs, profile)
-    work = work_items(problem, made, problem.terms)
+    shares = _reduction_shares(problem, made)
+    sums = sum_items(problem, made.late, made.needs, profile, shares)
+    work = work_items(problem, made, problem.terms, shares)
     return Items(work, sums, neighbour_items(problem), _arrays(problem, made), made)
 
 
-def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial."""
+def _reduction_shares(problem: Problem, made: Compilation) -> list[float]:
+    """[ops] see `reduction_combining.shares`. A sum is reduced as its last term."""
+    program, late = problem.program, made.late
+    others = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
+    over = [None if number in others else _reduces_over(problem, number) for number in range(len(program.ops))]
+    return reduction_combining.shares(
+        program, over, [all(late[v] for v in op.results) for op in program.ops], made.profile
+    )
+
+
+def _reduces_over(problem: Problem, number: int) -> tuple[frozenset[int], str, str] | None:
+    """Groups that an op reduces over, how it does, and the type of what it makes; None where it does not."""
+    pattern, op = problem.patterns[problem.op_pattern[number]], problem.program.ops[number]
+    kinds = zip(pattern.groups, pattern.form.kinds, strict=True)
+    groups = frozenset([group for group, kind in kinds if kind is SlotKind.REDUCTION])
+    if not groups or not op.results:
+        return None
+    return groups, "add" if op.kind.matrix_unit else op.detail, problem.program.values[op.results[0]].dtype
+
+
+def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
+    """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial.
+    shares: [ops] see `reduction_combining.shares`."""
     done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
     program = problem.program
     sizes = [value.bytes for value in program.values]
     carried = _carried_terms(problem, profile)
     copying = {copy.reader for copy in made.copied_images.values()}
     runs: dict[Any, float] = defaultdict(float)
+    combined: dict[Any, float] = defaultdict(float)
     members: dict[Any, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
@@ -236,8 +261,12 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int]) -> tu
             region,
         )
         runs[key] += op.trips
+        combined[key] += op.trips * shares[number]
         members[key].append(number)
-    rows = ((key, count, members[key][0], tuple(members[key])) for key, count in runs.items())
+    rows = (
+        (key, combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
+        for key, count in runs.items()
+    )
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)
 
 

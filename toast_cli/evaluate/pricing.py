@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from toast_cli.compiler import gathered_pieces
 from toast_cli.compiler.image_copies import ImageCopy
-from toast_cli.compiler.reduction_combining import combined_bytes
+from toast_cli.compiler.reduction_combining import latency_part
 from toast_cli.compiler.scatter_fates import ScatterFates
 from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.compiler.small_gathers import stays_gather
@@ -52,7 +52,7 @@ Lowered = dict[int, Iteration]
 class _Reduced(NamedTuple):
     """Whose partial results are reduced: those of `op`, and of all it stands for, `runs` times in one run of the
     program. needed: [results] part of the bits that readers need. terms: partial results that are added up before.
-    each: all-reduces in one run, see `reduction_motion`. apart: see
+    share: see `SumItem`. each: all-reduces in one run, see `reduction_motion`. apart: see
     `partials.Reduction.apart`."""
 
     op: int
@@ -60,6 +60,7 @@ class _Reduced(NamedTuple):
     needed: tuple[float, ...]
     late: bool
     in_loop: bool
+    share: float
     terms: int = 1
     each: float = 1.0
     apart: bool = False
@@ -74,9 +75,9 @@ class Pricer:
         self._corrections = corrections.collectives
         self._items = items
         self._sizes = problem.mesh.sizes
-        self._seconds: dict[tuple[str, float, tuple[int, ...], bool], float] = {}
+        self._seconds: dict[tuple[str, float, tuple[int, ...], float], float] = {}
         self._profile = items.compilation.profile
-        self._tile, self._combined_bytes = tile_of(self._profile), combined_bytes(self._profile)
+        self._tile = tile_of(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
         self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
         self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
@@ -90,7 +91,7 @@ class Pricer:
             yield from self._regions[work.region].price(iteration.slot_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (iteration.reduced or any(iteration.scattered)):
-            how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop)
+            how = _Reduced(work.op, work.runs, work.needed, work.late, work.in_loop, work.share)
             for k, whole in enumerate(work.whole_bytes):
                 partial = partial_of(iteration, k)
                 if partial is not None:
@@ -132,7 +133,8 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, part.count, item.each, part.apart)
+            share = (item.share, part.count, item.each, part.apart)
+            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, *share)
             if part.partial is not None:
                 yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -142,7 +144,7 @@ class Pricer:
         """Seconds of completing all the item's sums by an all-reduce or a reduce-scatter of `size` bytes on each
         device."""
         result = size * (item.needed if kind == "all-reduce" else 1.0 / shards((axes,), self._sizes))
-        seconds = self._seconds_of(kind, result, axes, combined=item.late and not item.in_loop)
+        seconds = self._seconds_of(kind, result, axes, item.share)
         return item.runs * seconds * (item.each if kind == "all-reduce" else 1.0)
 
     def gathered_seconds(self, item: SumItem, axes: tuple[int, ...], size: float) -> float:
@@ -206,10 +208,8 @@ class Pricer:
         how: _Reduced,
         written: tuple[str, float] | None = None,
     ) -> CollectiveUse:
-        """Gradients are reduced together: XLA combines reductions that nothing waits for, but not across a loop's
-        iterations."""
         moved = size * how.needed[k] if kind == "all-reduce" else size
-        seconds = self._seconds_of(kind, moved, axes, combined=how.late and not how.in_loop)
+        seconds = self._seconds_of(kind, moved, axes, how.share)
         seconds *= how.each if kind == "all-reduce" and written is None else 1.0
         value = self._problem.program.ops[how.op].results[k]
         written = written or (kind, size)
@@ -371,12 +371,13 @@ class Pricer:
                 return op
         return self._problem.program.producer[item.values[0]]
 
-    def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], *, combined: bool = False) -> float:
-        key = (kind, size, axes, combined)
+    def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], share: float = 1.0) -> float:
+        """share: see `reduction_combining.latency_part`."""
+        key = (kind, size, axes, share)
         seconds = self._seconds.get(key)
         if seconds is None:
-            together = self._combined_bytes if combined else 0.0
-            seconds = collective_seconds(self._problem.mesh, kind, size, axes, combined_bytes=together)
+            part = latency_part(share, size, self._profile)
+            seconds = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
             seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
         return seconds
 

@@ -74,7 +74,8 @@ class SumItem:
     `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
     of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
     its terms that loops add up. into: what a loop adds it to, and which of its sums it is. each: all-reduces in one
-    run, see `reduction_motion`. runs: of all of them
+    run, see `reduction_motion`. share: in the collectives that they become part of, see
+    `reduction_combining`, on average. runs: of all of them
     together in one run of the program. ops, end: the terms of one of them, and the value at its end. decisive: patterns
     that decide what is reduced, but for readers; for sums of loops all of `patterns`."""
 
@@ -87,6 +88,7 @@ class SumItem:
     within: tuple[Carried, ...]
     into: tuple[Carried, int] | None
     each: float
+    share: float
     runs: float
     ops: tuple[int, ...]
     end: int
@@ -131,10 +133,13 @@ _Alike = tuple[
 ]
 
 
-def sum_items(problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile) -> tuple[SumItem, ...]:
-    """The program's sums; late: [values]."""
+def sum_items(
+    problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile, shares: list[float]
+) -> tuple[SumItem, ...]:
+    """The program's sums; late: [values]. shares: [ops] see `reduction_combining.shares`."""
     program, pattern = problem.program, problem.op_pattern
     runs: dict[_Alike, float] = defaultdict(float)
+    combined: dict[_Alike, float] = defaultdict(float)
     example: dict[_Alike, tuple[tuple[int, ...], int]] = {}
     loops = _Loops(problem)
     for found in problem.sums:
@@ -146,9 +151,13 @@ def sum_items(problem: Problem, late: list[bool], needs: Narrowing, profile: Com
         result, in_loop = program.ops[first].results[0], loop_at(program, first, 0) >= 0
         each = reductions_each(program, found.end, profile) if in_loop else 1.0
         key = (terms, steps, read, needs.of_value(found.end), late[result], in_loop, within, loops.adding(found), each)
-        runs[key] += trips_at(program, first, 0)
+        trips = trips_at(program, first, 0)
+        runs[key] += trips
+        combined[key] += trips * shares[max(numbers)]
         example.setdefault(key, (numbers, found.end))
-    made = (SumItem(*key, count, *example[key], _decisive(key[1])) for key, count in runs.items())
+    made = (
+        SumItem(*key, combined[key] / count, count, *example[key], _decisive(key[1])) for key, count in runs.items()
+    )
     return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
 
 
