@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import jax
@@ -237,13 +238,15 @@ def test_what_trees_have_looked_at_counts_where_a_search_grows(monkeypatch: pyte
     assert growth == (Growth(found.evaluations - of_lines, 300) if grows else Growth())
 
 
+class OnlyFurther(Growth):
+    """Growth of further lines only."""
+
+    def of_first_line(self, looked: int, found: int) -> int:
+        return 0
+
+
 def test_a_line_from_elsewhere_goes_on_from_what_it_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that the first line leaves of what a search may look at."""
-
-    class OnlyFurther(Growth):
-        def of_first_line(self, looked: int, found: int) -> int:
-            return 0
-
     evaluator = evaluator_of(round_mesh(data=4, model=2))
     problem, module = evaluator.problem, sys.modules[polish.__module__]
     looked: list[Plan] = []
@@ -300,6 +303,37 @@ def test_further_lines_begin_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert third == suited(problem, tuple(d._replace(axis=1 - d.axis) for d in best)) != best
     assert (after_first, after_second) == (40, 70)
     assert result.evaluations <= 40 + 2 * 30
+
+
+def test_what_a_line_leaves_that_comes_to_where_another_has_ended_goes_to_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as growth allows; only the first of the plans given has a budget of its own."""
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    problem, module = evaluator.problem, sys.modules[polish.__module__]
+    pairs = product(problem.decisions.choices, repeat=3)
+    plans = sorted(
+        {suited(problem, plan) for plan in pairs}, key=lambda plan: (priced(plan, evaluator.cost(plan)), repr(plan))
+    )
+    first, *others = plans[-4:]
+    begun: list[tuple[Plan, int]] = []
+    looked: set[Plan] = set()
+
+    def cost(plan: Plan) -> Cost:
+        looked.add(plan)
+        return evaluator.cost(plan)
+
+    def climb_around(moves: Moves, worth: Callable[[Plan], float], plan: Plan) -> Plan:
+        """To the best of all, and on until the budget ends."""
+        if not moves.local:
+            begun.append((plan, len(looked)))
+        return max((plan, *plans), key=worth)
+
+    monkeypatch.setattr(module, "climb_around", climb_around)
+    monkeypatch.setattr(module, "_turned", lambda problem, plan: others[1])
+    growth, again = OnlyFurther(total=100), [others[0], others[2], *others]
+    result = polish(problem, cost, Budget(40), [first], growth=growth, again=again, of_each=Budget(20))
+    assert [plan for plan, _ in begun] == [first, others[0], others[1], others[2], *others[:3]]
+    assert [count for _, count in begun][:4] == [1, 40, 60, 80]
+    assert result.evaluations == len(looked) == 150 > begun[-1][1]
 
 
 def test_shares_of_a_budget() -> None:

@@ -83,8 +83,8 @@ def search_mesh(
         best = _best(evaluator, results)
         ends = list(dict.fromkeys(result.plan for result in sorted(results, key=lambda it: it.plan != best.plan)))
         if shares.first and best.stopped != "interrupted":
-            again = _middling(evaluator, starts) if shares.again else []
-            further = shares.again * (1 + len(again))
+            again = _middling_first(evaluator, starts) if shares.again else []
+            further = shares.again * (1 + len(again[:1]))
             left = Budget(
                 None if total is None else max(0, int((1.0 - further) * total) - best.evaluations),
                 None if seconds is None else max(0.0, (1.0 - further) * seconds - elapsed()),
@@ -135,14 +135,15 @@ def _going_on(
     return tell
 
 
-def _middling(evaluator: Evaluator, plans: Sequence[Plan]) -> list[Plan]:
-    """The one in the middle of these plans as they compare, unlike the best which trees have begun with."""
+def _middling_first(evaluator: Evaluator, plans: Sequence[Plan]) -> list[Plan]:
+    """These plans as they compare, but the one in the middle first: it is unlike the best, which trees begin with."""
     problem = evaluator.problem
     evaluator.unlearn()  # it must not depend on where roots have run
     objective = Objective(problem, evaluator.cost(problem.fixed))
     different = dict.fromkeys(suited(problem, plan) for plan in plans)
     ranked = sorted(different, key=lambda plan: objective.rank(plan, evaluator.cost(plan)))
-    return ranked[len(ranked) // 2 :][:1]
+    middle = len(ranked) // 2
+    return [*ranked[middle:][:1], *ranked[:middle], *ranked[middle + 1 :]]
 
 
 def with_best_of(evaluator: Evaluator, result: SearchResult, plans: Sequence[Plan]) -> SearchResult:

@@ -3,13 +3,15 @@
 A line of climbing tries every edit of a plan, looks around the plan that none makes better, and lets decisions of that
 hold in a part of the program only in the end. Where a line ends depends on where it begins and on the order in which
 edits are tried, so more lines follow the first: from other plans, and from the best one with its mesh axes exchanged.
-They share what has been looked at, so that a line that comes to where another has been ends soon.
+They share what has been looked at, so that a line that comes to where another has been ends soon; what it leaves goes
+to lines from more plans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 
 from toast_cli.plan.decisions import Plan
@@ -43,17 +45,21 @@ def polish(
     """The best plan that a line of climbing from the given ones in turn leads to, and further lines.
 
     Args:
-        budget: of the first line. growth: how far lines go on where that is spent. again: where further lines begin,
-            before one from the best plan with its axes exchanged. of_each: evaluations and seconds of each further
-            line; None for no such lines. seconds: see `Moves`.
+        budget: of the first line. growth: how far lines go on where that is spent. again: where further lines begin: at
+            the first of these, at the best plan with its axes exchanged, and, as far as growth allows, at the others.
+            of_each: evaluations and seconds of each further line; None for no such lines. seconds: see `Moves`.
     """
     incumbent = Incumbent(problem, evaluate, budget, progress)
     lines = _Lines(incumbent, seconds)
     stopped = lines.first(plans, growth)
-    for start in (*again, None):
+    own: list[Plan | None] = [*again[:1], None]  # None: the best plan with its axes exchanged
+    for number, start in enumerate((*own, *again[1:])):
         if of_each is None or stopped == "interrupted":
             break
-        ended = lines.further(_turned(problem, incumbent.best) if start is None else start, of_each, growth)
+        each = of_each if number < len(own) else lines.left(growth, of_each)
+        if each is None:
+            break
+        ended = lines.further(_turned(problem, incumbent.best) if start is None else start, each, growth)
         stopped = ended if ended == "interrupted" else stopped
     return incumbent.result(stopped)
 
@@ -66,6 +72,7 @@ class _Lines:
         self._everywhere = Moves(incumbent.problem, seconds=seconds)
         self._in_parts = Moves(incumbent.problem, local=True, seconds=seconds)
         self._reached: Plan = ()
+        self._ended: set[float] = set()  # seconds of a step of the plans at which lines have ended
 
     def first(self, plans: Sequence[Plan], growth: Growth) -> str:
         """The line from these plans; why it ended."""
@@ -80,20 +87,34 @@ class _Lines:
             incumbent.allow(extra, None)
             stopped = self._climb([before])  # what is left of it: mostly decisions that hold in a part
             vain = vain + 1 if incumbent.best == before else 0
+        self._ended.add(incumbent.best_cost.step_seconds)
         return stopped
 
+    def left(self, growth: Growth, most: Budget) -> Budget | None:
+        """What growth leaves for a further line, `most` at most; None where that is nothing."""
+        extra = self._left(growth)
+        return replace(most, evaluations=min(extra, most.evaluations or extra)) if extra else None
+
     def further(self, start: Plan, budget: Budget, growth: Growth) -> str:
-        """A line from elsewhere with a budget of its own; why it ended."""
+        """A line from elsewhere with a budget of its own; why it ended. It goes on, as far as growth allows, unless it
+        has come to where another line has ended."""
         incumbent = self._incumbent
         incumbent.allow(budget.evaluations, budget.seconds)
         stopped = self._climb([start], incumbent.used)
         step = (budget.evaluations or 0) // STEPS
-        while stopped == "iterations" and (
-            extra := min(step, growth.of_further_lines(len(incumbent.seen), incumbent.best_found_at))
-        ):
+        while stopped == "iterations" and self._seconds not in self._ended and (extra := min(step, self._left(growth))):
             incumbent.allow(extra, None)
             stopped = self._climb([self._reached], incumbent.used)
+        self._ended.add(self._seconds)
         return stopped
+
+    @property
+    def _seconds(self) -> float:
+        """Of a step of the plan that the last line has reached."""
+        return self._incumbent.seen[self._reached].step_seconds
+
+    def _left(self, growth: Growth) -> int:
+        return growth.of_further_lines(len(self._incumbent.seen), self._incumbent.best_found_at)
 
     def _climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
         """A line, or a step of one; why it ended. began: the part of the budget that was used before it."""
