@@ -96,6 +96,14 @@ def test_what_nothing_waits_for_is_one_in_each_trip() -> None:
         assert messages(made) == pytest.approx((TRIPS * each, TRIPS * 2))
 
 
+def test_branches_of_a_condition_have_collectives_of_their_own() -> None:
+    def fn(x: Any, w: Any, which: Any) -> Any:
+        return lax.switch(which, [lambda: x - jnp.tanh(x).sum(0), lambda: x - jnp.cos(x).sum(0)]) @ w
+
+    shapes = arg(ROWS, FEATURES), arg(FEATURES, 8), arg(dtype=jnp.int32)
+    assert messages(case_of(fn, *shapes, mesh=SLOW)) == pytest.approx((1, 1))  # each runs half of the time
+
+
 def test_a_sum_over_another_dimension_stands_alone() -> None:
     made = case(lambda x: x - x.sum(0) * x.sum(1, keepdims=True))
     assert {item.share for item in made.evaluator.items.sums if not item.late} == {1.0}

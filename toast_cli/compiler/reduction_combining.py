@@ -23,6 +23,9 @@ from toast_cli.program.regions import loop_at
 
 NAME = "reduction-combining"
 
+# What a reduction is over, the loop and the branches it is in, whether nothing waits for it, reductions before it.
+_Place = tuple[Hashable | None, int, tuple[int, ...], bool, int]
+
 
 def shares(
     program: Program, over: Sequence[Hashable | None], late: Sequence[bool], profile: CompilerProfile
@@ -42,12 +45,19 @@ def shares(
         makers = [maker for maker in (producer[value] for value in op.operands) if 0 <= maker < number]
         longest = max([before[maker] for maker in makers if late[maker] == late[number]], default=0)
         before[number] = longest + (over[number] is not None)
-    loops = [loop_at(program, number, 0) for number in range(len(program.ops))]
-    level = Counter(zip(over, loops, late, before, strict=True))
-    return [
-        0.0 if last and loop < 0 else 1.0 if one is None else 1.0 / level[one, loop, last, place]
-        for one, loop, last, place in zip(over, loops, late, before, strict=True)
+    places = [
+        (over[number], loop_at(program, number, 0), op.branches, late[number], before[number])
+        for number, op in enumerate(program.ops)
     ]
+    level = Counter(places)
+    return [_share(place, level) for place in places]
+
+
+def _share(place: _Place, level: Counter[_Place]) -> float:
+    over, loop, _, late, _ = place
+    if late and loop < 0:
+        return 0.0
+    return 1.0 if over is None else 1.0 / level[place]
 
 
 def latency_part(share: float, size: float, profile: CompilerProfile) -> float:

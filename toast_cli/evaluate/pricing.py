@@ -133,8 +133,9 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            share = (item.share, part.count, item.each, part.apart)
-            how = _Reduced(number, item.runs, (needed,), item.late, item.in_loop, *share)
+            how = _Reduced(
+                number, item.runs, (needed,), item.late, item.in_loop, item.share, part.count, item.each, part.apart
+            )
             if part.partial is not None:
                 yield from self._reductions(part.iteration, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:

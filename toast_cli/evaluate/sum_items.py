@@ -71,13 +71,13 @@ def iteration_finder(within: tuple[Carried, ...], lowered: Mapping[int, Iteratio
 @dataclass(frozen=True)
 class SumItem:
     """Sums that look alike. steps: see `sums.Sum`, with op patterns, or below 0 what loops add up, see
-    `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed: part
-    of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop. within:
-    its terms that loops add up. into: what a loop adds it to, and which of its sums it is. each: all-reduces in one
-    run, see `reduction_motion`. share: in the collectives that they become part of, see
-    `reduction_combining`, on average. runs: of all of them
-    together in one run of the program. ops, end: the terms of one of them, and the value at its end. decisive: patterns
-    that decide what is reduced, but for readers; for sums of loops all of `patterns`."""
+    `iteration_finder`. readers: patterns and operand positions of all that read the sum, or a view of it. needed:
+    part of the bits of the sum that they need. late: nothing waits for them, see `overlap`. in_loop: within a loop.
+    within: its terms that loops add up. into: what a loop adds it to, and which of its sums it is. each: all-reduces
+    in one run, see `reduction_motion`. share: in the collectives that they become part of, see `reduction_combining`,
+    on average. runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the
+    value at its end. decisive: patterns that decide what is reduced, but for readers; for sums of loops all of
+    `patterns`."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -156,7 +156,8 @@ def sum_items(
         combined[key] += trips * shares[max(numbers)]
         example.setdefault(key, (numbers, found.end))
     made = (
-        SumItem(*key, combined[key] / count, count, *example[key], _decisive(key[1])) for key, count in runs.items()
+        SumItem(*key, combined[key] / count if count else 1.0, count, *example[key], _decisive(key[1]))
+        for key, count in runs.items()
     )
     return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
 
