@@ -96,6 +96,20 @@ def test_what_nothing_waits_for_is_one_in_each_trip() -> None:
         assert messages(made) == pytest.approx((TRIPS * each, TRIPS * 2))
 
 
+def test_reduce_scatters_that_something_waits_for_stay_alone() -> None:
+    """Products over what is split, of which each device keeps a piece."""
+
+    def fn(x: Any, v: Any, w: Any, u: Any) -> Any:
+        return (jnp.sin(x @ v) * jnp.cos(x @ w)) @ u
+
+    square = arg(FEATURES, FEATURES)
+    made = case_of(fn, arg(ROWS, FEATURES), square, square, arg(FEATURES, 8), mesh=SLOW)
+    uses = made.evaluator.collectives((made.shard("x.1", "data"), made.shard("x.0", "data")))
+    scattered = [use for use in uses if use.kind == "reduce-scatter"]
+    assert sum(use.seconds for use in scattered) / LATENCY == pytest.approx(2 / 2)  # half of an all-reduce each
+    assert sum(use.count for use in scattered) == 2
+
+
 def test_branches_of_a_condition_have_collectives_of_their_own() -> None:
     def fn(x: Any, w: Any, which: Any) -> Any:
         return lax.switch(which, [lambda: x - jnp.tanh(x).sum(0), lambda: x - jnp.cos(x).sum(0)]) @ w

@@ -6,7 +6,8 @@ nothing waits for become one: XLA:TPU (libtpu 0.0.42.1) made one of 20 all-reduc
 Of others those do that stand level: both sums of a batch normalisation, with those of a residual block's shortcut; the
 gradients of a layer in a loop over layers. Level are reductions over the same dimensions that have as many reductions
 before them on the longest way there, counted anew where nothing waits for them any more; XLA may find more that do not
-need one another. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Without this pass
+need one another. Of a ResNet's 105 all-reduces under data parallelism on v5e-16 XLA:TPU makes 27. Reduce-scatters that
+something waits for, or in loops, stay alone: those of a GRU's three gates, whose units are split, do. Without this pass
 each reduction pays the whole latency.
 
 Enters: a program, what its ops reduce over, a profile. Leaves: which part of a collective's latency a reduction pays.
@@ -60,9 +61,13 @@ def _share(place: _Place, level: Counter[_Place]) -> float:
     return 1.0 if over is None else 1.0 / level[place]
 
 
-def latency_part(share: float, size: float, profile: CompilerProfile) -> float:
+def latency_part(kind: str, size: float, share: float, profile: CompilerProfile) -> float:
     """Part of a collective's latency that a reduction of `size` bytes pays, which has that share in what it becomes
-    part of, as far as the size of that allows; share: 0 where it becomes one with all others."""
-    if NAME not in profile.passes:
+    part of, as far as the size of that allows.
+
+    Args:
+        kind: of the collective. share: see `shares`.
+    """
+    if NAME not in profile.passes or (share and kind != "all-reduce"):
         return 1.0
     return min(1.0, max(share, size / profile.combined_bytes))

@@ -128,7 +128,7 @@ def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, com
     numbers = tuple(mesh.names.index(axis) for axis in axes if axis in mesh.names)
     if len(numbers) < len(axes):
         numbers = tuple(range(len(mesh.names)))
-    part = latency_part(0.0, size, find_profile(mesh.chip)) if combined else 1.0
+    part = latency_part(kind, size, 0.0, find_profile(mesh.chip)) if combined else 1.0
     return collective_seconds(mesh, kind, size, numbers, latency_part=part)
 
 

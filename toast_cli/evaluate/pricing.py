@@ -377,7 +377,7 @@ class Pricer:
         key = (kind, size, axes, share)
         seconds = self._seconds.get(key)
         if seconds is None:
-            part = latency_part(share, size, self._profile)
+            part = latency_part(kind, size, share, self._profile)
             seconds = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
             seconds = self._seconds[key] = seconds * self._corrections.get(kind, 1.0)
         return seconds
