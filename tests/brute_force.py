@@ -23,7 +23,8 @@ from scipy.sparse import csr_array
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.evaluate.items import ArrayItem, Items, WorkItem, make_items
+from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.items import Items, WorkItem, make_items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.neighbour_items import NeighbourItem, NeighbourReader
 from toast_cli.evaluate.pricing import Pricer

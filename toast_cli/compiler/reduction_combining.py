@@ -41,24 +41,20 @@ def shares(
         return [1.0] * len(program.ops)
     producer = program.producer
     before = [0] * len(program.ops)  # [ops] reductions on the longest way there that are as late, itself among them
+    places: dict[int, _Place] = {}
     for number, op in enumerate(program.ops):
-        # What comes round a loop is made by a later op, and counts for nothing here.
-        makers = [maker for maker in (producer[value] for value in op.operands) if 0 <= maker < number]
-        longest = max([before[maker] for maker in makers if late[maker] == late[number]], default=0)
-        before[number] = longest + (over[number] is not None)
-    places = [
-        (over[number], loop_at(program, number, 0), op.branches, late[number], before[number])
-        for number, op in enumerate(program.ops)
-    ]
-    level = Counter(places)
-    return [_share(place, level) for place in places]
-
-
-def _share(place: _Place, level: Counter[_Place]) -> float:
-    over, loop, _, late, _ = place
-    if late and loop < 0:
-        return 0.0
-    return 1.0 if over is None else 1.0 / level[place]
+        longest, last, one = 0, late[number], over[number]
+        for value in op.operands:
+            maker = producer[value]  # a later op of what comes round a loop, which counts for nothing here
+            if 0 <= maker < number and before[maker] > longest and late[maker] == last:
+                longest = before[maker]
+        before[number] = longest if one is None else longest + 1
+        if one is not None:
+            places[number] = one, loop_at(program, number, 0), op.branches, last, before[number]
+    level = Counter(places.values())
+    # What loops have added up is reduced behind them, though the op by which it gets there reduces nothing.
+    at_end = [last and loop_at(program, number, 0) < 0 for number, last in enumerate(late)]
+    return [0.0 if at_end[n] else 1.0 / level[places[n]] if n in places else 1.0 for n in range(len(program.ops))]
 
 
 def latency_part(kind: str, size: float, share: float, profile: CompilerProfile) -> float:

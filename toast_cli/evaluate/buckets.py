@@ -13,7 +13,8 @@ from operator import attrgetter, itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
+from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.iteration_memo import IterationMemo, RowNumbers, groups_of
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.sum_items import SumItem

@@ -24,7 +24,8 @@ from typing import NamedTuple
 from toast_cli.compiler import late_reductions, loop_gathers
 from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
-from toast_cli.evaluate.items import ArrayItem, Items
+from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration

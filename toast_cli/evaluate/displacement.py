@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from toast_cli.evaluate.array_items import ArrayItem, all_readers, are_at_edges, making_of
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers
-from toast_cli.evaluate.items import ArrayItem, Items, all_readers, are_at_edges, making_of
+from toast_cli.evaluate.items import Items
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline

@@ -20,10 +20,11 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.compiler.temporaries import temporary_growth
 from toast_cli.cost.corrections import NO_CORRECTIONS, Corrections
 from toast_cli.cost.model import Alive, CollectiveUse, Cost, KernelUse
+from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import TICK, Bucket, Key, Share, Vector, make_buckets, ticks
 from toast_cli.evaluate.buffers import Buffers, CountedBuffers, Kind
 from toast_cli.evaluate.displacement import Displacement
-from toast_cli.evaluate.items import ArrayItem, Items, make_items
+from toast_cli.evaluate.items import Items, make_items
 from toast_cli.evaluate.iteration_memo import DecisionNumbers, IterationMemo, RowNumbers
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.manual_regions import region_prices

@@ -29,7 +29,8 @@ from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
-from toast_cli.evaluate.items import ArrayItem, WorkItem
+from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration

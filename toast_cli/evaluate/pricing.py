@@ -21,7 +21,8 @@ from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.evaluate.items import ArrayItem, Items, WorkItem
+from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.region_price import RegionPrices
 from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, reduced

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.buckets import Bucket, Share, Vector, ticks
 from toast_cli.evaluate.buffers import Buffers, Kind
-from toast_cli.evaluate.items import ArrayItem, WorkItem
+from toast_cli.evaluate.items import WorkItem
 from toast_cli.evaluate.kernel_pricing import WorkPricer
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.pricing import Lowered, Pricer

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.evaluate.items import ArrayItem
+from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.pair_prices import Goal, PairPrices

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toast_cli.evaluate.items import ArrayItem
+from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.plan.reshard import SLICE, ReshardHop, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of

@@ -1,0 +1,194 @@
+"""Values as cost items, each for all that one pattern makes and that are read in the same ways.
+
+Enters: a `Problem` and what a compiler makes of its program. Leaves: `ArrayItem`s with their readers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toast_cli.compiler import sunk_conversions, unsliced_fusions
+from toast_cli.compiler.compilation import Compilation
+from toast_cli.compiler.narrowing import Narrowing
+from toast_cli.compiler.space_to_batch import Images
+from toast_cli.compiler.tiling import Tiling
+from toast_cli.compiler.unsliced_fusions import Making
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.loop_reads import LOOP_READS
+from toast_cli.plan.problem import Problem
+from toast_cli.program.regions import Region, all_readings, readings
+
+NO_REGION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReader:
+    """One way in which an array item is read.
+
+    Attributes:
+        pattern, position: ops of this pattern read it as this operand.
+        region: equal where reads share copies: in the same loop, or all outside of loops, and not in branches beside
+            each other. runs: how often it is read for each array in one run.
+        ahead_region, ahead_runs: the same of what is made ahead of loops that only read the array. whole_ahead: as
+            `regions.Reading` has it, false where there are none.
+        needed: the part of the bits that these readers need, see `narrowing`.
+    """
+
+    pattern: int
+    position: int
+    region: int
+    runs: float
+    ahead_region: int
+    ahead_runs: float
+    whole_ahead: bool
+    needed: float
+
+    @property
+    def whole_if_ahead(self) -> bool | None:
+        """As `regions.Reading` has it."""
+        return self.whole_ahead if self.region != self.ahead_region else None
+
+
+_Way = tuple[int, int, int, float, int, float, bool, float]  # the fields of a `ItemReader`
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayItem:
+    """Values that one pattern makes and that are read in the same ways.
+
+    Attributes:
+        pattern, result: which result of which pattern they are.
+        bytes: of one whole array. moved_bytes: the same where it is resharded, see `sunk_conversions`. written_bytes:
+            the same as it lies in memory, see `product_operands`.
+        shape, tiling: how much memory the array takes, see `tiling`. images: see `space_to_batch`.
+        free: it is derived from constants alone. stored: it is written to memory.
+        waited_for: it is neither early nor late, see `overlap`.
+        readers: without those that take it as it is made under every plan. at_edges: some of them read all of it in
+            each trip of a loop that does not make it, so that the plan says where it is gathered for them.
+        region: the manual region that makes the first result of it, or -1.
+        costs: it can cost something: it is stored, may be partial, or has such readers.
+        making: what it takes to make one array whole, where it is not stored, see `unsliced_fusions`. as_made: other
+            readers take it as it is made under every plan.
+        values: numbers of the values.
+    """
+
+    pattern: int
+    result: int
+    bytes: int
+    moved_bytes: int
+    written_bytes: float
+    shape: tuple[int, ...]
+    tiling: Tiling
+    images: Images | None
+    free: bool
+    stored: bool
+    waited_for: bool
+    readers: tuple[ItemReader, ...]
+    at_edges: bool
+    region: int
+    costs: bool
+    values: tuple[int, ...]
+    making: Making | None
+    as_made: bool
+
+    def can_be_ahead(self, place: int) -> bool:
+        """Whether a plan can have all of a copy for the reader at `place` made ahead of loops."""
+        reader = self.readers[place]
+        return reader.whole_ahead or (self.at_edges and reader.whole_if_ahead is False)
+
+
+def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
+    """Items of the program's values."""
+    program, stored, late, needs = problem.program, made.stored, made.late, made.needs
+    producer = program.producer
+    place = [0] * len(program.values)
+    for op in program.ops:
+        for k, value in enumerate(op.results):
+            place[value] = k
+    # Sum items take care of these uses.
+    into_carries = frozenset(use for one in problem.accumulations for use in one.first)
+    sinks = sunk_conversions.NAME in made.profile.passes
+    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for value in range(len(program.values)):
+        maker = producer[value]
+        if maker < 0:
+            continue
+        readers = _ways_of_reading(problem, needs, value, into_carries)
+        key = (
+            problem.op_pattern[maker],
+            place[value],
+            program.values[value].bytes,
+            sunk_conversions.moved_bytes(program, stored, value) if sinks else program.values[value].bytes,
+            program.values[value].bytes * made.parts[value],
+            program.values[value].shape,
+            made.tiled[value],
+            made.images[value],
+            problem.free[value],
+            stored[value],
+            not (made.early[value] or late[value]),
+            readers,
+            maker if program.ops[maker].region is not None and place[value] == 0 else NO_REGION,
+        )
+        found[key].append(value)
+    items: list[ArrayItem] = []
+    for key, values in found.items():
+        (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
+        left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
+        making = making_of(problem, made, values[0], readers) if left else None
+        sums = SlotKind.REDUCTION in problem.patterns[pattern].form.kinds
+        at_edges = LOOP_READS in problem.roles and are_at_edges(left)
+        item = ArrayItem(
+            pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
+            as_made=len(left) < len(readers),
+        )  # fmt: skip
+        costs = item.stored or left or region != NO_REGION
+        items.append(replace(item, costs=True) if costs else item)
+    return tuple(items)
+
+
+def making_of(problem: Problem, made: Compilation, value: int, readers: Collection[object]) -> Making | None:
+    """What it takes to make a value whole, where it is not stored and readers may take different pieces of it."""
+    return unsliced_fusions.making(problem.program, made, problem.free, value) if len(readers) > 1 else None
+
+
+def are_at_edges(readers: Collection[ItemReader]) -> bool:
+    """Whether some readers read all of an array in loops that do not make it."""
+    return any(reader.whole_if_ahead is False for reader in readers)
+
+
+def all_readers(problem: Problem, needs: Narrowing, value: int) -> tuple[ItemReader, ...]:
+    """Every way in which a value is read, also those that take it as it is made under every plan."""
+    return tuple([ItemReader(*way) for way in sorted(_ways_of_reading(problem, needs, value))])
+
+
+def _ways_of_reading(
+    problem: Problem, needs: Narrowing, value: int, but: frozenset[tuple[int, int]] = frozenset()
+) -> frozenset[_Way]:
+    program = problem.program
+    if not program.values[value].shape:  # a scalar has one sharding
+        return frozenset()
+    # Numbered in the order of their first reads, so that arrays read alike in loops of their own are alike.
+    regions: dict[Region, int] = {}
+    ways: list[_Way] = []
+    uses, reads = program.users[value], all_readings(program)[value]
+    if not but.isdisjoint(uses):
+        uses = [use for use in uses if use not in but]
+        reads = readings(program, value, uses)
+    for (op, k), read in zip(uses, reads, strict=True):
+        inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in (read.inside, read.ahead)]
+        runs, whole = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
+        ways.append((problem.op_pattern[op], k, *runs, whole, needs.of_use(value, op)))
+    return frozenset(ways)
+
+
+def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
+    """Whether ops of pattern `reader` take this result of pattern `maker` in the sharding it is made in under every
+    plan: nothing is partial or pinned, both choose alike, and the same slots make up the array."""
+    one, other = problem.patterns[maker], problem.patterns[reader]
+    if one.result_pins or other.operand_pins or SlotKind.REDUCTION in one.form.kinds:
+        return False
+    alike = problem.chosen_by[maker] == problem.chosen_by[reader]
+    return alike and one.form.results[result] == other.form.operands[position]

@@ -1,0 +1,27 @@
+"""Which share each reduction of a problem has in the collective that XLA makes of it and others.
+
+Enters: a `Problem` and what a compiler makes of its program. Leaves: a share for each op, for `pricing`.
+"""
+
+from __future__ import annotations
+
+from toast_cli.compiler.compilation import Compilation
+from toast_cli.compiler.reduction_combining import shares
+from toast_cli.dimensions.model import SlotKind
+from toast_cli.plan.problem import Problem
+
+
+def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
+    """[ops] see `reduction_combining.shares`. A sum is reduced as its last term."""
+    program, late = problem.program, made.late
+    earlier = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
+    groups = [
+        frozenset([g for g, kind in zip(p.groups, p.form.kinds, strict=True) if kind is SlotKind.REDUCTION])
+        for p in problem.patterns
+    ]
+    over: list[tuple[frozenset[int], str, str] | None] = [None] * len(program.ops)
+    for number, (op, pattern) in enumerate(zip(program.ops, problem.op_pattern, strict=True)):
+        if groups[pattern] and op.results and number not in earlier:
+            how = "add" if op.kind.matrix_unit else op.detail
+            over[number] = groups[pattern], how, program.values[op.results[0]].dtype
+    return shares(program, over, [all(late[value] for value in op.results) for op in program.ops], made.profile)
