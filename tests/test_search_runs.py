@@ -336,6 +336,24 @@ def test_what_a_line_leaves_that_comes_to_where_another_has_ended_goes_to_more(m
     assert result.evaluations == len(looked) == 150 > begun[-1][1]
 
 
+def test_lines_begin_at_the_middling_strategy_and_then_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, heard = sys.modules[search_mesh.__module__], list[list[Plan]]()
+    polished = module.polish
+
+    def listening(*args: Any, **options: Any) -> Any:
+        heard.append(list(options["again"]))
+        return polished(*args, **options)
+
+    monkeypatch.setattr(module, "polish", listening)
+    evaluator = evaluator_of(round_mesh(data=4, model=2))
+    problem = evaluator.problem
+    starts = [suited(problem, (choice,)) for choice in problem.decisions.choices if isinstance(choice, Shard)][:5]
+    search_mesh(evaluator, "mcts", 0, 3000, None, 1, None, starts)
+    ranked = sorted(dict.fromkeys(starts), key=lambda plan: priced(plan, evaluator.cost(plan)))
+    middle = ranked[len(ranked) // 2]
+    assert heard == [[middle, *(plan for plan in ranked if plan != middle)]]
+
+
 def test_shares_of_a_budget() -> None:
     """Few plans are for one line only, fewer for trees alone; where the tool says how many, lines have what they are
     to have."""

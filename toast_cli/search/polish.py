@@ -56,7 +56,7 @@ def polish(
     for number, start in enumerate((*own, *again[1:])):
         if of_each is None or stopped == "interrupted":
             break
-        each = of_each if number < len(own) else lines.left(growth, of_each)
+        each = of_each if number < len(own) else lines.budget_left(growth, of_each)
         if each is None:
             break
         ended = lines.further(_turned(problem, incumbent.best) if start is None else start, each, growth)
@@ -90,9 +90,9 @@ class _Lines:
         self._ended.add(incumbent.best_cost.step_seconds)
         return stopped
 
-    def left(self, growth: Growth, most: Budget) -> Budget | None:
+    def budget_left(self, growth: Growth, most: Budget) -> Budget | None:
         """What growth leaves for a further line, `most` at most; None where that is nothing."""
-        extra = self._left(growth)
+        extra = self._evaluations_left(growth)
         return replace(most, evaluations=min(extra, most.evaluations or extra)) if extra else None
 
     def further(self, start: Plan, budget: Budget, growth: Growth) -> str:
@@ -102,18 +102,22 @@ class _Lines:
         incumbent.allow(budget.evaluations, budget.seconds)
         stopped = self._climb([start], incumbent.used)
         step = (budget.evaluations or 0) // STEPS
-        while stopped == "iterations" and self._seconds not in self._ended and (extra := min(step, self._left(growth))):
+        while (
+            stopped == "iterations"
+            and self._step_seconds not in self._ended
+            and (extra := min(step, self._evaluations_left(growth)))
+        ):
             incumbent.allow(extra, None)
             stopped = self._climb([self._reached], incumbent.used)
-        self._ended.add(self._seconds)
+        self._ended.add(self._step_seconds)
         return stopped
 
     @property
-    def _seconds(self) -> float:
-        """Of a step of the plan that the last line has reached."""
+    def _step_seconds(self) -> float:
+        """Of the plan that the last line has reached."""
         return self._incumbent.seen[self._reached].step_seconds
 
-    def _left(self, growth: Growth) -> int:
+    def _evaluations_left(self, growth: Growth) -> int:
         return growth.of_further_lines(len(self._incumbent.seen), self._incumbent.best_found_at)
 
     def _climb(self, plans: Sequence[Plan], began: float = 0.0) -> str:
