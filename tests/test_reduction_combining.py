@@ -74,11 +74,28 @@ def test_what_stands_level_pays_one_latency(what: str, fn: Any, collectives: flo
     assert messages(case(fn, APART)) == pytest.approx((written, written)), what
 
 
-def messages(made: Case) -> tuple[float, float]:
-    """All-reduces under data parallelism: how many there are by their latency, and how many are written."""
-    uses = made.evaluator.collectives((made.shard("x.0", "data"),))
+def messages(made: Case, dimension: str = "x.0") -> tuple[float, float]:
+    """All-reduces where that is split: how many there are by their latency, and how many are written."""
+    uses = made.evaluator.collectives((made.shard(dimension, "data"),))
     assert {use.kind for use in uses} == {"all-reduce"}
     return sum(use.seconds for use in uses) / LATENCY, sum(use.count for use in uses)
+
+
+def test_what_nothing_waits_for_becomes_part_of_a_large_one() -> None:
+    """Though it does not stand level: the second is over another dimension besides."""
+    made = case_of(lambda x: (x.sum(0), jnp.sin(x).sum()), arg(ROWS, FEATURES), mesh=SLOW)
+    by_latency, written = messages(made)
+    assert written == 2
+    assert by_latency == pytest.approx((FEATURES * 4 + 4) / PLAIN.combined_bytes)
+
+
+def test_terms_of_one_sum_are_one_reduction() -> None:
+    def fn(x: Any, v: Any, w: Any, u: Any) -> Any:
+        return jnp.sin(x @ v + x @ w) @ u
+
+    square = arg(FEATURES, FEATURES)
+    made = case_of(fn, arg(ROWS, FEATURES), square, square, arg(FEATURES, 8), mesh=SLOW)
+    assert messages(made, "x.1") == pytest.approx((1, 1))
 
 
 def test_what_nothing_waits_for_is_one_in_each_trip() -> None:

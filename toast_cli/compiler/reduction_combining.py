@@ -45,8 +45,8 @@ def shares(
     for number, op in enumerate(program.ops):
         longest, last, one = 0, late[number], over[number]
         for value in op.operands:
-            maker = producer[value]  # a later op of what comes round a loop, which counts for nothing here
-            if 0 <= maker < number and before[maker] > longest and late[maker] == last:
+            maker = producer[value]  # a later op of what comes round a loop, which counts for nothing yet
+            if before[maker] > longest and late[maker] == last:
                 longest = before[maker]
         before[number] = longest if one is None else longest + 1
         if one is not None:
