@@ -10,6 +10,9 @@ before anything is timed (XLA has executables wait while it autotunes). One JSON
 * `program`, `chip`, `jax`; `seconds`: of one run, the median of `ROUNDS` rounds; `spread`: of the rounds,
   (most - least) / median; `compile_seconds`; `temp_bytes`, `argument_bytes`, `output_bytes`: as XLA assigned buffers;
   or `error`.
+* where a profiler sees the GPU: `device_seconds` in which it computed or copied in one run, whatever the host took to
+  start kernels; `kernels`: so many; `longest`: [name without numbers, seconds, how many] of the kinds of kernels that
+  took most.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -34,6 +40,7 @@ ROUND_SECONDS = 0.05
 MOST_RUNS = 200
 INDICES = 1000
 POOL = 2**22
+LONGEST = 12
 # MLIR's bindings load their parts on first use, which two threads cannot do at once.
 ONE_AT_A_TIME = threading.Lock()
 
@@ -80,27 +87,24 @@ def measured(name: str, compiled: Any, compile_seconds: float) -> dict[str, Any]
     try:
         if isinstance(compiled, Exception):
             raise compiled
-        seconds, spread = run_seconds(compiled)
+        arguments = _arguments(compiled)
+        seconds, spread = run_seconds(compiled, arguments)
         stats = compiled.get_compiled_memory_stats()
         return row | {
             "seconds": seconds, "spread": round(spread, 3), "compile_seconds": round(compile_seconds, 1),
             "temp_bytes": stats.temp_size_in_bytes, "argument_bytes": stats.argument_size_in_bytes,
             "output_bytes": stats.output_size_in_bytes,
-        }  # fmt: skip
+        } | profiled(compiled, arguments)  # fmt: skip
     except Exception as error:
         return row | {"error": (str(error) or repr(error)).splitlines()[0][:200]}
 
 
-def run_seconds(executable: Any) -> tuple[float, float]:
+def run_seconds(executable: Any, arguments: list[Any]) -> tuple[float, float]:
     """(Seconds of a run, spread of the rounds)."""
-    arguments = [_argument(number, shape) for number, shape in enumerate(_program_shape(executable).parameter_shapes())]
 
     def run(times: int) -> float:
         start = time.perf_counter()
-        for _ in range(times):
-            results = executable.execute_sharded(arguments)
-        for array in results.consume_with_handlers([lambda shards: shards[0]] * _results(executable)):
-            array.block_until_ready()
+        _run(executable, arguments, times)
         return (time.perf_counter() - start) / times
 
     run(1)
@@ -108,6 +112,47 @@ def run_seconds(executable: Any) -> tuple[float, float]:
     times = int(min(MOST_RUNS, max(1, ROUND_SECONDS / once)))
     rounds = sorted(run(times) for _ in range(ROUNDS))
     return median(rounds), (rounds[-1] - rounds[0]) / median(rounds)
+
+
+def profiled(executable: Any, arguments: list[Any]) -> dict[str, Any]:
+    """What the profiler saw the GPU do in one run."""
+    import jax
+    from jax.profiler import ProfileData
+
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            _run(executable, arguments, 1)
+        data = ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
+    streams = [line for plane in data.planes if "/device:GPU" in plane.name for line in plane.lines]
+    events = [event for line in streams if line.name.startswith("Stream") for event in line.events]
+    if not events:
+        return {}
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        kinds[re.sub(r"[\d_.]+$", "", event.name)[:60]].append(event.duration_ns / 1e9)
+    longest = sorted(([name, sum(all_of), len(all_of)] for name, all_of in kinds.items()), key=lambda kind: -kind[1])
+    spans = ((event.start_ns, event.start_ns + event.duration_ns) for event in events)
+    return {"device_seconds": covered(spans) / 1e9, "kernels": len(events), "longest": longest[:LONGEST]}
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much spans (begin, end) cover together."""
+    until, total = float("-inf"), 0.0
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _run(executable: Any, arguments: list[Any], times: int) -> None:
+    for _ in range(times):
+        results = executable.execute_sharded(arguments)
+    for array in results.consume_with_handlers([lambda shards: shards[0]] * _results(executable)):
+        array.block_until_ready()
+
+
+def _arguments(executable: Any) -> list[Any]:
+    return [_argument(number, shape) for number, shape in enumerate(_program_shape(executable).parameter_shapes())]
 
 
 def _program_shape(executable: Any) -> Any:

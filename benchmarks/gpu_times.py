@@ -8,9 +8,10 @@
    takes; `--fit` prints the parts of peak rates nearest to the ops of the fit set. Programs of `build/real` that were
    not lowered are left out.
 
-Starting a program took 38 µs on the machine: ops that took less than `LEAST_SECONDS` say nothing and are left out. In
-programs of a hundred kernels and more each kernel outside loops took 180 to 370 µs, whatever it does, so the host is
-what was timed: those that took less than `LEAST_OF_KERNEL` for each are left out, too.
+What is compared is the time in which the GPU worked, as its profiler saw it, where a row has it. Others have that of a
+whole run, of which starting a program took 38 µs: ops that took less than `LEAST_SECONDS` say nothing and are left out.
+In programs of a hundred kernels and more each kernel outside loops took 180 to 370 µs there, whatever it does, so the
+host is what was timed: those that took less than `LEAST_OF_KERNEL` for each are left out, too.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ from toast_cli.plan.problem import Problem
 
 TABLE = Path(__file__).resolve().parent / "data" / "gpu_times.jsonl"
 FIELDS = ("program", "chip", "jax", "seconds", "spread", "temp_bytes", "argument_bytes", "output_bytes")
-LEAST_SECONDS = 100e-6
+PROFILED = ("device_seconds", "kernels")  # of newer rows
+LEAST_SECONDS, LEAST_PROFILED = 100e-6, 5e-6
 LEAST_OF_KERNEL = 380e-6
 MOST_BYTES = 70 * 2**30  # peak of a program that is exported
 MOST_FILE_BYTES = 10**6  # as stored: larger programs take long to compile
 BEGIN, END = "<!-- benchmarks/gpu_times.py -->", "<!-- measured: end -->"
 PROGRAM_COLUMNS = {
-    "program": "{program}", "set": "{set}", "measured ms": "{measured:.1f}", "predicted ms": "{predicted:.1f}",
-    "predicted / measured": "{ratio:.2f}",
+    "program": "{program}", "chip": "{chip}", "set": "{set}", "measured ms": "{measured:.1f}",
+    "predicted ms": "{predicted:.1f}", "predicted / measured": "{ratio:.2f}",
 }  # fmt: skip
 EACH_OP = {
     "op": "{case}", "measured µs": "{measured:.0f}", "predicted µs": "{predicted:.0f}", "TFLOP/s": "{teraflops:.1f}",
@@ -77,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(fit([row for row in rows if row["program"] in op_cases()]))
         return 0
     ops, every = predicted_ops(rows), predicted_programs(rows)
-    programs = [row for row in every if row["per_kernel"] >= 1e6 * LEAST_OF_KERNEL]
+    programs = [row for row in every if row["profiled"] or row["per_kernel"] >= 1e6 * LEAST_OF_KERNEL]
     if options.each:
         print(f"starting a program: {1e6 * next(row['seconds'] for row in rows if row['program'] == 'nothing'):.0f} µs")
         show("single ops", EACH_OP, sorted(ops, key=lambda row: row["case"]))
@@ -138,8 +140,9 @@ def add(found: Iterable[Row]) -> None:
         if "error" in row:
             note(f"{row['program']}: {row['error']}")
             continue
-        row = {key: row[key] for key in FIELDS} | {"chip": row["chip"].removeprefix("NVIDIA ").split()[0]}
-        row["seconds"] = float(f"{row['seconds']:.4g}")
+        kept = [*FIELDS, *(key for key in PROFILED if key in row)]
+        row = {key: row[key] for key in kept} | {"chip": row["chip"].removeprefix("NVIDIA ").split()[0]}
+        row |= {key: float(f"{row[key]:.4g}") for key in kept if key.endswith("seconds")}
         key = (row["program"], row["chip"])
         if key not in rows or row["seconds"] < rows[key]["seconds"]:
             rows[key] = row
@@ -153,14 +156,25 @@ def stored() -> list[Row]:
 # -- predicting -------------------------------------------------------------------------------------------------------
 
 
+def measured(row: Row) -> float:
+    """Seconds of GPU work where its profiler told, of a whole run otherwise."""
+    seconds: float = row["device_seconds"] if "device_seconds" in row else row["seconds"]
+    return seconds
+
+
+def says_something(row: Row) -> bool:
+    """Of a single op."""
+    return measured(row) >= (LEAST_PROFILED if "device_seconds" in row else LEAST_SECONDS)
+
+
 def predicted_ops(rows: Iterable[Row]) -> list[Row]:
     """A row for each op that took long enough, for `calibrate_ops.summary`; µs, error relative to measured."""
     found = []
     for row in rows:
         case = op_cases().get(row["program"])
-        if case is None or row["seconds"] < LEAST_SECONDS:
+        if case is None or not says_something(row):
             continue
-        problem, seconds = op_problem(row["program"], row["chip"]), row["seconds"]
+        problem, seconds = op_problem(row["program"], row["chip"]), measured(row)
         predicted, kernels = seconds_of(problem), Evaluator(problem).kernels(())
         found.append(
             {"case": row["program"], "chip": row["chip"], "family": case.family, "set": "test" if case.test else "fit",
@@ -179,11 +193,12 @@ def predicted_programs(rows: Iterable[Row]) -> list[Row]:
         problem = problem_of(row["program"], row["chip"]) if kind in ("corpus", "real") else None
         if problem is not None:
             predicted, outside, inside = seconds_of(problem), *kernels_outside_and_in_loops(problem)
+            seconds = measured(row)
             split = CORPUS[name].split if kind == "corpus" else REAL[name.replace("_", " ")].split
             found.append(
-                {"program": name, "set": split, "measured": 1e3 * row["seconds"], "predicted": 1e3 * predicted,
-                 "ratio": predicted / row["seconds"], "outside": outside, "inside": inside,
-                 "per_kernel": 1e6 * row["seconds"] / max(1.0, outside)}
+                {"program": name, "chip": row["chip"], "set": split, "measured": 1e3 * seconds,
+                 "predicted": 1e3 * predicted, "ratio": predicted / seconds, "outside": outside, "inside": inside,
+                 "per_kernel": 1e6 * seconds / max(1.0, outside), "profiled": "device_seconds" in row}
             )  # fmt: skip
     return found
 
@@ -203,7 +218,7 @@ def kernels_outside_and_in_loops(problem: Problem) -> tuple[float, float]:
 
 def fit(rows: Iterable[Row]) -> str:
     """The parts of peak rates with the least median error of the ops of the fit set, products and the rest."""
-    sized = [row for row in rows if row["seconds"] >= LEAST_SECONDS and not op_cases()[row["program"]].test]
+    sized = [row for row in rows if says_something(row) and not op_cases()[row["program"]].test]
     lines = []
     for name, families, parts in (
         ("memory", ("elementwise", "reduction", "movement"), range(60, 101, 2)),
@@ -211,7 +226,7 @@ def fit(rows: Iterable[Row]) -> str:
     ):
         members = [row for row in sized if op_cases()[row["program"]].family in families]
         errors = {
-            part: median(abs(log(_with(row, name, part / 100) / row["seconds"])) for row in members) for part in parts
+            part: median(abs(log(_with(row, name, part / 100) / measured(row))) for row in members) for part in parts
         }
         best = min(errors, key=lambda part: errors[part])
         lines.append(f"{name} {best / 100:.2f}: median error {errors[best]:.1%} of {len(members)} ops")

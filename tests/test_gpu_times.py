@@ -11,7 +11,7 @@ import pytest
 from programs import SAMPLES
 
 from benchmarks import gpu_times
-from benchmarks.gpu_timer import _executable, _timed, measured
+from benchmarks.gpu_timer import _executable, _timed, covered, measured
 from benchmarks.gpu_times import add, op_cases, predicted_ops, stored, without_donation
 from toast_cli.frontend import load
 
@@ -45,6 +45,21 @@ def test_the_quickest_of_each_is_kept(
     assert (kept["chip"], kept["seconds"]) == ("H100", 1.0)
     assert "compile_seconds" not in kept
     assert "b: too large" in capsys.readouterr().err
+
+
+def test_what_the_profiler_saw_counts_and_not_the_host() -> None:
+    (row, *_) = [row for row in stored() if row["program"] in op_cases() and row.get("device_seconds", 0.0) > 1e-5]
+    (seen,) = predicted_ops([row | {"seconds": 1.0}])
+    assert seen["measured"] == pytest.approx(1e6 * row["device_seconds"])
+    assert predicted_ops([row | {"device_seconds": 1e-6}]) == []
+    unseen = {key: value for key, value in row.items() if key != "device_seconds"}
+    assert predicted_ops([unseen | {"seconds": 5e-5}]) == []  # starting it takes most of that
+    (whole,) = predicted_ops([unseen | {"seconds": 1.0}])
+    assert whole["measured"] == pytest.approx(1e6)
+
+
+def test_kernels_side_by_side_count_once() -> None:
+    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)]) == 4.0
 
 
 def test_an_exported_program_runs_again_and_again() -> None:

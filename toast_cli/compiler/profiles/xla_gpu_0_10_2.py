@@ -1,8 +1,8 @@
 """XLA:GPU as in jaxlib 0.10.2 (`jax-cuda12-plugin`), compiling for P100 to B200.
 
 Memory was measured ahead of time, without a GPU (`python benchmarks/gpu.py --compile`, stored in
-`benchmarks/data/gpu.jsonl`). The compiler estimates no cycles; what kernels attain was measured on one H200, and is
-taken to be the same part of the peak of every chip (`python -m benchmarks.gpu_times`, stored in
+`benchmarks/data/gpu.jsonl`). The compiler estimates no cycles; what kernels attain was measured on one H200, holds on
+an H100, and is taken to be the same part of the peak of every chip (`python -m benchmarks.gpu_times`, stored in
 `benchmarks/data/gpu_times.jsonl`).
 """
 
