@@ -57,11 +57,13 @@ def climb(
     return plan
 
 
-def climb_around(moves: Moves, reward: Reward, plan: Plan) -> Plan:
-    """The best plan reached from `plan` with every edit, and from its neighbours where no edit helps."""
+def climb_around(moves: Moves, reward: Reward, plan: Plan, promise: Promise | None = None) -> Plan:
+    """The best plan reached from `plan` with every edit, and from its neighbours where no edit helps. promise: as
+    `climb` has it; None where nothing has been tried.
+    """
+    promise = {} if promise is None else promise
     hands_over = True  # what hands ops over is much to try, so first and last only
     while True:
-        promise: Promise = {}
         plan = climb(moves, reward, plan, promise, hands_over=hands_over)
         beyond = _climb_beside(moves, reward, plan, promise, hands_over=hands_over)
         if beyond == plan and hands_over:

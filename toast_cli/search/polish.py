@@ -1,10 +1,11 @@
 """What edits of plans lead to: the second half of a search.
 
 A line of climbing tries every edit of a plan, looks around the plan that none makes better, and lets decisions of that
-hold in a part of the program only in the end. Where a line ends depends on where it begins and on the order in which
-edits are tried, so more lines follow the first: from other plans, and from the best one with its mesh axes exchanged.
-They share what has been looked at, so that a line that comes to where another has been ends soon; what it leaves goes
-to lines from more plans.
+hold in a part of the program only in the end. Where a line ends depends on where it begins, on the order in which
+edits are tried, and on the words of a plan: of two that mean the same, the same edit makes two that do not. So more
+lines follow the first: from other plans, from the best one with its mesh axes exchanged, and from the first line's
+start in other words. They share what has been looked at, so that a line that comes to where another has been ends soon;
+what it leaves goes to lines from more plans.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
-from toast_cli.search.climb import climb_around
+from toast_cli.search.climb import LEAST_GAIN, Promise, climb_around
 from toast_cli.search.edits import suited
 from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
 from toast_cli.search.moves import Moves, SecondsOf
 from toast_cli.search.shares import NO_GROWTH, Growth
 
 LOCAL_SHARE = 0.22  # of a line, kept for decisions that hold in a part of the program only
+WORDINGS = 2  # other ones of the plan at which the first line begins, from which lines begin, too
 VAIN = 2  # steps in a row by which the first line goes on and that may find nothing better
 STEPS = 2  # by which a further line goes on, in each share of one
 
@@ -53,7 +56,7 @@ def polish(
     lines = _Lines(incumbent, seconds)
     stopped = lines.first(plans, growth)
     own: list[Plan | None] = [*again[:1], None]  # None: the best plan with its axes exchanged
-    for number, start in enumerate((*own, *again[1:])):
+    for number, start in enumerate((*own, *lines.worded_otherwise(plans[0]), *again[1:])):
         if of_each is None or stopped == "interrupted":
             break
         each = of_each if number < len(own) else lines.budget_left(growth, of_each)
@@ -72,11 +75,13 @@ class _Lines:
         self._everywhere = Moves(incumbent.problem, seconds=seconds)
         self._in_parts = Moves(incumbent.problem, local=True, seconds=seconds)
         self._reached: Plan = ()
+        self._promises: tuple[Promise, Promise] = {}, {}  # of edits everywhere and in parts, in this line
         self._ended: set[float] = set()  # seconds of a step of the plans at which lines have ended
 
     def first(self, plans: Sequence[Plan], growth: Growth) -> str:
         """The line from these plans; why it ended."""
         incumbent, vain = self._incumbent, 0
+        self._promises = {}, {}
         stopped = self._climb(plans)
         while (
             stopped == "iterations"
@@ -85,7 +90,7 @@ class _Lines:
         ):
             before = incumbent.best
             incumbent.allow(extra, None)
-            stopped = self._climb([before])  # what is left of it: mostly decisions that hold in a part
+            stopped = self._climb([self._reached])  # what is left of it: mostly decisions that hold in a part
             vain = vain + 1 if incumbent.best == before else 0
         self._ended.add(incumbent.best_cost.step_seconds)
         return stopped
@@ -99,6 +104,7 @@ class _Lines:
         """A line from elsewhere with a budget of its own; why it ended. It goes on, as far as growth allows, unless it
         has come to where another line has ended."""
         incumbent = self._incumbent
+        self._promises = {}, {}
         incumbent.allow(budget.evaluations, budget.seconds)
         stopped = self._climb([start], incumbent.used)
         step = (budget.evaluations or 0) // STEPS
@@ -111,6 +117,20 @@ class _Lines:
             stopped = self._climb([self._reached], incumbent.used)
         self._ended.add(self._step_seconds)
         return stopped
+
+    def worded_otherwise(self, plan: Plan) -> list[Plan]:
+        """Plans that have been looked at and are as good as this one: other words for the same, mostly, from which the
+        same edits lead elsewhere."""
+        seen, reward = self._incumbent.seen, self._incumbent.reward
+        if plan not in seen:
+            return []
+        worth = reward(plan, seen[plan])
+        alike = (
+            other
+            for other, cost in seen.items()
+            if other != plan and abs(reward(other, cost) - worth) <= LEAST_GAIN
+        )
+        return list(islice(alike, WORDINGS))
 
     @property
     def _step_seconds(self) -> float:
@@ -125,22 +145,23 @@ class _Lines:
         incumbent = self._incumbent
         until, ended = 1.0 - LOCAL_SHARE * (1.0 - began), False
         self._reached, most = plans[0], -inf
+        everywhere, in_parts = self._promises
 
         def worth(plan: Plan) -> float:
             nonlocal most
             if not ended and incumbent.used >= until and plan not in incumbent.seen:
                 raise _Enough
             found = incumbent.worth(plan)
-            if found > most:
+            if found > most + LEAST_GAIN:
                 self._reached, most = plan, found
             return found
 
         try:
             with suppress(_Enough):
                 for plan in plans:
-                    climb_around(self._everywhere, worth, plan)
+                    climb_around(self._everywhere, worth, plan, everywhere)
             ended = True
-            climb_around(self._in_parts, worth, self._reached)
+            climb_around(self._in_parts, worth, self._reached, in_parts)
         except OutOfBudget as why:
             return str(why)
         except KeyboardInterrupt:
