@@ -126,9 +126,7 @@ class _Lines:
             return []
         worth = reward(plan, seen[plan])
         alike = (
-            other
-            for other, cost in seen.items()
-            if other != plan and abs(reward(other, cost) - worth) <= LEAST_GAIN
+            other for other, cost in seen.items() if other != plan and abs(reward(other, cost) - worth) <= LEAST_GAIN
         )
         return list(islice(alike, WORDINGS))
 
