@@ -2,7 +2,8 @@
 
 1. `--export FOLDER` writes the corpus, and those of `build/real` that fit, for `gpu_timer.py`, which times them on a
    machine with a GPU; donation is left out, so that a program can run again on the same arrays.
-2. `--add FILE…` takes what it printed into `data/gpu_times.jsonl`, of each program the quickest.
+2. `--add FILE…` takes what it printed into `data/gpu_times.jsonl`, of each program the quickest that was
+   profiled, or else the quickest.
 3. Otherwise: predicts compute time on one device and prints, for each family of ops, how far it is from the time
    measured, and each program. `--each` lists every op, with what it attains, and every program, with what each kernel
    takes; `--fit` prints the parts of peak rates nearest to the ops of the fit set. Programs of `build/real` that were
@@ -60,8 +61,8 @@ PROGRAM_COLUMNS = {
     "predicted ms": "{predicted:.1f}", "predicted / measured": "{ratio:.2f}",
 }  # fmt: skip
 EACH_OP = {
-    "op": "{case}", "measured µs": "{measured:.0f}", "predicted µs": "{predicted:.0f}", "TFLOP/s": "{teraflops:.1f}",
-    "GB/s": "{gigabytes:.0f}",
+    "op": "{case}", "chip": "{chip}", "measured µs": "{measured:.0f}", "predicted µs": "{predicted:.0f}",
+    "TFLOP/s": "{teraflops:.1f}", "GB/s": "{gigabytes:.0f}",
 }  # fmt: skip
 EACH_PROGRAM = PROGRAM_COLUMNS | {
     "kernels outside loops": "{outside:.0f}", "µs for each": "{per_kernel:.0f}", "in loops": "{inside:.0f}",
@@ -144,8 +145,7 @@ def add(found: Iterable[Row]) -> None:
         row = {key: row[key] for key in kept} | {"chip": row["chip"].removeprefix("NVIDIA ").split()[0]}
         row |= {key: float(f"{row[key]:.4g}") for key in kept if key.endswith("seconds")}
         key = (row["program"], row["chip"])
-        if key not in rows or row["seconds"] < rows[key]["seconds"]:
-            rows[key] = row
+        rows[key] = min(row, rows.get(key, row), key=lambda of: ("device_seconds" not in of, measured(of)))
     TABLE.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
 
 

@@ -44,6 +44,10 @@ def test_the_quickest_of_each_is_kept(
     (kept,) = stored()
     assert (kept["chip"], kept["seconds"]) == ("H100", 1.0)
     assert "compile_seconds" not in kept
+    add([row | {"seconds": 2.0, "device_seconds": 1.9}, row | {"seconds": 2.5, "device_seconds": 1.8}])
+    add([row | {"seconds": 1.0}])
+    (kept,) = stored()
+    assert (kept["seconds"], kept["device_seconds"]) == (2.5, 1.8)
     assert "b: too large" in capsys.readouterr().err
 
 

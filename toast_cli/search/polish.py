@@ -81,7 +81,6 @@ class _Lines:
     def first(self, plans: Sequence[Plan], growth: Growth) -> str:
         """The line from these plans; why it ended."""
         incumbent, vain = self._incumbent, 0
-        self._promises = {}, {}
         stopped = self._climb(plans)
         while (
             stopped == "iterations"
