@@ -192,3 +192,11 @@ def reads_as_made(problem: Problem, maker: int, result: int, reader: int, positi
         return False
     alike = problem.chosen_by[maker] == problem.chosen_by[reader]
     return alike and one.form.results[result] == other.form.operands[position]
+
+
+def reader_op(problem: Problem, item: ArrayItem, pattern: int, position: int) -> int:
+    """The op of that pattern that reads the first of the item's arrays there; what makes it where none does."""
+    for op, place in problem.program.users[item.values[0]]:
+        if place == position and problem.op_pattern[op] == pattern:
+            return op
+    return problem.program.producer[item.values[0]]

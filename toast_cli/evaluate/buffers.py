@@ -26,6 +26,7 @@ from toast_cli.compiler.liveness import Interval
 from toast_cli.compiler.memory_space_assignment import OnChipMemory
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.items import Items
+from toast_cli.evaluate.layouts import Layouts
 from toast_cli.evaluate.pricing import Pricer
 from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
@@ -71,6 +72,7 @@ class Buffers:
         self._pricer = pricer
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
+        self._layouts = Layouts(problem, profile)
         self._deaths = late_reductions.deaths(items.lives, profile)
         self._images, self._started = items.compilation.copied_images, items.compilation.started
         self._gathers_first = loop_gathers.NAME in profile.passes
@@ -83,34 +85,34 @@ class Buffers:
         """
         made = iteration.shardings[item.result]
         if item.stored:
-            yield OWN, self._pricer.kept(item, made)
+            yield OWN, self._layouts.kept(item, made)
         images = self._images.get(item.values[0])
-        if images and (size := self._pricer.convolved_bytes(item, images, made)):
+        if images and (size := self._layouts.convolved_bytes(item, images, made)):
             yield CONVOLVED, size
         if self._waits_for_scatter(item, iteration):
             computed = iteration.computed[item.result]
-            yield STARTED, self._pricer.laid_out(item, item.written_bytes, computed, computed)
+            yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
             yield (
                 HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED,
-                self._pricer.kept(item, made),
+                self._layouts.kept(item, made),
             )
             if iteration.scattered[item.result]:
                 computed = iteration.computed[item.result]
-                yield PARTIAL, self._pricer.laid_out(item, item.written_bytes, computed, computed)
+                yield PARTIAL, self._layouts.laid_out(item, item.written_bytes, computed, computed)
                 if self._pricer.is_cut_late(item, iteration):
-                    yield UNCUT, self._pricer.kept(item, computed) - self._pricer.kept(item, made)
+                    yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, made)
         for copy in copies:
             size = self._pricer.copied_bytes(item, copy)
             kind = Ahead(copy.places) if copy.ahead == len(copy.hops) else copy.places
-            yield kind, self._pricer.laid_out(item, size, copy.sharding, made)
-            if self._pricer.is_put_together(item, copy, made):
-                yield PutTogether(kind), self._pricer.laid_out(item, size, copy.sharding, made)
+            yield kind, self._layouts.laid_out(item, size, copy.sharding, made)
+            if self._layouts.is_put_together(item, copy, made):
+                yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, made)
             if is_part_held(copy):
                 between = copy.hops[copy.ahead - 1][1]
-                yield Ahead(copy.places), self._pricer.laid_out(item, size, between, made)
+                yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Half steps at which arrays of that kind are alive, over all values of the item."""

@@ -1,4 +1,4 @@
-"""Prices what single items communicate and hold once the shardings around them are known: collectives, copies, bytes.
+"""Prices what single items communicate once the shardings around them are known: collectives, and the copies they make.
 
 Enters: work and array items with the iterations of the patterns they touch. Leaves: numbers. No memory of earlier
 plans; the evaluator adds that.
@@ -7,21 +7,16 @@ plans; the evaluator adds that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import ceil, prod
 from typing import NamedTuple
 
-from toast_cli.compiler import gathered_pieces
-from toast_cli.compiler.image_copies import ImageCopy
 from toast_cli.compiler.reduction_combining import latency_part
 from toast_cli.compiler.scatter_fates import ScatterFates
 from toast_cli.compiler.slice_gathers import stays_slice_gather
 from toast_cli.compiler.small_gathers import stays_gather
-from toast_cli.compiler.tiling import growth as growth_of_tiles
-from toast_cli.compiler.tiling import tile_of
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.corrections import Corrections
 from toast_cli.cost.model import CollectiveUse
-from toast_cli.evaluate.array_items import ArrayItem
+from toast_cli.evaluate.array_items import ArrayItem, reader_op
 from toast_cli.evaluate.items import Items, WorkItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.evaluate.region_price import RegionPrices
@@ -78,10 +73,8 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], float], float] = {}
         self._profile = items.compilation.profile
-        self._tile = tile_of(self._profile)
         self._scatters = ScatterFates(problem, self._profile)
         self._hops: dict[tuple[Partial, Completion, Cuts], tuple[Hop, ...]] = {}
-        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
 
     # -- what work communicates -------------------------------------------------------------------------------
 
@@ -271,7 +264,7 @@ class Pricer:
             served = [item.readers[place] for place in places]
             stops = [(r.ahead_region, r.ahead_runs) if ahead else (r.region, r.runs) for r in served]
             runs = sum(runs_by_region(stops).values())
-            op = self._reader_op(item, served[0].pattern, served[0].position)
+            op = reader_op(self._problem, item, served[0].pattern, served[0].position)
             written = (step.kind, item.bytes * step.fraction)
             size, value = self._moved_bytes(item, places) * step.fraction, item.values[0]
             kind = self._as_emitted(step, value, shards(made, self._sizes))
@@ -313,65 +306,7 @@ class Pricer:
         """Bytes on one device of an array of `size` bytes."""
         return size / shards(sharding, self._sizes)
 
-    def kept(self, item: ArrayItem, made: Sharding) -> float:
-        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that
-        are kept of it."""
-        shape = self._local_shape(item.shape, made) if item.images else ()
-        if not item.images or not item.images.applies(shape):
-            return self.laid_out(item, item.written_bytes, made, made)
-        return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
-
-    def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
-        """Bytes on one device of the copy of the item's array that convolutions read; 0 where it lies as they want."""
-        local = self._local_shape(item.shape, made)
-        best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
-        wanted = growth_of_tiles(local, copy.dims, self._tile)
-        return self.local(item.bytes, made) * copy.part * wanted if wanted > best else 0.0
-
-    def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
-        """Whether the last gather on the way to a copy has its pieces copied, see `gathered_pieces`."""
-        before, last = made, None
-        for step, after in copy.hops:
-            if step.kind == GATHER:
-                last = before, after
-            before = after
-        if last is None:
-            return False
-        piece, ops = self._local_shape(item.shape, last[0]), self._problem.program.ops
-        readers = (item.readers[place] for place in copy.places)
-        looked_up = any(
-            reader.position == 0 and ops[self._reader_op(item, reader.pattern, 0)].kind.lookup for reader in readers
-        )
-        return any(
-            gathered_pieces.are_copied(self._profile, piece, dim, looked_up=looked_up)
-            for dim, (there, left) in enumerate(zip(*last, strict=True))
-            if len(left) < len(there)
-        )
-
-    def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
-
-    def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
-        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the
-        sharding it has where it is made, whose tiles copies keep."""
-        tiling = item.tiling
-        dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
-        if not dims:
-            return self.local(size, sharding) * tiling.fixed
-        key = (item.shape, dims, tiling.lanes, sharding, made)
-        found = self._growths.get(key)
-        if found is None:
-            cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source, lanes=tiling.lanes)
-        return self.local(size, sharding) * found
-
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    def _reader_op(self, item: ArrayItem, pattern: int, position: int) -> int:
-        for op, place in self._problem.program.users[item.values[0]]:
-            if place == position and self._problem.op_pattern[op] == pattern:
-                return op
-        return self._problem.program.producer[item.values[0]]
 
     def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], share: float = 1.0) -> float:
         """share: see `reduction_combining.latency_part`."""

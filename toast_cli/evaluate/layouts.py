@@ -1,0 +1,81 @@
+"""What arrays take in device memory as a compiler lays them out: in tiles, in the forms that convolutions want, and in
+the pieces that gathers leave.
+
+Enters: array items with the shardings in which they lie. Leaves: bytes on one device.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from toast_cli.compiler import gathered_pieces
+from toast_cli.compiler.image_copies import ImageCopy
+from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.tiling import growth as growth_of_tiles
+from toast_cli.compiler.tiling import tile_of
+from toast_cli.evaluate.array_items import ArrayItem, reader_op
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.reshard import GATHER, Copy
+from toast_cli.plan.sharding import Sharding, shards
+
+
+class Layouts:
+    """Of the arrays of one problem."""
+
+    def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
+        self._problem, self._profile = problem, profile
+        self._sizes, self._tile = problem.mesh.sizes, tile_of(profile)
+        self._growths: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sharding, Sharding], float] = {}
+
+    def kept(self, item: ArrayItem, made: Sharding) -> float:
+        """Bytes on one device of the item's array where it is made, with what its tiles waste and in all the forms that
+        are kept of it."""
+        shape = self._local_shape(item.shape, made) if item.images else ()
+        if not item.images or not item.images.applies(shape):
+            return self.laid_out(item, item.written_bytes, made, made)
+        return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
+
+    def convolved_bytes(self, item: ArrayItem, copy: ImageCopy, made: Sharding) -> float:
+        """Bytes on one device of the copy of the item's array that convolutions read; 0 where it lies as they want."""
+        local = self._local_shape(item.shape, made)
+        best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
+        wanted = growth_of_tiles(local, copy.dims, self._tile)
+        return item.bytes / shards(made, self._sizes) * copy.part * wanted if wanted > best else 0.0
+
+    def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
+        """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the
+        sharding it has where it is made, whose tiles copies keep."""
+        tiling = item.tiling
+        dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
+        if not dims:
+            return size / shards(sharding, self._sizes) * tiling.fixed
+        key = (item.shape, dims, tiling.lanes, sharding, made)
+        found = self._growths.get(key)
+        if found is None:
+            cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
+            found = self._growths[key] = growth_of_tiles(cut, dims, self._tile, like=source, lanes=tiling.lanes)
+        return size / shards(sharding, self._sizes) * found
+
+    def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
+        """Whether the last gather on the way to a copy has its pieces copied, see `gathered_pieces`."""
+        before, last = made, None
+        for step, after in copy.hops:
+            if step.kind == GATHER:
+                last = before, after
+            before = after
+        if last is None:
+            return False
+        piece, ops = self._local_shape(item.shape, last[0]), self._problem.program.ops
+        readers = (item.readers[place] for place in copy.places)
+        looked_up = any(
+            reader.position == 0 and ops[reader_op(self._problem, item, reader.pattern, 0)].kind.lookup
+            for reader in readers
+        )
+        return any(
+            gathered_pieces.are_copied(self._profile, piece, dim, looked_up=looked_up)
+            for dim, (there, left) in enumerate(zip(*last, strict=True))
+            if len(left) < len(there)
+        )
+
+    def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+        return tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(shape, sharding, strict=True)])
