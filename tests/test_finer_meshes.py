@@ -21,6 +21,7 @@ from toast_cli.plan.sharding import scattered_in
 from toast_cli.program.model import Program
 from toast_cli.search.grains import middle_grain
 from toast_cli.search.moves import Moves
+from toast_cli.search.wide_edits import about_axes
 from toast_cli.tactics import strategy
 
 
@@ -115,5 +116,5 @@ def test_a_fine_mesh_is_first_searched_as_its_links_go() -> None:
     one, other, *_ = (unit for unit in moves.units if isinstance(unit[0], Shard) and unit[0].group == 0)
     plan = problem.canonical((*problem.fixed, *one))
     assert len(one) == 2
-    assert {d.axis for edit in moves.about_axes(problem.canonical((*plan, *other))) for d in edit.out} == {0, 1, 2, 3}
+    assert {d.axis for edit in about_axes(moves, problem.canonical((*plan, *other))) for d in edit.out} == {0, 1, 2, 3}
     assert all(len({d.axis % 2 for d in edit.out}) == 1 for edit in moves.exchanges(plan) if len(edit.out) == 2)

@@ -51,6 +51,7 @@ from toast_cli.search.run import (
 )
 from toast_cli.search.selection import bound as bound_of
 from toast_cli.search.shares import with_trees
+from toast_cli.search.wide_edits import about_axes, families
 from toast_cli.tactics import starting_plans, strategy
 
 WEIGHTS = {"down": arg(512, 256), "up": arg(256, 512)}
@@ -418,7 +419,7 @@ def test_what_is_decided_about_one_axis_can_be_decided_about_another() -> None:
         d for d in problem.decisions.choices if isinstance(d, Shard) and d.axis == 0 and problem.decisions.offers(d)
     ]
     first = (free[0], next(d for d in free if d.group != free[0].group))
-    both = {edit.into for edit in Moves(problem).about_axes((*first, free[0]._replace(axis=1)))}
+    both = {edit.into for edit in about_axes(Moves(problem), (*first, free[0]._replace(axis=1)))}
     assert tuple(d._replace(axis=1) for d in first) in both
 
 
@@ -433,7 +434,7 @@ def test_decisions_about_one_dimension_exchange_where_they_hold() -> None:
     )
     other = one._replace(axis=1, unless=NOWHERE)
     exchanged = one._replace(unless=NOWHERE), other._replace(unless=one.unless)
-    assert Edit((one, other), exchanged) in Moves(problem).about_axes((one, other))
+    assert Edit((one, other), exchanged) in about_axes(Moves(problem), (one, other))
     assert (*exchanged,) in set(results(problem, (one, other), Edit((one, other), exchanged)))
 
 
@@ -598,18 +599,18 @@ def test_families_of_groups_are_edited_at_once() -> None:
     """Layers of a U-Net have channels of their own: all that are split alike leave the same ops, or change axes."""
     source, _ = sample("unet_tiny")
     problem = evaluator_of(source, "v5e-16").problem
-    families = defaultdict[int, list[Shard]](list)
+    members = defaultdict[int, list[Shard]](list)
     for d in problem.decisions.choices:
         if isinstance(d, Shard) and d.axis == 0 and d.unless == NOWHERE and not any(d.sides):
-            families[problem.dimensions.groups[d.group].family].append(d)
-    several = max(families.values(), key=len)
+            members[problem.dimensions.groups[d.group].family].append(d)
+    several = max(members.values(), key=len)
     plan = problem.canonical(tuple(several))
-    edits = Moves(problem).families(plan)
+    edits = families(Moves(problem), plan)
     assert all(len(edit.out) == len(edit.into) > 1 and set(edit.out) <= set(several) for edit in edits)
     assert any({d.axis for d in edit.into} == {1} for edit in edits)
     assert any(len({d.unless for d in edit.into if isinstance(d, Shard)} - {NOWHERE}) == 1 for edit in edits)
     assert all(any(True for _ in results(problem, plan, edit)) for edit in edits)
-    assert Moves(problem).families(plan[:1]) == []
+    assert families(Moves(problem), plan[:1]) == []
     assert set(edits) <= set(Moves(problem).exchanges(plan))
 
 

@@ -17,6 +17,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.search.edits import Edit, results
 from toast_cli.search.moves import Moves
 from toast_cli.search.objective import PRICE
+from toast_cli.search.wide_edits import about_axes
 
 Reward = Callable[[Plan], float]
 Promise = dict[Edit, float]
@@ -79,7 +80,7 @@ def _climb_beside(moves: Moves, reward: Reward, plan: Plan, promise: Promise, *,
         promise: what each edit gains on `plan`. hands_over: as `climb` has it.
     """
     now, problem, length = reward(plan), moves.problem, len(plan)
-    wide = {to for edit in moves.about_axes(plan) for to in results(problem, plan, edit)}
+    wide = {to for edit in about_axes(moves, plan) for to in results(problem, plan, edit)}
     back: dict[Plan, Edit] = {}
     for edit, to in _neighbours(moves, reward, plan, hands_over=hands_over):
         back.setdefault(to, Edit(edit.into, edit.out))

@@ -5,18 +5,19 @@ Of a coarse grain (see `grains`) several axes are decided about together, as if 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations, permutations
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import permutations
 
 from toast_cli.evaluate.evaluator import GroupSeconds
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import Edit, Move, Shards, like
+from toast_cli.search.edits import Edit, Move, like
 from toast_cli.search.grains import Grain
+from toast_cli.search.units import Units
+from toast_cli.search.wide_edits import about_axes, families
 
 SecondsOf = Callable[[Plan], GroupSeconds]  # see `Evaluator.seconds_between`
 
@@ -24,13 +25,10 @@ SecondsOf = Callable[[Plan], GroupSeconds]  # see `Evaluator.seconds_between`
 LEAST_STAKE = 2e-3
 
 
-class Moves:
+class Moves(Units):
     """The moves of one problem.
 
     Attributes:
-        units: what is decided at once: a group or role over all axes of one part of the grain. macros: units that often
-            pay only together: one group everywhere; a family of groups, or every group of the weights, over one part
-            (the largest first).
         local: whether decisions may come to hold in a part of the program only (`Shard.only`).
 
     Args:
@@ -41,10 +39,8 @@ class Moves:
     def __init__(
         self, problem: Problem, grain: Grain | None = None, *, local: bool = False, seconds: SecondsOf | None = None
     ) -> None:
-        self.problem, self.local, self._seconds = problem, local, seconds
-        parts = grain or tuple((axis,) for axis in range(len(problem.mesh.sizes)))
-        part_of = {axis: number for number, axes in enumerate(parts) for axis in axes}
-        self._parts, self._part_of = parts, part_of
+        super().__init__(problem, grain)
+        self.local, self._seconds = local, seconds
         self._loop_reads = problem.roles.index(LOOP_READS) if LOOP_READS in problem.roles else NOWHERE
         self._loop_edges = [
             d
@@ -56,9 +52,7 @@ class Moves:
         for kept, groups in problem.decisions.rests.items():
             for group in groups:
                 self._resting[group, kept.axis].append(kept)
-        self.units: list[Move] = self._together(problem.decisions.choices)
         self._about = [tuple(d[:2] for d in unit if isinstance(d, Shard)) for unit in self.units]  # empty: of a role
-        self.macros = self._make_macros(part_of)
 
     def after(self, plan: Plan) -> list[Move]:
         """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes. What
@@ -94,8 +88,8 @@ class Moves:
         present = set(plan)
         absent = [unit for unit in self.units if present.isdisjoint(unit)]
         return [
-            *self.about_axes(plan),
-            *self.families(plan),
+            *about_axes(self, plan),
+            *families(self, plan),
             *self.variations(plan),
             *self.variations_everywhere(plan),
             *self.rests(plan),
@@ -120,50 +114,10 @@ class Moves:
                 about[decision.group].append(decision)
         found: list[Edit] = []
         for unit in map(tuple, about.values()):
-            if len({self._part_of[d.axis] for d in unit}) > 1:
+            if len({self.part_of[d.axis] for d in unit}) > 1:
                 into = (like(to, unit) for decision in unit for to in variants(decision))
                 found += [Edit(unit, other) for other in dict.fromkeys(into)]
         return found
-
-    def families(self, plan: Plan) -> list[Edit]:
-        """Everything that changes where all decisions about one family of groups hold that are about the same axes, or
-        moves them to other axes: layers that are alike have groups of their own, and what helps one of them may help
-        only where it is done in all."""
-        groups = self.problem.dimensions.groups
-        alike: dict[tuple[int, int], list[Shards]] = defaultdict(list)
-        for unit in self.held(plan):
-            if shards := tuple(d for d in unit if isinstance(d, Shard)):
-                alike[groups[shards[0].group].family, self._part_of[shards[0].axis]].append(shards)
-        taken = {d[:2] for d in plan if isinstance(d, Shard)}
-        found: list[Edit] = []
-        for (_, part), units in alike.items():
-            if len(units) > 1:
-                found += [*self._in_other_scopes(units), *self._on_other_axes(units, part, taken)]
-        return found
-
-    def _in_other_scopes(self, units: list[Shards]) -> Iterator[Edit]:
-        """Edits by which all of these units come to leave the same ops, as far as each may."""
-        changed: dict[tuple[int, int], list[tuple[Shards, Move]]] = defaultdict(list)
-        for unit in units:
-            for to in self.problem.decisions.variants(unit[0]):
-                if isinstance(to, Shard) and to.sides == unit[0].sides:
-                    changed[to.unless, to.only].append((unit, like(to, unit)))
-        for changes in changed.values():
-            if len(changes) > 1:
-                yield Edit(tuple(d for out, _ in changes for d in out), tuple(d for _, into in changes for d in into))
-
-    def _on_other_axes(self, units: list[Shards], part: int, taken: set[tuple[int, int]]) -> Iterator[Edit]:
-        """Edits by which these units come to be about the axes of another part of the grain, as far as they may and are
-        not `taken`."""
-        offers = self.problem.decisions.offers
-        for other, axes in enumerate(self._parts):
-            if other == part or len(axes) != len(self._parts[part]):
-                continue
-            place = self._places(part, other)
-            moved = [(d, d._replace(axis=place[d.axis])) for unit in units for d in unit]
-            moved = [(d, to) for d, to in moved if offers(to) and to[:2] not in taken]
-            if len(moved) > 1:
-                yield Edit(tuple(d for d, _ in moved), tuple(to for _, to in moved))
 
     def local_edits(self, plan: Plan) -> list[Edit]:
         """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
@@ -311,96 +265,6 @@ class Moves:
             if reads:
                 found.append(Edit(out, (*into, *reads)))
         return found
-
-    def about_axes(self, plan: Plan) -> list[Edit]:
-        """Edits of all decisions about an axis together, which may become those about another axis, and of all about
-        two, of those of what is split over both, or of each group that is. Of a coarse grain, parts stand for axes.
-        """
-        decisions, part_of, offers = plan[len(self.problem.fixed) :], self._part_of, self.problem.decisions.offers
-        parts = sorted({part_of[d.axis] for d in decisions})
-        if len(parts) < 2:
-            return []
-        found = [Edit(move, move) for move in (tuple(d for d in decisions if part_of[d.axis] == p) for p in parts)]
-        alike = [
-            (one, other) for one, other in permutations(parts, 2) if len(self._parts[one]) == len(self._parts[other])
-        ]
-        for one, other in alike:
-            if one > other:
-                continue
-            place = self._places(one, other) | self._places(other, one)
-            either = tuple(d for d in decisions if d.axis in place)
-            of_groups = Counter(about for about, *_ in {(d[0], type(d), part_of[d.axis]) for d in either})
-            both = tuple(d for d in either if of_groups[d[0]] > 1)
-            for moved in dict.fromkeys((either, both)):
-                into = tuple(d._replace(axis=place[d.axis]) for d in moved)
-                if into and all(map(offers, into)):
-                    found.append(Edit(moved, into))
-            units = [
-                shards for unit in self._together(both) if (shards := tuple(d for d in unit if isinstance(d, Shard)))
-            ]
-            pairs = (pair for pair in combinations(units, 2) if pair[0][0].group == pair[1][0].group)
-            found += [edit for pair in pairs for edit in _crosswise(*pair) if all(map(offers, edit.into))]
-        for one, other in alike:
-            place = self._places(one, other)
-            out = tuple(d for d in decisions if part_of[d.axis] == other)
-            into = tuple(filter(offers, (d._replace(axis=place[d.axis]) for d in decisions if d.axis in place)))
-            if into and into != out:
-                found.append(Edit(out, into))
-        return found
-
-    def _places(self, one: int, other: int) -> dict[int, int]:
-        """Axis of one part -> the axis of another part that stands at its place."""
-        return dict(zip(self._parts[one], self._parts[other], strict=True))
-
-    def held(self, plan: Plan) -> list[Move]:
-        """What a plan has of each unit, in the order of the plan."""
-        return self._together(plan[len(self.problem.fixed) :])
-
-    def _together(self, decisions: Iterable[Decision]) -> list[Move]:
-        """Decisions that differ in the axis only, within one part of the grain, together; in the order of the first
-        of each.
-        """
-        found: dict[tuple[object, ...], list[Decision]] = defaultdict(list)
-        for decision in decisions:
-            found[(*decision._replace(axis=self._part_of[decision.axis]), type(decision))].append(decision)
-        return [tuple(unit) for unit in found.values()]
-
-    def _make_macros(self, part_of: dict[int, int]) -> list[Move]:
-        weights, groups = self.problem.weight_bytes, self.problem.dimensions.groups
-        everywhere: dict[int, list[Decision]] = defaultdict(list)
-        together: dict[tuple[str, int, int], list[Move]] = defaultdict(list)
-        for unit in self.units:
-            first = unit[0]
-            if isinstance(first, Shard) and not any(first.sides) and first.unless == NOWHERE:
-                everywhere[first.group] += unit
-                together["family", groups[first.group].family, part_of[first.axis]].append(unit)
-                if first.group in weights:
-                    together["weights", 0, part_of[first.axis]].append(unit)
-        found: list[Move] = [tuple(decisions) for decisions in everywhere.values()]
-        for units in together.values():
-            units.sort(key=lambda unit: -max(weights.get(d.group, 0) for d in unit if isinstance(d, Shard)))
-            found.append(tuple(decision for unit in units for decision in unit))
-        known = set(self.units)
-        return [move for move in dict.fromkeys(found) if len(move) > 1 and move not in known]
-
-
-def _crosswise(one: Shards, other: Shards) -> list[Edit]:
-    """Edits of two units about one group that exchange where they hold, their sides, or their axes."""
-    pair = (*one, *other)
-    scopes = (
-        *_with(one, unless=other[0].unless, only=other[0].only),
-        *_with(other, unless=one[0].unless, only=one[0].only),
-    )
-    sides = *_with(one, sides=other[0].sides), *_with(other, sides=one[0].sides)
-    found = [scopes, sides]
-    if len(one) == len(other):
-        swapped = zip(pair, (*other, *one), strict=True)
-        found.append(tuple(d._replace(axis=to.axis) for d, to in swapped))
-    return [Edit(pair, into) for into in dict.fromkeys(found) if into != pair]
-
-
-def _with(unit: Shards, **fields: Any) -> Shards:
-    return tuple(d._replace(**fields) for d in unit)
 
 
 def _alike(one: Decision, other: Decision) -> bool:
