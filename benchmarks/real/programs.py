@@ -45,6 +45,15 @@ def _hf(
     return make
 
 
+def _scanned(style: str, policy: str) -> Real:
+    def make() -> Lowerable:
+        from benchmarks.real import scanned
+
+        return scanned.scanned_decoder(style, policy)
+
+    return Real(f"scanned {style}", "fit", make)
+
+
 def _other(builder: str, *arguments: Any, **options: Any) -> Callable[[], Lowerable]:
     def make() -> Lowerable:
         from benchmarks.real import other_packages
@@ -434,6 +443,12 @@ PROGRAMS: dict[str, Real] = {
     "jraph network": Real("graph network", "fit", _other("jraph_network", "network")),
     "jraph convolution": Real("graph convolution", "judge", _other("jraph_network", "convolution")),
     "jraph attention": Real("graph attention", "judge", _other("jraph_network", "attention")),
+    # decoders with stacked layers: five styles, four policies of what is recomputed (see `scanned`)
+    **{
+        f"scan {style} {policy}": _scanned(style, policy)
+        for style in ("own", "maxtext", "linen", "nnx", "equinox")
+        for policy in ("kept", "full", "dots", "names")
+    },
 }
 
 

@@ -4,10 +4,10 @@ Enters: a `Source` and a `PartitionedProgram`. Leaves: `ChosenMarks`, and the va
 planned, if any.
 
 A constraint stands at a use that needs another sharding than its value has, unless the operation's own sharding already
-says so. Then propagation runs, and where a value comes out differently, the first of the values that went wrong
-together is pinned; and again, then with all that are like it, since layers that are alike go wrong one after another.
-At last pins that turn out not to matter are taken away. Every mark that is left has a reason: without it something lies
-elsewhere.
+says so. Values that some constraint or op offers more than the plan gives them are pinned (see `contested`), so that
+the outcome does not depend on the order in which ops are visited. Then propagation runs, and where a value comes out
+differently, the first of the values that went wrong together is pinned; and again, then with all that are like it,
+since layers that are alike go wrong one after another. At last those of the later pins go that turn out not to matter.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from toast_cli.emit.contested import contested_values
 from toast_cli.emit.marks import (
     Marks,
     Pin,
@@ -32,8 +33,7 @@ from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.model import Program
-from toast_cli.program.ops import BROADCAST_IN_DIM, CARRY, PAD, REDUCE, SLICE, SQUARE, TRANSPOSE
+from toast_cli.program.ops import CARRY, PAD, REDUCE, SLICE, SQUARE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -86,10 +86,9 @@ class Chooser:
         self.reshards = [opened(r) for r in reshards]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
-        moved = [one.value for one in self.reshards if one.ahead]
-        beside = {*carried_operands(source.program, lowered), *exchanged_results(source.program, lowered), *moved}
-        beside |= {*looked_up_pieces(source.program, lowered), *carried_pieces(source.program, lowered, self.reshards)}
-        beside |= {*scattered_terms(source.program, lowered), *repeated_beside_lookups(source.program)}
+        beside = {one.value for one in self.reshards if one.ahead}
+        beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
+        beside |= {*scattered_terms(self._program, lowered)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
         self.pinned = set(self._fixed)
         self.rounds = 0
@@ -233,67 +232,6 @@ class Chooser:
                 waiting += [values[:half], values[half:]]
 
 
-def exchanged_results(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
-    """What ops make of what their neighbours send them. Such an op stands for collectives as a reshard does, and XLA's
-    propagation, which sees the program in another form, may find other ways to the same sharding behind it."""
-    for one in lowered.collectives:
-        if one.reason == "neighbours":
-            for op in dict.fromkeys([op for op, _ in one.uses] or [one.op]):
-                yield from program.ops[op].results
-
-
-def looked_up_pieces(program: Program, lowered: PartitionedProgram) -> Iterator[int]:
-    """What gathers and scatters leave of which a dimension is split over several axes. XLA:TPU simplifies the program
-    before it propagates (libtpu 0.0.42.1), and in that form other shardings can reach a look-up first: in a graph
-    convolution whose layers are split alike by (data, model) and (model, data), rows and updates were gathered whole.
-    """
-    for op in program.ops:
-        if op.kind.lookup:
-            split = (v for v in op.results if any(len(axes) > 1 for axes in lowered.shardings[v]))
-            yield from (v for v in split if v not in lowered.partial)
-
-
-def repeated_beside_lookups(program: Program) -> Iterator[int]:
-    """Broadcasts of arrays to what an elementwise op reads with them that a look-up makes, or to what a look-up reads
-    of its result: the degrees of nodes by which a graph convolution divides their features. XLA:TPU writes broadcasts
-    otherwise before it propagates (libtpu 0.0.42.1), and rows came to lie as features do: in three graph convolutions
-    all were gathered over the other axis, or over both."""
-    for op in program.ops:
-        if not op.kind.elementwise:
-            continue
-        makers = {value: program.ops[program.producer[value]] for value in op.operands}
-        made = any(maker.kind.lookup for maker in makers.values())
-        if made or any(program.ops[user].kind.lookup for value in op.results for user, _ in program.users[value]):
-            for value, maker in makers.items():
-                if maker.name == BROADCAST_IN_DIM and program.values[maker.operands[0]].shape:
-                    yield value
-
-
-def carried_pieces(program: Program, lowered: PartitionedProgram, reshards: Iterable[Reshard]) -> Iterator[int]:
-    """What loops carry of which a dimension is split over several axes, where the plan has these axes in another order
-    elsewhere, or on the way to somewhere. Either order reaches a loop from some side, and which one does first is
-    different in the form that XLA:TPU has made of the program by then (libtpu 0.0.42.1): the loop over a decoder's
-    layers permuted its activations in each trip, backwards."""
-    on_the_way = (sharding for reshard in reshards for sharding, _ in reshard.steps)
-    said = (*lowered.shardings, *lowered.required.values(), *on_the_way)
-    orders = {axes for sharding in said for axes in sharding if len(axes) > 1}
-    for op in program.ops:
-        if op.name == CARRY:
-            split = [axes for axes in lowered.shardings[op.results[0]] if len(axes) > 1]
-            if any(set(axes) == set(other) for axes in split for other in orders - {axes}):
-                yield op.results[0]
-
-
-def carried_operands(program: Program, lowered: PartitionedProgram) -> set[int]:
-    """What loops hand to products that are reduce-scattered. What a loop carries takes any sharding that reaches it
-    from behind, and in another order here than in XLA: the sharding of such a product's result would go to its operand,
-    through the product, and the operand would be exchanged instead of the result scattered."""
-    makers = [program.ops[program.producer[value]] for value in {*lowered.computed, *lowered.found}]
-    makers += [program.ops[program.producer[op.operands[0]]] for op in makers if op.name == TRANSPOSE]
-    operands = {v for op in makers if op.kind.matrix_unit for v in op.operands}
-    return {v for v in operands if program.ops[program.producer[v]].name == CARRY}
-
-
 def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, remade: Sequence[bool]) -> bool:
     """Whether some use would not get its sharding, or several would each bring the value there for themselves, without
     it."""
@@ -305,29 +243,7 @@ def is_needed(reshard: Reshard, source: Source, lowered: PartitionedProgram, rem
     if len(reshard.edges) > 1 and cuts is None:
         return True
     return any(
-        not follows(source, *edge, cuts)
-        or is_moved_behind(source, lowered, edge[0], cuts)
-        or (cuts is None and is_one_of_several(source, lowered, *edge))
-        for edge in reshard.edges
-    )
-
-
-def is_one_of_several(source: Source, lowered: PartitionedProgram, number: int, position: int) -> bool:
-    """Whether an elementwise op reads something else that lies where it computes.
-
-    XLA:TPU simplifies the program before it propagates: with a reshape between such an op and the constraint on its
-    result, the sharding of what is to be gathered reaches the op first (libtpu 0.0.42.1), and from there whatever it
-    reads. In a decoding step whose heads alone have the batch split, the residual stream and the look-up before it went
-    that way.
-    """
-    op, program = source.program.ops[number], source.program
-    if not op.kind.elementwise:
-        return False
-    return any(
-        program.values[value].shape
-        and k != position
-        and lowered.required.get((number, k), lowered.shardings[value]) == lowered.shardings[value]
-        for k, value in enumerate(op.operands)
+        not follows(source, *edge, cuts) or is_moved_behind(source, lowered, edge[0], cuts) for edge in reshard.edges
     )
 
 
