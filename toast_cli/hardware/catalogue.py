@@ -54,6 +54,11 @@ def available_specs() -> list[str]:
     return sorted(_ready_files(), key=_natural)
 
 
+def is_ready(name: str) -> bool:
+    """Whether a specification of that name needs no file of the user's."""
+    return name in _ready_files()
+
+
 def _ready_files() -> dict[str, Traversable]:
     """Name -> packaged file."""
     folder = files("toast_cli.hardware") / "specs"
