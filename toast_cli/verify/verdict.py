@@ -92,7 +92,8 @@ def verify(
         else:
             found = compiled
             if not judge.by_name and not out_of_memory(compiled):
-                target, unasked = None, f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
+                unasked = f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
+                target = None
         memory = check_memory(compiled, promises)
     if target is None:
         found = collectives_after_partitioning(program, form, axes)
