@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from toast_cli.cli.app import run
 from toast_cli.errors import SpecError
 from toast_cli.hardware import available_specs, find_preset, is_ready, load_spec, parse_spec
-from toast_cli.hardware.generated import generate, slice_torus
+from toast_cli.hardware.chips import presets
+from toast_cli.hardware.generated import PLANES, generate, slice_torus
 
 # Ready specifications with an axis that has a part of a dimension less than it could.
 OTHER_AXES = {"v3-32": {"data": 8, "model": 4}, "v4-32": {"data": 4, "model": 4}}
@@ -78,6 +79,11 @@ PUBLISHED = {
 def test_slices_of_cubes_are_the_published_ones() -> None:
     preset = find_preset("v5p")
     assert {chips: slice_torus(preset, chips) for chips in PUBLISHED} == PUBLISHED
+
+
+def test_sizes_of_slices_on_a_plane_are_a_table() -> None:
+    """Those in space follow a rule."""
+    assert {preset.chip.name for preset in presets() if preset.torus_rank == 2} == set(PLANES)
 
 
 WRONG = [

@@ -20,7 +20,7 @@ _NAME = re.compile(
 # Other names of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
 _ALIASES = {"v5litepod": "v5e", "a100": "a100-80"}
 # Chips of the slices that Google Cloud has on a plane (Cloud TPU docs, "TPU v2", "v3", "v5e", "v6e").
-_PLANES = {
+PLANES = {
     "v2": (4, 16, 64, 128, 256),
     "v3": (4, 16, 32, 64, 128, 256, 512, 1024),
     "v5e": (1, 4, 8, 16, 32, 64, 128, 256),
@@ -91,7 +91,7 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     hosts = count // host * slices
     about = f"{host * hosts} x {preset.chip.name} in {hosts} host{'s' if hosts > 1 else ''}, NVLink inside"
     network = f"  network: {{hosts: {hosts}}}\n" if hosts > 1 else ""
-    axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes([max(_up_to(host))], host)
+    axes = f"axes: {{data: {hosts}, model: {host}}}\n" if hosts > 1 else _axes(divisors(host), host)
     head = f"description: {about}{', the network between' if hosts > 1 else ''}\ntopology:\n  switch: {host}\n{network}"
     # As the ready specifications: JAX takes 75 % by default, XLA_PYTHON_CLIENT_MEM_FRACTION sets it.
     return f"{head}{axes}memory_fraction: 0.9\n"
@@ -99,7 +99,7 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
 
 def _slice_chips(preset: Preset) -> tuple[int, ...]:
     """The numbers of chips that slices have, ascending."""
-    return _PLANES.get(preset.chip.name) or (*_LESS_THAN_A_CUBE, *range(_CUBE, preset.pod_chips + 1, _CUBE))
+    return PLANES.get(preset.chip.name) or (*_LESS_THAN_A_CUBE, *range(_CUBE, preset.pod_chips + 1, _CUBE))
 
 
 def slice_torus(preset: Preset, chips: int) -> tuple[int, ...]:
@@ -127,11 +127,6 @@ def _axes(within: list[int], devices: int) -> str:
         products |= {product * size for product in products}
     model = max(product for product in products if product <= isqrt(devices))
     return f"axes: {{data: {devices // model}, model: {model}}}\n" if model > 1 else f"axes: {{data: {devices}}}\n"
-
-
-def _up_to(size: int) -> list[int]:
-    """Divisors up to the root."""
-    return [one for one in divisors(size) if one <= isqrt(size)]
 
 
 def _error(name: str, what: str, hint: str) -> SpecError:
