@@ -56,6 +56,7 @@ SLOW = {
     "test_diverse::test_the_best_are_compiled",
     "test_diverse::test_xla_partitions_them_differently",
     "test_docs::test_python_on_the_pages_runs",
+    "test_docs::test_the_how_to_pages_run",
     "test_docs::test_the_tutorial_runs",
     "test_emit::test_a_loop_communicates_as_planned",
     "test_emit::test_a_training_step_communicates_as_planned",

@@ -22,6 +22,7 @@ ORDER = [
     "kept",
     "child",
     "outputs",
+    "device_mesh",
     "program",
     "quantities",
     "folding",

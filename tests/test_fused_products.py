@@ -244,7 +244,7 @@ def test_what_is_written_is_equal_on_eight_devices(tmp_path: Path, capsys: pytes
     said = ["--json", str(report), "--save-plan", str(plan), "--verify", "cpu"]
     assert run([*options, *said]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "verdict of XLA (cpu): agreed" in told and "computed with what lies side by side" in told
+    assert "verdict of XLA: agreed" in told and "computed with what lies side by side" in told
     facts = json.loads(report.read_text())
     assert facts["program"]["parted"] is True
     assert [a["type"] for a in facts["arguments"]] == ["f32[8,256,512]", "f32[512,1536]", "f32[512,512]"]

@@ -108,7 +108,7 @@ def test_wrong_specification(body: str, line: int | str | None, what: str, hint:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("v4-23", 'did you mean "v4-32"?'),
+        ("v44-32", 'did you mean "v4-32"?'),
         ("h100_64.yaml", 'did you mean "h100-64"?'),
         ("nothing-like-it", "allowed: a100-16, b200-8"),
     ],

@@ -19,7 +19,9 @@ def test_megatron_agrees(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Two all-reduces per block and direction, as promised, in either form; nothing is written."""
     assert run([*BLOCK, "--verify", "cpu", "--format", form]) == 0
     said = capsys.readouterr().out
-    assert said.index("-o OUT writes the sharded program") < said.index("verdict of XLA (cpu): agreed")
+    assert said.index("-o OUT writes the sharded program") < said.index(
+        "verdict of XLA: agreed (CPU partitioner; --verify tpu asks the real one)"
+    )
     assert "all 74 results are equal" in said
     assert "all-reduce  data+model  64.0 KiB  ×8  64.0 KiB  ×8" in said
 
@@ -34,7 +36,8 @@ def test_disagreement_is_an_exit_code(
     assert run([*BLOCK, "--verify", "cpu", "--quiet", "-o", str(program)]) == 1
     _, line = capsys.readouterr().out.splitlines()
     assert line.startswith(
-        "XLA (cpu) disagreed; collectives: each device sends 0 B: 120 KiB of the promised are missing"
+        "XLA disagreed (CPU partitioner; --verify tpu asks the real one); "
+        "collectives: each device sends 0 B: 120 KiB of the promised are missing"
     )
     assert program.exists()
 

@@ -81,6 +81,8 @@ ASKED: list[tuple[list[str], set[tuple[str, str]], set[tuple[str, str]], set[tup
     (["data-parallel:data"], {("batch", "data")}, {("embed", "data"), ("batch", "model")}, set()),
     (["fsdp:data"], {("batch", "data"), ("embed", "data")}, {("embed", "model")}, set()),
     (["zero3:data"], {("batch", "data"), ("embed", "data")}, {("embed", "model")}, set()),
+    (["hsdp:data,model"], {("batch", "data"), ("batch", "model"), ("embed", "model")}, {("embed", "data")}, set()),
+    (["hsdp"], {("batch", "data"), ("batch", "model"), ("embed", "model")}, {("embed", "data")}, set()),
     (["zero1:data"], {("batch", "data"), ("embed", "data")}, set(), {("weights", "data")}),
     (["megatron:model"], {("heads", "model"), ("ff", "model"), ("vocab", "model")},
      {("embed", "model"), ("batch", "model")}, set()),
@@ -100,6 +102,30 @@ def test_tactics_decide_what_their_names_say(
     assert present <= found
     assert not absent & found
     assert kept(of, of.fixed) == whole
+
+
+SHORT = [
+    ("dp", "data-parallel"), ("ddp x tp", "data-parallel x megatron"), ("cp", "context"),
+    ("fsdp:data+tp:model", "fsdp:data+megatron:model"), ("fsdp x cp", "fsdp x context"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("short", "name"), SHORT)
+def test_short_names(short: str, name: str) -> None:
+    of = problem("t2b_tiny")
+    assert strategy(of, short) == strategy(of, name)
+    tactics = [short] if " x " not in short and "+" not in short else []
+    assert parse_wishes(tactics).state(of).fixed == parse_wishes([name] if tactics else []).state(of).fixed
+
+
+def test_experts_have_a_short_name() -> None:
+    assert strategy(problem("moe_tiny"), "fsdp+ep") == strategy(problem("moe_tiny"), "fsdp+expert")
+
+
+def test_short_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tactics"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"(also: {names})" in listed for names in ("dp, ddp", "tp", "ep", "cp"))
 
 
 def test_the_sequence_comes_last_and_experts_first_whatever_the_order_asked_for() -> None:

@@ -37,8 +37,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_true_report_agrees(written: tuple[Path, Path], tmp_path: Path) -> None:
     program, report = written
     verdict = tmp_path / "verdict.json"
-    arguments = ["verify", str(program), "--report", str(report), "--against", str(MLP), "--json", str(verdict)]
-    assert run(arguments) == 0
+    checked = ["--report", str(report), "--against", str(MLP), "--json", str(verdict)]
+    assert run(["verify", str(program), "--compiler", "cpu", *checked]) == 0
     facts = json.loads(verdict.read_text())
     assert facts["schema"] == "toast.verify/1"
     outcomes = {part["name"]: part["outcome"] for part in facts["parts"]}
@@ -69,7 +69,8 @@ def test_a_false_report_does_not_agree(
 ) -> None:
     program, report = written
     change, said = FALSE[name]
-    assert run(["verify", str(program), "--report", str(altered(report, tmp_path, change))]) == 1
+    changed = str(altered(report, tmp_path, change))
+    assert run(["verify", str(program), "--compiler", "cpu", "--report", changed]) == 1
     output = " ".join(capsys.readouterr().out.split())
     assert said in output
     assert "collectives that differ" in output and "mlp.py:" in output
@@ -97,8 +98,9 @@ def test_too_little_to_judge(tmp_path: Path) -> None:
         )
         == 0
     )
-    assert run(["verify", str(program), "--report", str(report)]) == 0
-    assert run(["verify", str(program), "--report", str(altered(report, tmp_path, lambda one: []))]) == 2
+    verify = ["verify", str(program), "--compiler", "cpu", "--report"]
+    assert run([*verify, str(report)]) == 0
+    assert run([*verify, str(altered(report, tmp_path, lambda one: []))]) == 2
 
 
 SUMS = """
@@ -117,7 +119,8 @@ def test_sums_in_another_order_are_equal(tmp_path: Path, capsys: pytest.CaptureF
     saved = ["-o", str(program), "--json", str(report)]
     assert run(["partition", str(original), "--mesh", "h100-8", "--quiet", *pins, *saved]) == 0
     capsys.readouterr()
-    assert run(["verify", str(program), "--report", str(report), "--against", str(original)]) == 0
+    checked = ["--report", str(report), "--against", str(original)]
+    assert run(["verify", str(program), "--compiler", "cpu", *checked]) == 0
     said = capsys.readouterr().out
     assert (
         "all 2 results are equal; largest error 0.0e+00" not in said

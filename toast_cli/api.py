@@ -168,6 +168,8 @@ class Plan:
         """
         import jax
 
+        from toast_cli.device_mesh import device_mesh
+
         available = list(jax.devices() if devices is None else devices)
         count = prod(self.axes.values())
         if len(available) < count:
@@ -176,8 +178,7 @@ class Plan:
                 where=self.report.mesh.name,
                 hint="give a mesh of their number, or XLA_FLAGS=--xla_force_host_platform_device_count on a CPU",
             )
-        auto = (jax.sharding.AxisType.Auto,) * len(self.axes)
-        return jax.make_mesh(tuple(self.axes.values()), tuple(self.axes), auto, devices=available[:count])
+        return device_mesh(self.axes, available[:count])
 
     def in_specs(self) -> Any:
         """PartitionSpecs of the arguments: a tuple with one tree per positional argument.

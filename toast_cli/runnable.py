@@ -244,6 +244,8 @@ def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> A
     """
     import jax
 
+    from toast_cli.device_mesh import device_mesh
+
     axes = boundary.axes or {"devices": boundary.devices}
     if given is None and devices is None:
         current = jax.sharding.get_mesh()
@@ -265,12 +267,7 @@ def mesh_for(boundary: Boundary, given: Any, devices: Sequence[Any] | None) -> A
                 where=boundary.name,
                 hint="partition for as many, or XLA_FLAGS=--xla_force_host_platform_device_count on a CPU",
             )
-        return jax.make_mesh(
-            tuple(axes.values()),
-            tuple(axes),
-            (jax.sharding.AxisType.Auto,) * len(axes),
-            devices=available[: boundary.devices],
-        )
+        return device_mesh(axes, available[: boundary.devices])
     names = given.axis_names if boundary.axes else ("devices",)
     shaped = arranged if boundary.axes else arranged.reshape(-1)
     return jax.sharding.Mesh(shaped, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))

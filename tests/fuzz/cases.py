@@ -150,7 +150,7 @@ def verify_case(rng: Random) -> Case:
         files["r.json"] = mutated_json(made["r.json"], rng)
     else:
         files["o.mlir"] = mutated(made["o.mlir"], (), rng, text=True)
-    return Case(("verify", "o.mlir", "--report", "r.json"), files)
+    return Case(("verify", "o.mlir", "--compiler", "cpu", "--report", "r.json"), files)
 
 
 def command_case(rng: Random) -> Case:

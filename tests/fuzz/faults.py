@@ -113,7 +113,9 @@ COMMANDS = {
             ("l.jsonl", "t.json"),
         ),
         Command(
-            "verify", ("verify", "o.mlir", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"), ("v.json",)
+            "verify",
+            ("verify", "o.mlir", "--compiler", "cpu", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"),
+            ("v.json",),
         ),
     )
 }

@@ -21,6 +21,7 @@ mesh_app = typer.Typer(
     no_args_is_help=True,
 )
 
+OTHERS = "others by chip and number: v5p-512 (Google Cloud's name), h100:64 (in hosts of 8), 2xv5p-512 (two slices)"
 # The array whose collectives `show` prices.
 SAMPLE_BYTES = 64 * 2**20
 SAMPLE_KINDS = ("all-reduce", "all-gather", "all-to-all")
@@ -30,15 +31,21 @@ MOST_DRAWN = 16
 
 @mesh_app.command("list")
 def list_specs() -> None:
-    """List the ready specifications, usable by name."""
+    """List the ready specifications, usable by name.
+
+    Others are made from a chip and a number: v5p-512, h100:64 (64 GPUs in hosts of 8), 2xv5p-512 (two slices).
+    """
     from toast_cli.hardware import available_specs, load_spec
 
-    _print(_spec_table([load_spec(name) for name in available_specs()]))
+    _print(_spec_table([load_spec(name) for name in available_specs()]), OTHERS)
 
 
 @mesh_app.command("show")
 def show_spec(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A ready specification or a YAML file.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A name from `toast mesh list`, a chip and its number, or a YAML file."),
+    ],
     mesh_shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="Axes to lay on it instead, e.g. data=4,model=4.")
     ] = None,

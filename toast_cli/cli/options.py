@@ -37,7 +37,8 @@ MeshSpec = Annotated[
         "--mesh",
         metavar="SPEC",
         autocompletion=complete_spec,
-        help="Hardware: a name from `toast mesh list`, or a YAML file.",
+        help="Hardware: a name from `toast mesh list`, a chip and its number (v5p-512, h100:64, 2xv5p-512), or a YAML "
+        "file.",
     ),
 ]
 

@@ -11,7 +11,7 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK, say
 from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.cli.values import Annotate, Format, metavar, one_of
-from toast_cli.cli.verdicts import machine, verify_outcome
+from toast_cli.cli.verdicts import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
@@ -124,7 +124,7 @@ def partition(
             where="--verify",
             hint="give it with --format stablehlo, hlo or spmd",
         )
-    judge = machine(mesh, verify, "--verify") if verify is not None else None
+    judge = judge_of(mesh, verify, "--verify") if verify is not None else None
     program_target = Target("-o", output) if output is not None else None
     report_target = Target("--json", json) if json is not None else None
     plan_target = Target("--save-plan", save_plan) if save_plan is not None else None
@@ -174,7 +174,7 @@ def partition(
         _show(report, _written(program_target, chosen, report), to_stderr=taken, quiet=quiet, verbose=verbose)
     if not fits:
         return DOES_NOT_FIT
-    return OK if verify is None else verify_outcome(outcome, content, chosen, judge, to_stderr=taken, quiet=quiet)
+    return OK if judge is None else verify_outcome(outcome, content, chosen, judge, to_stderr=taken, quiet=quiet)
 
 
 def _written(target: Target | None, chosen: Format, report: Report) -> str:

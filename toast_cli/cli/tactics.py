@@ -50,7 +50,7 @@ def tactics(
     check_targets(targets, [name for name in (program, mesh, file) if name is not None])
 
     from toast_cli.report import style, tactics_table
-    from toast_cli.tactics import TACTICS, applicable
+    from toast_cli.tactics import ALIASES, TACTICS, applicable
     from toast_cli.tactics.files import read_tactics
     from toast_cli.tactics.strategies import STRATEGIES
     from toast_cli.tactics.survey import survey
@@ -59,7 +59,8 @@ def tactics(
     if program is None or mesh is None:
         drawn = tactics_table.known(own.values(), STRATEGIES)
         facts: object = {
-            "tactics": [{"name": t.name, "about": t.about} for t in own.values()], "strategies": list(STRATEGIES)
+            "tactics": [{"name": t.name, "about": t.about} for t in own.values()], "strategies": list(STRATEGIES),
+            "aliases": ALIASES,
         }  # fmt: skip
     else:
         from toast_cli.pipeline import problem_of

@@ -1,4 +1,4 @@
-"""What `toast verify` and `toast partition --verify` share: the machine to compile for, and a verdict's exit code."""
+"""What `toast verify` and `toast partition --verify` share: who judges a program, and a verdict's exit code."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
-    from toast_cli.verify.ahead import CompilationTarget
+    from toast_cli.verify.judge import Judge
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
 _EXAMPLE = {CompilerName.tpu: "v4-32", CompilerName.gpu: "h100-8"}
 
 
-def machine(mesh: str | None, compiler: CompilerName, option: str) -> CompilationTarget | None:
-    """The machine to compile for; None for virtual CPU devices.
+def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Judge:
+    """Who judges a program for this machine; compiler: None for the default.
 
     Raises `UsageError` where `compiler` makes no programs for it.
     """
     from toast_cli.hardware import load_spec
-    from toast_cli.verify.ahead import target_of
+    from toast_cli.verify.judge import choose_judge
 
-    if compiler is CompilerName.cpu:
-        return None
-    if mesh is None:
+    if mesh is None and compiler in _EXAMPLE:
         hint = f"name it with --mesh, e.g. --mesh {_EXAMPLE[compiler]}"
         raise UsageError("which machine to compile for is missing", where=option, hint=hint)
-    spec = load_spec(mesh)
-    if spec.chip.platform != compiler.value:
+    spec = load_spec(mesh) if mesh is not None else None
+    if spec is not None and compiler in _EXAMPLE and spec.chip.platform != compiler:
         raise UsageError(
             f"{option} {compiler.value} cannot compile for {spec.chip.name}", where=f"--mesh {mesh}",
             hint=f"use {option} {spec.chip.platform}",
         )  # fmt: skip
-    return target_of(spec)
+    return choose_judge(spec, compiler, option)
 
 
 def verify_outcome(
-    outcome: Outcome, content: bytes, form: Format, target: CompilationTarget | None, *, to_stderr: bool, quiet: bool
+    outcome: Outcome, content: bytes, form: Format, judge: Judge, *, to_stderr: bool, quiet: bool
 ) -> int:
     """Verifies a program just written, numbers included, and prints the verdict. Returns the exit code."""
     from toast_cli import xla
@@ -57,7 +55,7 @@ def verify_outcome(
         promises.axes,
         original,
         promises,
-        target,
+        judge,
     )
     stream = sys.stderr if to_stderr else sys.stdout
     print_verdict(verdict, stream, quiet=quiet)

@@ -10,7 +10,7 @@ import typer
 
 from toast_cli.cli import options
 from toast_cli.cli.values import metavar, one_of
-from toast_cli.cli.verdicts import EXITS, machine
+from toast_cli.cli.verdicts import EXITS, judge_of
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
 from toast_cli.request import CompilerName
@@ -35,18 +35,19 @@ def verify(
             "--mesh",
             metavar="SPEC",
             autocompletion=options.complete_spec,
-            help="Hardware to compile for with --compiler tpu and gpu; of a report for a ready one it is known.",
+            help="Hardware to compile for; of a report for a ready one it is known.",
         ),
     ] = None,
     compiler: Annotated[
-        CompilerName,
+        CompilerName | None,
         typer.Option(
             "--compiler",
             parser=one_of(CompilerName, "--compiler"),
             metavar=metavar(CompilerName),
-            help="Which compiler to check collectives and memory with.",
+            help="Which compiler to check collectives and memory with (default: the chips' own where it is installed "
+            "and the mesh is known, else cpu: XLA's partitioner on virtual CPU devices).",
         ),
-    ] = CompilerName.cpu,
+    ] = None,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - for stdout.")
     ] = None,
@@ -67,14 +68,15 @@ def verify(
     check_targets([output] if output else [], [path for path in (program, report, against) if path])
     promises = read_promises(report) if report is not None else None
     mesh = mesh or _ready_machine(promises)
-    target = machine(mesh, compiler, "--compiler")
+    judge = judge_of(mesh, compiler, "--compiler")
+    target = judge.target
     content, form, axes = partitioned_program(program, _axes(promises))
     if target is not None and target.devices != prod(axes.values()):
         raise UsageError(
             f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}",
             where="--mesh", hint="name the machine that it was partitioned for",
         )  # fmt: skip
-    verdict = check(content, form, axes, original_bytes(against) if against else None, promises, target)
+    verdict = check(content, form, axes, original_bytes(against) if against else None, promises, judge)
     if output is not None:
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
@@ -83,9 +85,11 @@ def verify(
 
 def _ready_machine(promises: Promises | None) -> str | None:
     """The ready specification that the report is about, if it is about one."""
-    from toast_cli.hardware import available_specs
+    from toast_cli.hardware import is_ready, load_spec
 
-    return promises.machine if promises and promises.machine in available_specs() else None
+    if promises is None or not is_ready(promises.machine):
+        return None
+    return promises.machine if load_spec(promises.machine).devices == prod(promises.axes.values()) else None
 
 
 def _axes(promises: Promises | None) -> dict[str, int] | None:

@@ -1,7 +1,7 @@
 """A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…,
 out_shardings=…)`.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax and numpy only. Where the
+Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax only. Where the
 program knows what its arguments are called, their specs are looked up by patterns over the paths; otherwise they go by
 their order.
 """
@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from itertools import groupby
 from math import prod
 
@@ -31,11 +32,16 @@ These are the shardings of arguments and results. What lies in between is up to 
 `toast.jit`, and the program that `toast partition -o sharded.mlir` writes, hold the whole plan.
 """
 
-{imports}import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+{imports}from math import gcd
 
-mesh = Mesh(np.array(jax.devices()[:{devices}]).reshape({sizes}), {names})
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+
+{device_mesh}
+
+mesh = device_mesh({sizes}, jax.devices()[:{devices}])
 '''
 
 BY_PATH = '''
@@ -62,7 +68,7 @@ def shardings(name, tree):
 
     def sharding(path, leaf):
         spec = spec_of(name + jax.tree_util.keystr(path))
-        return NamedSharding(mesh, spec if len(spec) <= np.ndim(leaf) else P())
+        return NamedSharding(mesh, spec if len(spec) <= getattr(leaf, "ndim", 0) else P())
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
@@ -120,14 +126,20 @@ def snippet(specs: BoundarySpecs) -> str:
         devices=prod(specs.axes.values()),
         axes=", ".join(f"{words(name)}={size}" for name, size in specs.axes.items()),
         usage=", ".join(f"{name}={name}" for name in roots) if roots else "*arguments",
-        imports="import re\n\n" if roots else "",
-        sizes=tuple(specs.axes.values()),
-        names=tuple_text(specs.axes),
+        imports="import re\n" if roots else "",
+        device_mesh=device_mesh_text(),
+        sizes=json.dumps(specs.axes),
     )
     if not roots:
         return head + BY_ORDER.format(arguments=flat_lines(specs.arguments), results=flat_lines(specs.results))
     rules = "".join(f"    ({quoted(p)}, {spec_text(s)}),\n" for p, s in rules_of((*specs.arguments, *results)))
     return head + BY_PATH.format(rules=rules, roots=tuple_text(roots))
+
+
+def device_mesh_text() -> str:
+    """The function that lays axes over devices, as toast itself runs it."""
+    module = (files("toast_cli") / "device_mesh.py").read_text(encoding="utf-8")
+    return module[module.index("def device_mesh(") :]
 
 
 def argument_names(specs: BoundarySpecs) -> list[str]:

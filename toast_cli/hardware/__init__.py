@@ -4,7 +4,7 @@
 `chips`.
 """
 
-from toast_cli.hardware.catalogue import available_specs, load_spec
+from toast_cli.hardware.catalogue import available_specs, is_ready, load_spec
 from toast_cli.hardware.chips import chip_names, find_preset, matrix_rate
 from toast_cli.hardware.gpu_target import gpu_target_text
 from toast_cli.hardware.model import Axis, Chip, Link, Mesh
@@ -23,6 +23,7 @@ __all__ = [
     "chip_names",
     "find_preset",
     "gpu_target_text",
+    "is_ready",
     "load_spec",
     "matrix_rate",
     "parse_bytes",

@@ -8,14 +8,19 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from toast_cli.errors import InputError, SpecError
+from toast_cli.hardware.generated import canonical, generate
 from toast_cli.hardware.schema import parse_spec
 from toast_cli.hardware.spec import Spec
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 
+# Names for which a specification is made.
+EXAMPLES = "e.g. v5p-512, h100:64, 2xv5e-256"
+
 
 def load_spec(name_or_path: str) -> Spec:
-    """The specification in that file, or the ready one of that name (`v4-32` or `v4-32.yaml`).
+    """The specification in that file, the ready one of that name (`v4-32` or `v4-32.yaml`), or the machine that the
+    name describes (`v5p-512`, `h100:64`, `2xv5p-512`).
 
     A file of that path comes first. Raises SpecError for an unknown name or an invalid file.
     """
@@ -23,14 +28,18 @@ def load_spec(name_or_path: str) -> Spec:
     if _is_a_file(path):
         return parse_spec(_read(name_or_path), name_or_path)
     ready = _ready_files()
-    name = name_or_path.removesuffix(".yaml")
+    name = canonical(name_or_path.removesuffix(".yaml"))
     if name in ready:
         return parse_spec(ready[name].read_text(encoding="utf-8"), ready[name].name)
     if path.name and _is_a_folder(path):
         raise SpecError("is a directory", where=name_or_path, hint="give a YAML file or a name from `toast mesh list`")
+    text = generate(name_or_path)
+    if text is not None:
+        return parse_spec(text, name)
     raise SpecError(
         f'no mesh specification "{name_or_path}", neither a file nor a ready one',
-        hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; see `toast mesh list`",
+        hint=f"{nearest(path.name.removesuffix('.yaml'), available_specs())}; others by chip and number, {EXAMPLES}; "
+        "see `toast mesh list`",
     )
 
 
@@ -52,6 +61,14 @@ def _is_a_folder(path: Path) -> bool:
 def available_specs() -> list[str]:
     """Names of the ready specifications, by chip and size."""
     return sorted(_ready_files(), key=_natural)
+
+
+def is_ready(name: str) -> bool:
+    """Whether a specification of that name needs no file of the user's."""
+    try:
+        return name in _ready_files() or generate(name) is not None
+    except SpecError:
+        return False
 
 
 def _ready_files() -> dict[str, Traversable]:

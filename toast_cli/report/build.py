@@ -43,6 +43,8 @@ from toast_cli.report.model import (
     ResultFacts,
     SearchFacts,
 )
+from toast_cli.report.padding import padding_advice
+from toast_cli.report.tokens import tokens_of
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import reader
 from toast_cli.tactics import products, strategies
@@ -130,6 +132,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         _lower(evaluator, result),
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
+        tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
     )
 
 
@@ -312,6 +315,7 @@ def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> Analy
     notes = [
         *_tight(problem, cost),
         *(_idle(problem, plan, axis) for axis in idle_axes(problem, plan)),
+        *padding_advice(problem),
         *source.notices,
         *problem.notices,
     ]

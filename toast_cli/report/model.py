@@ -91,6 +91,7 @@ class PredictedFacts:
     step_seconds_lower: float = 0.0  # what nothing waits for hidden behind compute
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
+    tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,10 @@ def prediction(report: Report, width: int) -> RenderableType:
         _split(report, "  " if bar_width >= LEAST_BAR else "\n"),
     )
 
+    if predicted.tokens_per_second:
+        figure = Text(format_count(round(predicted.tokens_per_second)), style.TITLE)
+        rows.add_row("tokens/s", figure, "", "of all devices together")
+
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
     held = Text(
         f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD

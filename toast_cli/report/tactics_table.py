@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.report import style
+from toast_cli.tactics import ALIASES
 from toast_cli.tactics.model import Tactic
 from toast_cli.tactics.survey import Applies
 
@@ -15,10 +16,11 @@ _LISTED = 8
 
 
 def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[RenderableType]:
-    """Every tactic and what it does; every strategy."""
+    """Every tactic, what it does and what else it is called; every strategy."""
     rows = style.table([("", "left"), ("", "fold")])
     for tactic in tactics:
-        rows.add_row(Text(tactic.name, style.TITLE), tactic.about)
+        also = ", ".join(alias for alias, name in ALIASES.items() if name == tactic.name and not tactic.source)
+        rows.add_row(Text(tactic.name, style.TITLE), tactic.about + (f" (also: {also})" if also else ""))
     rows.add_row(Text("search", style.TITLE), "nothing by itself: it names the mesh axes that the search may use")
     return [
         style.section("tactics for --tactic NAME:AXIS, and what each splits over the axis", rows),

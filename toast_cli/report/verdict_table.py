@@ -26,7 +26,7 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
     for part in verdict.parts:
         word, style = _MARK[part.outcome]
         parts.add_row(Text(word, style), part.name, part.text)
-    blocks = [section(f"verdict of XLA ({verdict.compiler}): {verdict.outcome}", parts)]
+    blocks = [section(f"verdict of {verdict_text(verdict, ': ')}", parts)]
     rows: list[dict[str, Any]] = next(
         (part.facts.get("collectives", []) for part in verdict.parts if part.name == "collectives"), []
     )
@@ -61,11 +61,19 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
     stream.write(render(blocks, make_console(stream)))
 
 
+def verdict_text(verdict: Verdict, joint: str) -> str:
+    """`XLA (v4:2x2x4): agreed`, `XLA: agreed (CPU partitioner; --compiler tpu asks the real one)`."""
+    if verdict.compiler != "cpu":
+        return f"XLA ({verdict.compiler}){joint}{verdict.outcome}"
+    asked = "; ".join(filter(None, ("CPU partitioner", verdict.unasked)))
+    return f"XLA{joint}{verdict.outcome} ({asked})"
+
+
 def one_line(verdict: Verdict) -> str:
     """The verdict, and why where it is not agreement."""
     wanted = verdict.outcome if verdict.outcome != "agreed" else ""
     reasons = [f"{part.name}: {part.text}" for part in verdict.parts if part.outcome == wanted]
-    return f"XLA ({verdict.compiler}) {verdict.outcome}" + "".join(f"; {reason}" for reason in reasons)
+    return verdict_text(verdict, " ") + "".join(f"; {reason}" for reason in reasons)
 
 
 def difference_table(differences: list[dict[str, Any]]) -> Table:

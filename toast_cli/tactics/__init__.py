@@ -5,11 +5,12 @@ latter serve as baselines in the report and as yardsticks for the search.
 """
 
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic
-from toast_cli.tactics.named import TACTICS
+from toast_cli.tactics.named import ALIASES, TACTICS
 from toast_cli.tactics.strategies import applicable, products, starting_plans, strategies, strategy
 from toast_cli.tactics.wishes import Wishes, parse_wishes
 
 __all__ = [
+    "ALIASES",
     "TACTICS",
     "DoesNotApply",
     "Look",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from toast_cli.errors import UsageError
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.plan.decisions import Decision
@@ -12,6 +14,10 @@ SEARCH = "search"
 
 def _fsdp(look: Look) -> list[Decision]:
     return [*look.split("data"), *look.split("weights")]
+
+
+def _hsdp(look: Look) -> list[Decision]:
+    return [*look.split("data"), *replace(look, axes=look.axes[-1:]).split("weights")]
 
 
 def _zero2(look: Look) -> list[Decision]:
@@ -32,6 +38,11 @@ _ALL = (
         _fsdp,
     ),
     Tactic("zero3", "the same as fsdp", _fsdp),
+    Tactic(
+        "hsdp",
+        "the batch; weights and optimizer state are stored split over the last axis only, whole over the others",
+        _hsdp,
+    ),
     Tactic(
         "zero2",
         "the batch; optimizer state is stored split, weights whole; gradients are reduce-scattered",
@@ -73,10 +84,13 @@ _ALL = (
     ),
 )
 TACTICS = {tactic.name: tactic for tactic in _ALL}
+# What people call them for short -> name.
+ALIASES = {"dp": "data-parallel", "ddp": "data-parallel", "tp": "megatron", "ep": "expert", "cp": "context"}
 
 
 def find_tactic(name: str, where: str = "tactic") -> Tactic:
-    """The tactic of that name. Raises UsageError that lists those there are."""
-    if name not in TACTICS:
-        raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, SEARCH]))
-    return TACTICS[name]
+    """The tactic of that name or alias. Raises UsageError that lists those there are."""
+    known = ALIASES.get(name, name)
+    if known not in TACTICS:
+        raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, *ALIASES, SEARCH]))
+    return TACTICS[known]

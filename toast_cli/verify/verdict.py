@@ -12,11 +12,12 @@ from math import prod
 from typing import Any, Literal
 
 from toast_cli.quantities import format_bytes
-from toast_cli.verify.ahead import AheadFacts, CompilationTarget, compile_ahead
+from toast_cli.verify.ahead import AheadFacts, compile_ahead
 from toast_cli.verify.child import Failure
 from toast_cli.verify.collectives import CompiledCollective, collectives_in
 from toast_cli.verify.compile import Dialect
 from toast_cli.verify.errors import excess
+from toast_cli.verify.judge import Judge
 from toast_cli.verify.numbers import compare_numbers
 from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.promises import Promises
@@ -43,8 +44,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
+    """compiler: `cpu` for XLA's partitioner on virtual CPU devices, or the machine compiled for. unasked: of `cpu`, how
+    the chips' own compiler is asked, or why it cannot be."""
+
     compiler: str
     parts: list[Part]
+    unasked: str = ""
 
     @property
     def outcome(self) -> VerdictOutcome:
@@ -56,6 +61,7 @@ class Verdict:
         return {
             "schema": SCHEMA,
             "compiler": self.compiler,
+            "unasked": self.unasked,
             "outcome": self.outcome,
             "parts": [asdict(p) for p in self.parts],
         }
@@ -67,30 +73,36 @@ def verify(
     axes: dict[str, int],
     original: bytes | None,
     promises: Promises | None,
-    target: CompilationTarget | None,
+    judge: Judge,
 ) -> Verdict:
     """Checks a partitioned program.
 
     Args:
         axes: the mesh it was partitioned for. original: StableHLO bytes of the program it came from, for the numbers.
-        promises: of the report written with it. target: a machine to compile for; None for virtual CPU devices.
+        promises: of the report written with it. judge: who is asked about collectives and memory. Where nobody chose
+            the chips' own compiler, and it does not compile the program, XLA's partitioner on the CPU is asked.
     """
-    devices = prod(axes.values())
+    target, unasked = judge.target, judge.unasked
+    if target is not None:
+        compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
+        if not isinstance(compiled, Failure):
+            found: list[CompiledCollective] | Failure = collectives_in(
+                compiled.hlo_text, tuple(axes), tuple(axes.values())
+            )
+        else:
+            found = compiled
+            if not judge.by_name and not out_of_memory(compiled):
+                unasked = f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
+                target = None
+        memory = check_memory(compiled, promises)
     if target is None:
-        found: list[CompiledCollective] | Failure = collectives_after_partitioning(program, form, axes)
+        found = collectives_after_partitioning(program, form, axes)
         promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
         memory = Part("memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu")
-    else:
-        compiled = compile_ahead(program, form, target, shardy=form == "stablehlo")
-        if isinstance(compiled, Failure):
-            found = compiled
-        else:
-            found = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
-        memory = check_memory(compiled, promises)
     parts = [check_collectives(found, axes, promises), memory]
     if original is not None:
-        parts.insert(0, check_numbers(original, program, form, devices))
-    return Verdict(target.label if target else "cpu", parts)
+        parts.insert(0, check_numbers(original, program, form, prod(axes.values())))
+    return Verdict(target.label if target else "cpu", parts, unasked)
 
 
 def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:

@@ -1,0 +1,108 @@
+"""Two remarks of a report: sizes that no mesh axis divides, and tokens per second."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import arg, problem_of, round_mesh, sample, source_of
+
+from toast_cli.dimensions import analyse
+from toast_cli.pipeline import Request, partition
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+from toast_cli.report.padding import padded_size, padding_advice
+from toast_cli.report.sections import prediction
+from toast_cli.report.style import make_console, render
+from toast_cli.report.tokens import tokens_of
+
+LENGTH, EMBED = 8, 64
+GPT_2 = "vocab (50,257) divides by no mesh axis and stays whole; pad it to 50,304 to shard it"
+
+
+def language_model(table: jax.Array, up: jax.Array, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    logits = jnp.tanh(table[tokens] @ up) @ table.T
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1).mean()
+
+
+def problem(vocab: int, batch: int, data: int, model: int) -> Problem:
+    ids = arg(batch, LENGTH, dtype=jnp.int32)
+    source = source_of(jax.grad(language_model), arg(vocab, EMBED), arg(EMBED, EMBED), ids, ids)
+    return make_problem(source.program, analyse(source.program), round_mesh(data=data, model=model))
+
+
+# vocab, batch, data, model -> what is advised
+ADVICE: list[tuple[tuple[int, int, int, int], list[str]]] = [
+    ((50257, 16, 4, 2), [GPT_2]),
+    ((50257, 24, 4, 3), ["vocab (50,257) divides by no mesh axis and stays whole; pad it to 50,304 to shard it"]),
+    ((50258, 16, 4, 2), []),  # 2 divides it
+    ((50304, 16, 4, 2), []),
+    ((50257, 16, 1, 1), []),  # one device
+    ((50304, 31, 4, 8), ["batch (31) divides by no mesh axis and stays whole; pad it to 32 to shard it"]),
+    ((50304, 5, 8, 2), []),  # a fifth of padding is too much
+]
+
+
+@pytest.mark.parametrize(("sizes", "advice"), ADVICE)
+def test_sizes_that_do_not_divide(sizes: tuple[int, int, int, int], advice: list[str]) -> None:
+    assert padding_advice(problem(*sizes)) == advice
+
+
+PADDED = [
+    ((50257, [8, 2]), 50304),
+    ((50257, [6]), 50304),
+    ((50257, [7]), 51072),
+    ((25, [8, 4]), 28),
+    ((1023, [2]), 1024),
+]
+
+
+@pytest.mark.parametrize(("asked", "padded"), PADDED)
+def test_the_size_to_pad_to(asked: tuple[int, list[int]], padded: int) -> None:
+    """In whole tiles of 128 where the dimension is long: 7 x 128 is 896, and 57 of them are 51,072."""
+    assert padded_size(*asked) == padded
+
+
+def test_a_report_has_the_advice_among_its_notes() -> None:
+    ids = arg(16, LENGTH, dtype=jnp.int32)
+    source = source_of(jax.grad(language_model), arg(50257, EMBED), arg(EMBED, EMBED), ids, ids)
+    request = Request("gpt2.mlir", "v4-32", iterations=1, content=source.module.operation.get_asm().encode())
+    report = partition(request).report
+    assert GPT_2 in report.analysis.notes
+
+
+# sample -> tokens of one run
+TOKENS = {
+    "t2b_tiny": 16 * 32,
+    "moe_tiny": 32 * 48,
+    "long_tiny": 128,
+    "itx_prefill_tiny": 32 * 40,
+    "itx_decode_tiny": 0,  # one id for each sequence
+    "vit_tiny": 0,
+    "gns_tiny": 0,
+    "mlp_tiny": 0,
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_of_a_run(name: str) -> None:
+    source, dimensions = sample(name)
+    found = make_problem(source.program, dimensions, round_mesh(data=4, model=2))
+    assert tokens_of(found) == TOKENS[name]
+
+
+def test_sequences_of_different_lengths_leave_doubt() -> None:
+    def both(table: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+        return jnp.einsum("bse,bte->bst", table[source], table[target])
+
+    one, other = arg(4, 8, dtype=jnp.int32), arg(4, 16, dtype=jnp.int32)
+    found = problem_of(source_of(both, arg(100, 64), one, other), round_mesh(data=2))
+    assert tokens_of(found) == 0
+
+
+def test_tokens_per_second_beside_the_step_time() -> None:
+    report = partition(Request("sample_models/t2b_tiny.mlirbc.zst", "v4-32", strategy="megatron")).report
+    seconds = report.predicted.step_seconds
+    assert report.predicted.tokens_per_second == pytest.approx(512 / seconds)
+    rows = " ".join(render([prediction(report, 100)], make_console(None)).split())
+    assert f"tokens/s {512 / seconds:,.0f} of all devices together" in rows
