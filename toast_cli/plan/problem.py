@@ -249,6 +249,13 @@ class Problem:
         return work
 
     @cached_property
+    def names_axes(self) -> bool:
+        """Whether the program or the user says something of single mesh axes: pins, goals, decisions to begin with,
+        manual regions. Axes that are alike cannot be exchanged then."""
+        said = self.fixed or self.closed or self.goal.axes
+        return bool(said) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
+
+    @cached_property
     def decisions(self) -> DecisionSpace:
         """The decisions a search may take."""
         return DecisionSpace(
