@@ -38,6 +38,11 @@ class Expert:
     mesh: Mesh
 
     @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.axes or self.name
+
+    @property
     def fits(self) -> bool:
         return self.cost.peak_bytes <= self.mesh.limit_bytes
 
