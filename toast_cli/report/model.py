@@ -109,8 +109,9 @@ class BaselineFacts:
 
 
 def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
-    """What tables call a strategy: `fsdp:gpu,node, data=4 × model=2`."""
-    return ", ".join(filter(None, (axes or name, " × ".join(f"{axis}={size}" for axis, size in mesh.items()))))
+    """What tables call a strategy: `fsdp:model,data on data=4,model=2`."""
+    shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    return f"{axes or name} on {shape}" if shape else axes or name
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from toast_cli.plan.mirrors import taken_apart
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.placing import Placed, Wish, compose, needs_axes, place
 
-Ways = dict[str, Plan]  # the strategy with all its axes (`fsdp:gpu,node`), as `--strategy` takes it -> plan
+# A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: they are in the mesh's order) -> plan.
+Ways = dict[str, Plan]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Expert:
     """A strategy on the axes that suit it best: a plan that fits before one that does not, then the fastest.
 
     Attributes:
-        axes: the strategy with its axes, as `--strategy` takes it; empty where the mesh's order is best.
+        axes: see `Ways`.
         mesh: the one that the plan is for.
     """
 
@@ -53,11 +54,10 @@ class Expert:
 
 
 def best_way(evaluator: Evaluator, name: str, ways: Ways) -> Expert:
-    """The best of a strategy's ways; of equals the first. ways: at least one, the mesh's order first."""
-    mesh, first = evaluator.problem.mesh, next(iter(ways))
+    """The best of a strategy's ways, of which there is at least one; of equals the first."""
     found = [
-        Expert(name, "" if text == first else text, plan, evaluator.exact_cost(plan, learn=False), mesh)
-        for text, plan in ways.items()
+        Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
+        for axes, plan in ways.items()
     ]
     return min(found, key=lambda expert: expert.rank)
 
@@ -70,7 +70,7 @@ def best_plan(problem: Problem, found: Ways) -> Plan:
 
 
 def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
-    """The plans of a strategy, each once: in the mesh's order first, then for every other assignment of axes.
+    """The plans of a strategy, each once: with the axes in the mesh's order first, then as otherwise assigned.
 
     Raises UsageError where it does not apply to any axes: the reason of the first.
     """
@@ -79,14 +79,14 @@ def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
         return {text: problem.canonical(taken_apart(plan, parts)) for text, plan in ways(alike, wishes).items()}
     found: Ways = {}
     why: UsageError | None = None
-    for placed in assignments(problem, wishes):
+    for number, placed in enumerate(assignments(problem, wishes)):
         try:
             plan = problem.canonical(compose(problem, placed))
         except UsageError as error:
             why = why or error
             continue
         if plan not in found.values():
-            found[_text(problem, placed)] = plan
+            found[_text(problem, placed) if number else ""] = plan
     if not found and why is not None:
         raise why
     return found
@@ -134,11 +134,11 @@ def _kind(axis: Axis) -> object:
 
 
 def _text(problem: Problem, placed: Placed) -> str:
-    """`fsdp:gpu,node+expert`: a companion takes the axes of the tactic before it."""
+    """`fsdp:gpu,node + expert`: a companion takes the axes of the tactic before it."""
     parts: list[str] = []
     before: tuple[int, ...] | None = None
     for wish, axes in placed:
         over = ",".join(problem.mesh.names[a] for a in axes)
         parts.append(wish.text if wish.axes is not None or axes == before else f"{wish.text}:{over}")
         before = axes
-    return "+".join(parts)
+    return " + ".join(parts)
