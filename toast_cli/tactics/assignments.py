@@ -62,11 +62,11 @@ def best_way(evaluator: Evaluator, name: str, ways: Ways) -> Expert:
     return min(found, key=lambda expert: expert.rank)
 
 
-def best_plan(problem: Problem, found: Ways) -> Plan:
-    """The plan of the best of a strategy's ways."""
+def best_plan(problem: Problem, found: Ways, like: Evaluator | None = None) -> Plan:
+    """The plan of the best of a strategy's ways. like: see `Evaluator`."""
     if len(found) == 1:
         return next(iter(found.values()))
-    return best_way(Evaluator(problem), "", found).plan
+    return best_way(Evaluator(problem, (), like), "", found).plan
 
 
 def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:

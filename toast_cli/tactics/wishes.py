@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.problem import Problem
 from toast_cli.tactics.assignments import best_plan, ways
 from toast_cli.tactics.files import find_in_file
@@ -50,15 +51,15 @@ class Wishes:
         """Whether a mesh with these axes has all that are named."""
         return all(axis in names for wish in self.wishes for axis in wish.axes or ())
 
-    def state(self, problem: Problem) -> Problem:
-        """The problem with what the tactics decide fixed.
+    def state(self, problem: Problem, like: Evaluator | None = None) -> Problem:
+        """The problem with what the tactics decide fixed. like: see `Evaluator`.
 
         Raises UsageError for a tactic that does not apply, and says why.
         """
         if not self.wishes:
             return problem
         if self.whole:
-            fixed = best_plan(problem, ways(problem, self.wishes))
+            fixed = best_plan(problem, ways(problem, self.wishes), like)
         else:
             fixed = problem.canonical(compose(problem, place(self.wishes, problem.mesh.names)))
         open_axes = {axis for wish in self.wishes if wish.is_search for axis in wish.axes or ()}
