@@ -18,7 +18,6 @@ from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, stated_pins, with_parts
 from toast_cli.hardware import Mesh
-from toast_cli.hardware.model import Axis
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
@@ -123,24 +122,18 @@ def search_meshes(
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
     previous: Evaluator | None = None
-    problems: dict[tuple[Axis, ...], Problem] = {}
     found: Mapping[str, Expert] = {}
 
     def problem_on(mesh: Mesh) -> Problem:
-        if mesh.axes not in problems:
-            problems[mesh.axes] = make(mesh)
-        return problems[mesh.axes]
-
-    def make(mesh: Mesh) -> Problem:
         nonlocal previous
         stated = stated_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
         problem = replace(problem, goal=goal)
+        if saved is not None:
+            return apply_plan(problem, saved, complete=request.complete)
         if wishes.whole and previous is None:
             previous = Evaluator(problem)
-        return (
-            wishes.state(problem, previous) if saved is None else apply_plan(problem, saved, complete=request.complete)
-        )
+        return wishes.state(problem, previous)
 
     def evaluator_of(mesh: Mesh) -> Evaluator:
         nonlocal previous, found
