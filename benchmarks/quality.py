@@ -26,7 +26,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
 from toast_cli.search.run import run_search
-from toast_cli.tactics import applicable, starting_plans
+from toast_cli.tactics import experts, starting_plans
 
 MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
 SLACK = 1.0000001  # figures that differ by rounding are equal
@@ -84,7 +84,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
 def best_expert(problem: Problem) -> tuple[str, float]:
     """Name and milliseconds of the fastest expert strategy that fits; ("none fits", inf) where none does."""
     evaluator = Evaluator(problem)
-    costs = {name: evaluator.exact_cost(plan) for name, plan in {"unsharded": (), **applicable(problem)[0]}.items()}
+    costs = {"unsharded": evaluator.exact_cost(()), **{one.label: one.cost for one in experts(evaluator)[0].values()}}
     fitting = {name: c.step_seconds * 1e3 for name, c in costs.items() if c.peak_bytes <= problem.mesh.limit_bytes}
     best = min(fitting, key=lambda name: fitting[name], default=None)
     return ("none fits", float("inf")) if best is None else (best, fitting[best])

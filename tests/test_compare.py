@@ -22,7 +22,7 @@ from toast_cli.report import style
 from toast_cli.report.comparison import SCHEMA, Comparison, compare
 from toast_cli.report.comparison_table import comparison_blocks
 from toast_cli.report.html.comparison_page import page
-from toast_cli.tactics import applicable
+from toast_cli.tactics import experts
 
 T2B = str(SAMPLES / "t2b_tiny.mlirbc.zst")
 MLP = str(SAMPLES / "mlp_tiny.mlir")
@@ -41,12 +41,12 @@ def compared(limit: int | None = None) -> Comparison:
 
 def test_every_strategy_that_applies_is_there_with_its_cost() -> None:
     found, of = compared(), outcome()
-    plans, reasons = applicable(of.problem)
+    plans, reasons = experts(of.evaluator)
     assert {one.name for one in found.contenders} == {"search", "unsharded", *plans}
     assert found.not_applicable == reasons
     for one in found.contenders:
         if one.name in plans:
-            cost = of.evaluator.exact_cost(plans[one.name])
+            cost = of.evaluator.exact_cost(plans[one.name].plan)
             assert (one.step_seconds, one.peak_bytes) == (cost.step_seconds, round(cost.peak_bytes))
     assert found.contenders[0].name == "search"
     assert found.contenders[0].step_seconds == of.report.predicted.step_seconds
@@ -114,7 +114,7 @@ def test_the_page_holds_everything_and_loads_nothing() -> None:
     read.feed(text)
     assert not read.links
     assert not re.search(r"<script[^>]+src|@import", text)
-    assert {one.name for one in compared().contenders} <= set(read.cells)
+    assert {one.label for one in compared().contenders} <= set(read.cells)
     assert "charts.points" in text  # the drawing comes along
 
 
@@ -153,7 +153,7 @@ def test_many_of_one_name_are_counted(names: list[str], listed: list[str]) -> No
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
 def test_figures_are_whole_at_any_width(width: int) -> None:
     found = compared()
-    rows = [replace(one, name="data-parallel x megatron", step_seconds=123.4e-3) for one in found.contenders]
+    rows = [replace(one, name="data-parallel x megatron", axes="", step_seconds=123.4e-3) for one in found.contenders]
     console = style.make_console(io.StringIO(), width)
     text = style.render(comparison_blocks(replace(found, contenders=rows), width, verbose=False)[:1], console)
     table = text.partition("★ best by")[0].splitlines()[1:]

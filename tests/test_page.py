@@ -210,7 +210,7 @@ def test_the_page_of_a_comparison(outcome: Outcome) -> None:
     read = Page(comparison_page.page(found))
     assert not read.fetched
     points = read.charts["points"]["points"]
-    assert {one["n"] for one in points} == {one.name for one in found.contenders}
+    assert {one["n"] for one in points} == {one.label for one in found.contenders}
     assert {one["n"] for one in points if one["bad"]} == {one.name for one in found.contenders if not one.fits}
 
 

@@ -1,4 +1,4 @@
-"""Products of tactics that a report compares with where the strategies it lists are far slower than the plan."""
+"""Pairs of tactics that a report compares with where the strategies it lists are far slower than the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import PRODUCTS, _baselines
-from toast_cli.tactics import products, strategies, strategy
+from toast_cli.tactics import experts, strategy
+from toast_cli.tactics.strategies import BASELINES, PAIRS
 
 
 def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -27,24 +28,23 @@ def problem() -> Problem:
     return make_problem(program, analyse(program), round_mesh(2**40, data=8, model=2))
 
 
-def test_products_are_plans_that_can_be_asked_for(problem: Problem) -> None:
-    found = products(problem)
-    assert "data-parallel:model+spatial:data" in found
-    assert len(set(found.values())) == len(found)
-    for name, plan in found.items():
-        assert strategy(problem, name) == plan
+def test_pairs_are_plans_that_can_be_asked_for(problem: Problem) -> None:
+    found = experts(Evaluator(problem), PAIRS)[0]
+    assert found["data-parallel x spatial"].axes == "data-parallel:model + spatial:data"  # no other assignment applies
+    assert strategy(problem, "data-parallel:model+spatial:data") == found["data-parallel x spatial"].plan
+    assert len({one.plan for one in found.values()}) == len(found)
 
 
 def test_a_report_compares_with_the_best_of_them(problem: Problem) -> None:
     evaluator = Evaluator(problem)
-    listed = {"unsharded", *strategies(problem)}
-    expert = "data-parallel:model+spatial:data"
-    seconds = evaluator.exact_cost(products(problem)[expert]).step_seconds
-    beside = _baselines(evaluator, seconds)
+    listed = {"unsharded", *experts(evaluator, BASELINES)[0]}
+    expert = "data-parallel x spatial"
+    seconds = experts(evaluator, PAIRS)[0][expert].cost.step_seconds
+    beside = _baselines(evaluator, seconds, {})
     added = beside.keys() - listed
     assert expert in added
     assert len(added) <= PRODUCTS
     known = min(beside[name].step_seconds for name in listed)
     assert known > 2 * seconds
     assert all(beside[name].step_seconds < known for name in added)
-    assert _baselines(evaluator, known).keys() == listed  # a strategy that is as fast says enough
+    assert _baselines(evaluator, known, {}).keys() == listed  # a strategy that is as fast says enough

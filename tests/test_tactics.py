@@ -179,6 +179,36 @@ def test_search_names_the_only_axes_left_to_the_search() -> None:
     assert {d.axis for d in run_search(Evaluator(alone), "mcts", 0, 300, None, 1).plan} == {1}
 
 
+# wishes -> arguments that the search may still keep whole, by axis; all on t2b_tiny
+LEFT_OPEN: list[tuple[list[str], set[tuple[str, str]]]] = [
+    ([], {("weights", "data"), ("state", "data"), ("weights", "model"), ("state", "model")}),
+    (["data-parallel:data"], {("weights", "data"), ("state", "data"), ("weights", "model"), ("state", "model")}),
+    (["fsdp:data"], {("weights", "model"), ("state", "model")}),
+    (["zero2:data"], {("weights", "data"), ("weights", "model"), ("state", "model")}),  # decided by the tactic itself
+    (["fsdp:data", "megatron:model"], set()),
+]
+
+
+@pytest.mark.parametrize(("wishes", "whole"), LEFT_OPEN, ids=[" ".join(row[0]) for row in LEFT_OPEN])
+def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
+    wishes: list[str], whole: set[tuple[str, str]]
+) -> None:
+    of = parse_wishes(wishes).state(problem("t2b_tiny"))
+    assert kept(of, of.decisions.choices) == whole
+    arguments = {of.op_pattern[number] for number in range(len(of.program.arguments))}
+    for rest in of.decisions.rests:
+        assert all(of.choice(one, of.fixed) == of.choice(one, (*of.fixed, rest)) for one in arguments)
+
+
+def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_splits() -> None:
+    of = parse_wishes(["fsdp:data"]).state(problem("itx_decode_tiny"))
+    plan = run_search(Evaluator(of), "mcts", 0, 200).plan
+    assert plan[: len(of.fixed)] == of.fixed
+    assert ("weights", "data") not in kept(of, plan)
+    whole = of.canonical((*plan, Replicate(of.roles.index("weights"), 0)))
+    assert Evaluator(of).cost(whole).step_seconds < Evaluator(of).cost(plan).step_seconds
+
+
 def test_a_strategy_leaves_nothing_to_the_search() -> None:
     of = parse_wishes(strategy="fsdp+megatron").state(problem("t2b_tiny"))
     result = run_search(Evaluator(of), "mcts", 0, 300, None, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ from toast_cli.search import SEARCHES, SearchResult
 from toast_cli.search.certify import certify
 from toast_cli.search.diverse import different_plans
 from toast_cli.search.objective import Objective
-from toast_cli.tactics import parse_wishes
+from toast_cli.tactics import Expert, parse_wishes
 
 if TYPE_CHECKING:
     from toast_cli.confirm.compilers import Compiler
@@ -74,6 +74,7 @@ class Outcome:
     evaluator: Evaluator
     result: SearchResult
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
+    experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
     original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
 
     @property
@@ -140,7 +141,9 @@ class Outcome:
         cost = evaluator.exact_cost(plan, learn=False)
         fits = Objective(self.problem, evaluator.cost(self.problem.fixed)).met(cost)
         result = replace(before, plan=plan, cost=cost, fits=fits, proven=False)
-        report = build_report(self.source, evaluator, result, search.algorithm, search.seed, self.report.timings)
+        report = build_report(
+            self.source, evaluator, result, search.algorithm, search.seed, self.report.timings, self.experts
+        )
         report = replace(
             report,
             plan=replace(report.plan, tactics=self.report.plan.tactics),
@@ -204,13 +207,15 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
-        report = build_report(source, evaluator, result, algorithm, request.seed, timings)
+        report = build_report(source, evaluator, result, algorithm, request.seed, timings, best.experts)
         report = replace(report, plan=replace(report.plan, tactics=[wish.text for wish in wishes.wishes]))
         report = replace(report, alternatives=alternative_facts(evaluator, result.plan, plans))
         if confirmation is not None:
             report = _with_confirmation(report, evaluator.problem, confirmation)
     original_source = None if source is original else original
-    return Outcome(replace(report, timings=timings), source, evaluator, result, tuple(plans), original_source)
+    return Outcome(
+        replace(report, timings=timings), source, evaluator, result, tuple(plans), best.experts, original_source
+    )
 
 
 def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:

@@ -7,8 +7,8 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toast_cli.compiler.partitioner import installed_workarounds
@@ -29,7 +29,8 @@ from toast_cli.search.diverse import KEPT
 from toast_cli.search.finish import finished, searched_first
 from toast_cli.search.objective import Objective
 from toast_cli.search.shapes import search_shapes
-from toast_cli.tactics import Wishes, starting_plans, strategies
+from toast_cli.tactics import Expert, Wishes, experts, starting_plans, strategies
+from toast_cli.tactics.strategies import EVERY, better
 
 # stage, fraction of it done, best step seconds so far (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
@@ -40,11 +41,16 @@ PARTED = 0.03
 
 @dataclass(frozen=True)
 class Reading:
-    """A program as it was searched, with what was found for it."""
+    """A program as it was searched, with what was found for it.
+
+    Attributes:
+        experts: known strategies by name, on the best of all mesh shapes tried; none where there was one shape.
+    """
 
     source: Source
     evaluator: Evaluator
     result: SearchResult
+    experts: Mapping[str, Expert] = field(default_factory=dict)
 
     def reward(self, plan: Plan, cost: Cost, reference: Cost) -> float:
         """How good a plan is; comparable between readings of one program. reference: the cost of the plan that decides
@@ -87,7 +93,7 @@ def search_readings(
         def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        found.append(Reading(source, *search_meshes(source, dimensions, meshes, wishes, share, said, saved)))
+        found.append(search_meshes(source, dimensions, meshes, wishes, share, said, saved))
         if found[-1].result.stopped == "interrupted":
             break
     reference = found[0].evaluator.cost(())
@@ -109,24 +115,32 @@ def search_meshes(
     request: Request,
     tell: Progress,
     saved: SavedPlan | None = None,
-) -> tuple[Evaluator, SearchResult]:
+) -> Reading:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
 
+    previous: Evaluator | None = None
+    found: Mapping[str, Expert] = {}
+
     def problem_on(mesh: Mesh) -> Problem:
+        nonlocal previous
         stated = stated_pins(source, mesh.names, mesh.sizes)
         problem = make_problem(source.program, dimensions, mesh, request.pins, stated, workarounds)
         problem = replace(problem, goal=goal)
-        return wishes.state(problem) if saved is None else apply_plan(problem, saved, complete=request.complete)
-
-    previous: Evaluator | None = None
+        if saved is not None:
+            return apply_plan(problem, saved, complete=request.complete)
+        if wishes.whole and previous is None:
+            previous = Evaluator(problem)
+        return wishes.state(problem, previous)
 
     def evaluator_of(mesh: Mesh) -> Evaluator:
-        nonlocal previous
+        nonlocal previous, found
         problem = problem_on(mesh)
         previous = Evaluator(problem, strategies(problem).values(), previous)
+        if len(meshes) > 1:
+            found = better(found, experts(previous, EVERY)[0])
         return previous
 
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
@@ -145,9 +159,10 @@ def search_meshes(
         starting_plans,
         KEPT if request.wanted > 1 else 0,
     )
-    if not free:
-        return evaluator, result
-    return finished(evaluator, result, request.search, tuple(starting_plans(evaluator.problem)), *budget)
+    if free:
+        starts = tuple(starting_plans(evaluator.problem))
+        evaluator, result = finished(evaluator, result, request.search, starts, *budget)
+    return Reading(source, evaluator, result, found)
 
 
 def suiting(meshes: list[Mesh], problem_on: Callable[[Mesh], Problem]) -> list[Mesh]:

@@ -76,9 +76,9 @@ def compare(
         compiler_for(load_spec(mesh), request.confirm_with)  # whether it can be asked, before the search
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
-        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or ())
+        found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.experts)
         if confirm:
-            named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY}
+            named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             told = None if quiet else say_confirmed
             found = with_compiled(outcome.evaluator, found, pipeline.confirmed(outcome, request, named, told))
     for target in targets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from toast_cli import tactics
 from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
@@ -11,8 +12,8 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.request import SearchName
 from toast_cli.search.diverse import different_plans, name_of, simplest
 from toast_cli.search.run import run_search
-from toast_cli.tactics import applicable, strategies
-from toast_cli.tactics.strategies import products
+from toast_cli.tactics import strategies
+from toast_cli.tactics.strategies import EVERY, baselines
 
 # A strategy that the model predicts to exceed the device by more than its error is not worth a compilation.
 _SURELY_TOO_LARGE = 1.5
@@ -35,8 +36,8 @@ def experts(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
     """Strategies by name: those that a report compares with, and of the others and of products of two the best that
     differ in meaning from these and from the plans found, as many as were found."""
     problem = evaluator.problem
-    usual = strategies(problem)
-    others = {**products(problem), **applicable(problem)[0]}
+    usual = {name: one.plan for name, one in tactics.experts(evaluator, baselines(problem))[0].items()}
+    others = {name: one.plan for name, one in tactics.experts(evaluator, EVERY)[0].items()}
     names = {simplest(evaluator, plan): name for name, plan in others.items()}
     further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
     return {**usual, **{names[plan]: plan for plan in further}}

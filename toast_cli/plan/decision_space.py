@@ -31,6 +31,7 @@ class DecisionSpace:
             in `roles`.
         closed: mesh axes about which nothing may be decided.
         working: patterns whose ops do arithmetic, in ascending order.
+        taking_back: decisions that would undo what every plan starts with.
     """
 
     program: Program
@@ -43,6 +44,7 @@ class DecisionSpace:
     argument_kind: tuple[int, ...]
     closed: frozenset[int]
     working: tuple[int, ...]
+    taking_back: frozenset[Replicate] = frozenset()
 
     @cached_property
     def choices(self) -> tuple[Decision, ...]:
@@ -61,7 +63,7 @@ class DecisionSpace:
                     )
             found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
             found += [Replicate(self.roles.index(r), axis) for r in (ACCUMULATORS, LOOP_READS) if r in self.roles]
-        return tuple(found)
+        return tuple(decision for decision in found if decision not in self.taking_back)
 
     def _useful_groups(self) -> set[int]:
         """Groups that some op which does real work can be split along."""
@@ -159,7 +161,11 @@ class DecisionSpace:
                 for axis in range(len(self.mesh.sizes)):
                     if (group, axis) in shards and Replicate(kind, axis) not in self._offered:
                         found[Replicate(kind, axis)].add(group)
-        return {decision: frozenset(groups) for decision, groups in sorted(found.items())}
+        return {
+            decision: frozenset(groups)
+            for decision, groups in sorted(found.items())
+            if decision not in self.taking_back
+        }
 
     @cached_property
     def _offered(self) -> frozenset[Decision]:

@@ -16,7 +16,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import Accumulation
 from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisAssigners, assigned_order, claim_of, rules_of
 from toast_cli.plan.decision_space import DecisionSpace
-from toast_cli.plan.decisions import Decision, Plan, Shard, canonical
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard, canonical
 from toast_cli.plan.goal import FASTEST, Goal
 from toast_cli.plan.iteration import (
     Choice,
@@ -249,6 +249,13 @@ class Problem:
         return work
 
     @cached_property
+    def names_axes(self) -> bool:
+        """Whether the program or the user says something of single mesh axes: pins, goals, decisions to begin with,
+        manual regions. Axes that are alike cannot be exchanged then."""
+        said = self.fixed or self.closed or self.goal.axes
+        return bool(said) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
+
+    @cached_property
     def decisions(self) -> DecisionSpace:
         """The decisions a search may take."""
         return DecisionSpace(
@@ -262,4 +269,17 @@ class Problem:
             self.argument_kind,
             self.closed,
             tuple(sorted(self.pattern_work)),
+            self._taking_back(),
         )
+
+    def _taking_back(self) -> frozenset[Replicate]:
+        """Decisions by which arguments would rest whole over an axis that `fixed` splits them over."""
+        found: set[Replicate] = set()
+        for argument in range(len(self.program.arguments)) if self.fixed else ():
+            pattern = self.op_pattern[argument]
+            for role in {self.argument_role[argument], self.argument_kind[argument]}:
+                for axis in range(len(self.mesh.sizes)):
+                    whole = Replicate(role, axis)
+                    if self.choice(pattern, self.fixed) != self.choice(pattern, (*self.fixed, whole)):
+                        found.add(whole)
+        return frozenset(found)

@@ -4,7 +4,7 @@ Leaves: facts."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf, prod
 
 from toast_cli.compiler.profiles import find_profile
@@ -14,6 +14,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, ops_text, part_name, places_of, scope_name, summary
 from toast_cli.frontend.source import Source
+from toast_cli.hardware import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
@@ -47,16 +48,24 @@ from toast_cli.report.padding import padding_advice
 from toast_cli.report.tokens import tokens_of
 from toast_cli.search import SearchResult
 from toast_cli.search.objective import reader
-from toast_cli.tactics import products, strategies
+from toast_cli.tactics import Expert, experts
+from toast_cli.tactics.strategies import PAIRS, baselines, better
 
-PRODUCTS = 3  # of tactics that are compared with, at most, where the strategies are
+PRODUCTS = 3  # of pairs of tactics that are compared with, at most, where all strategies are
 FAR = 1.1  # times as slow as the plan found, or more
 _LISTED = 400  # live values the report names: enough to tell what is alike
 
 
 def build_report(
-    source: Source, evaluator: Evaluator, result: SearchResult, algorithm: str, seed: int, timings: dict[str, float]
+    source: Source,
+    evaluator: Evaluator,
+    result: SearchResult,
+    algorithm: str,
+    seed: int,
+    timings: dict[str, float],
+    elsewhere: Mapping[str, Expert] | None = None,
 ) -> Report:
+    """The facts of a run. elsewhere: known strategies by name on mesh shapes that were tried."""
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
@@ -79,7 +88,7 @@ def build_report(
             fixed=len(problem.fixed),
         ),
         _predicted(source, evaluator, result),
-        _baselines(evaluator, result.cost.step_seconds),
+        _baselines(evaluator, result.cost.step_seconds, elsewhere or {}),
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
@@ -153,32 +162,43 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
     )
 
 
-def _baselines(evaluator: Evaluator, found_seconds: float) -> dict[str, BaselineFacts]:
-    """The well-known strategies; where all of them are far slower than the plan found, also the best few of the
-    products that an expert would write, as far as they are faster."""
-    problem = evaluator.problem
-    plans: dict[str, Plan] = {"unsharded": (), **strategies(problem)}
-    costs = {name: evaluator.exact_cost(plan, learn=False) for name, plan in plans.items()}
+def _baselines(evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, Expert]) -> dict[str, BaselineFacts]:
+    """The well-known strategies, each on the axes and the mesh shape that suit it best; where all of them are far
+    slower than the plan found, also the best few of the pairs that an expert would write, as far as they are faster."""
+    unsharded = Expert("unsharded", "", (), evaluator.exact_cost((), learn=False), evaluator.problem.mesh)
+    found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
 
-    def seconds(cost: Cost) -> float:
-        return cost.step_seconds if cost.peak_bytes <= problem.mesh.limit_bytes else inf
+    def seconds(one: Expert) -> float:
+        return one.cost.step_seconds if one.fits else inf
 
-    best = min(map(seconds, costs.values()))
-    others = products(problem) if best > FAR * found_seconds else {}
-    quick = {name: evaluator.cost(plan) for name, plan in others.items()}
-    faster = sorted((name for name in others if seconds(quick[name]) < best), key=lambda name: seconds(quick[name]))
-    for name in faster[:PRODUCTS]:
-        cost = evaluator.exact_cost(others[name], learn=False)
-        if seconds(cost) < best:
-            costs[name] = cost
-    return {name: _baseline(evaluator, cost) for name, cost in costs.items()}
+    best = min(map(seconds, found.values()))
+    pairs = _best(evaluator, PAIRS, elsewhere) if best > FAR * found_seconds else {}
+    others = [one for name, one in pairs.items() if name not in found and seconds(one) < best]
+    found |= {one.name: one for one in sorted(others, key=seconds)[:PRODUCTS]}
+    return {name: _baseline(one, evaluator.problem.mesh) for name, one in found.items()}
 
 
-def _baseline(evaluator: Evaluator, cost: Cost) -> BaselineFacts:
-    fits = cost.peak_bytes <= evaluator.problem.mesh.limit_bytes
+def _best(evaluator: Evaluator, names: tuple[str, ...], elsewhere: Mapping[str, Expert]) -> dict[str, Expert]:
+    here = experts(evaluator, names)[0]
+    return better(here, {name: elsewhere[name] for name in names if name in elsewhere})
+
+
+def _baseline(one: Expert, mesh: Mesh) -> BaselineFacts:
+    cost = one.cost
     return BaselineFacts(
-        cost.step_seconds, round(cost.peak_bytes), fits, cost.compute_seconds, cost.communication_seconds
+        cost.step_seconds,
+        round(cost.peak_bytes),
+        one.fits,
+        cost.compute_seconds,
+        cost.communication_seconds,
+        one.axes,
+        other_shape(one.mesh, mesh),
     )
+
+
+def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:
+    """The axes of a mesh; none where it is `mesh`."""
+    return {} if of == mesh else dict(zip(of.names, of.sizes, strict=True))
 
 
 def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]:

@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import SUMS, ops_text, part_name, scope_name, summary
+from toast_cli.plan.axis_assignment import AxisAssigners
 from toast_cli.plan.decisions import ASIDE, Decision, Override, Plan, Replicate
 from toast_cli.plan.problem import Problem
+from toast_cli.report.build import other_shape
 from toast_cli.report.confirmation import confirmation_facts
-from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report
+from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report, strategy_label
 from toast_cli.search.diverse import name_of
 from toast_cli.search.objective import Objective
-from toast_cli.tactics import applicable, strategy
-from toast_cli.tactics.strategies import STRATEGIES
+from toast_cli.tactics import Expert, expert, experts
+from toast_cli.tactics.strategies import STRATEGIES, better
 
 if TYPE_CHECKING:
     from toast_cli.confirm.model import Confirmation
@@ -34,6 +35,8 @@ class Contender:
     Attributes:
         kind: "search", "strategy" or "unsharded". met: fits, and keeps the bounds asked for.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
+        axes: a strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's order suit it
+            better. mesh: the shape of the mesh where that is another than the search's.
         front: no other plan is better in both step time and memory. best: the best that is met, by what was minimised;
             by the compiler's figures where it was asked.
         compiled: what a compiler says of it; None where none was asked. plan: itself, for no output.
@@ -52,10 +55,17 @@ class Contender:
     decisions: list[str]
     adds: list[str]
     lacks: list[str]
+    axes: str = ""
+    mesh: dict[str, int] = field(default_factory=dict)
     front: bool = False
     best: bool = False
     compiled: ConfirmedPlanFacts | None = None
     plan: Plan = field(default=(), repr=False)
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return strategy_label(self.name, self.axes, self.mesh)
 
 
 @dataclass(frozen=True)
@@ -83,30 +93,33 @@ class Comparison:
         return {"schema": facts.pop("schema"), **facts}
 
 
-def compare(evaluator: Evaluator, report: Report, found: Sequence[Plan], more: Iterable[str] = ()) -> Comparison:
+def compare(
+    evaluator: Evaluator,
+    report: Report,
+    found: Sequence[Plan],
+    more: Iterable[str] = (),
+    elsewhere: Mapping[str, Expert] | None = None,
+) -> Comparison:
     """Tabulates the search's plans (`found`, the best first), all strategies that apply, and `more` named ones, which
-    must."""
+    must. elsewhere: strategies by name on mesh shapes that were tried."""
     problem = evaluator.problem
-    plans, reasons = applicable(problem, STRATEGIES)
+    named, reasons = experts(evaluator)
+    named = better(named, {name: one for name, one in (elsewhere or {}).items() if name in STRATEGIES})
     for name in more:
-        plans[name] = strategy(problem, name)
-        reasons.pop(name, None)
-    everything: dict[str, tuple[str, Plan]] = {
-        **{name_of(place): (SEARCH, plan) for place, plan in enumerate(found)},
-        UNSHARDED: (UNSHARDED, ()),
-        **{name: (STRATEGY, plan) for name, plan in plans.items()},
-    }
-    costs = {name: evaluator.exact_cost(plan, learn=False) for name, (_, plan) in everything.items()}
+        named[name] = expert(evaluator, name)
+    reasons = {name: why for name, why in reasons.items() if name not in named}
+
+    def here(name: str, plan: Plan) -> Expert:
+        return Expert(name, "", plan, evaluator.exact_cost(plan, learn=False), problem.mesh)
+
+    searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(found)]
+    listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    own = {short(evaluator.problem, d) for d in found[0]}
-    rows = [
-        _contender(evaluator, name, kind, plan, costs[name], own, objective.met(costs[name]))
-        for name, (kind, plan) in everything.items()
-    ]
+    own = {short(problem, d) for d in found[0]}
+    rows = [_contender(problem, kind, one, own, objective.met(one.cost)) for kind, one in listed]
+    costs = {one.name: one.cost for _, one in listed}
     best = min(
-        (row for row in rows if row.met),
-        key=lambda r: objective.rank(everything[r.name][1], costs[r.name]),
-        default=None,
+        (row for row in rows if row.met), key=lambda row: objective.rank(row.plan, costs[row.name]), default=None
     )
     rows = [replace(row, front=_on_front(row, rows), best=row is best) for row in rows]
     rows[1:] = sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))
@@ -135,16 +148,15 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
     return replace(found, contenders=rows, compiler=confirmation.compiler)
 
 
-def _contender(
-    evaluator: Evaluator, name: str, kind: str, plan: Plan, cost: Cost, own: set[str], met: bool
-) -> Contender:
-    problem = evaluator.problem
-    decisions = [short(problem, d) for d in plan]
+def _contender(problem: Problem, kind: str, one: Expert, own: set[str], met: bool) -> Contender:
+    shape, cost = other_shape(one.mesh, problem.mesh), one.cost
+    if shape:
+        problem = replace(problem, mesh=one.mesh, axis_assigners=AxisAssigners())
+    decisions = [short(problem, d) for d in one.plan]
     return Contender(
-        name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
-        round(cost.argument_bytes), cost.peak_bytes <= problem.mesh.limit_bytes, met, summary(problem, plan), decisions,
-        [d for d in decisions if d not in own], sorted(own.difference(decisions)),
-        plan=plan,
+        one.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
+        round(cost.argument_bytes), one.fits, met, summary(problem, one.plan), decisions,
+        [d for d in decisions if d not in own], sorted(own.difference(decisions)), one.axes, shape, plan=one.plan,
     )  # fmt: skip
 
 

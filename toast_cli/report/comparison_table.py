@@ -37,8 +37,8 @@ def one_line(found: Comparison) -> str:
             f"{format_bytes(found.limit_bytes)}"
         )
     experts = [one for one in found.contenders if one.kind == "strategy" and one.met]
-    beside = f"; best strategy {experts[0].name} {format_seconds(experts[0].step_seconds)}" if experts else ""
-    return f"{head}{best.name} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"
+    beside = f"; best strategy {experts[0].label} {format_seconds(experts[0].step_seconds)}" if experts else ""
+    return f"{head}{best.label} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"
 
 
 def _figures(found: Comparison, width: int) -> RenderableType:
@@ -51,7 +51,7 @@ def _figures(found: Comparison, width: int) -> RenderableType:
     cells = [
         [
             Text("★" if one.best else "", style.GOOD),
-            Text(one.name, style.TITLE if one.name == SEARCH else ""),
+            Text(one.label, style.TITLE if one.name == SEARCH else ""),
             format_seconds(one.step_seconds),
             format_ratio(one.step_seconds / reference),
             format_seconds(one.compute_seconds),
@@ -105,11 +105,11 @@ def _decisions(found: Comparison) -> RenderableType:
             continue
         adds, lacks = listed(one.adds, axes), listed(one.lacks, axes)
         if one.adds:
-            rows.add_row(one.name, "adds", adds)
+            rows.add_row(one.label, "adds", adds)
         if one.lacks:
-            rows.add_row("" if one.adds else one.name, "lacks", lacks)
+            rows.add_row("" if one.adds else one.label, "lacks", lacks)
         if not one.adds and not one.lacks:
-            rows.add_row(one.name, "", "decides the same")
+            rows.add_row(one.label, "", "decides the same")
     return style.section(
         "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)", rows
     )

@@ -6,6 +6,7 @@ otherwise; seconds are seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -96,11 +97,22 @@ class PredictedFacts:
 
 @dataclass(frozen=True)
 class BaselineFacts:
+    """A known strategy. axes: the strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's
+    order suit it better; mesh: the shape of the mesh where that is another than the plan's."""
+
     step_seconds: float
     peak_bytes: int
     fits: bool
     compute_seconds: float = 0.0
     communication_seconds: float = 0.0
+    axes: str = ""
+    mesh: dict[str, int] = field(default_factory=dict)
+
+
+def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
+    """What tables call a strategy: `fsdp:model,data on data=4,model=2`."""
+    shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    return f"{axes or name} on {shape}" if shape else axes or name
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from toast_cli.quantities import (
     format_seconds,
 )
 from toast_cli.report import style
-from toast_cli.report.model import BaselineFacts, Report
+from toast_cli.report.model import BaselineFacts, Report, strategy_label
 from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
@@ -156,7 +156,7 @@ def comparison(report: Report, width: int) -> RenderableType:
     ]  # fmt: skip
     cells: list[list[str | Text]] = [
         [
-            Text(name, style.TITLE if facts is this else ""),
+            Text(strategy_label(name, facts.axes, facts.mesh), style.TITLE if facts is this else ""),
             format_seconds(facts.step_seconds),
             format_ratio(facts.step_seconds / this.step_seconds if this.step_seconds else 1.0),
             format_seconds(facts.compute_seconds),

@@ -52,8 +52,7 @@ def coarser(problem: Problem) -> list[Coarser]:
     """The problem on each mesh of two axes that joins neighbours among its own, or those along the same links. None
     where its mesh has no more than two, or where something is said of its own axes: pins, goals, decisions to begin
     with, regions that are manual."""
-    said = problem.fixed or problem.closed or problem.goal.axes
-    if said or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in problem.patterns):
+    if problem.names_axes:
         return []
     found = []
     for grain in grains(problem):

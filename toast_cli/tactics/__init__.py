@@ -4,21 +4,24 @@ Enters: a `Problem`, and tactics as users name them. Leaves: decisions every pla
 latter serve as baselines in the report and as yardsticks for the search.
 """
 
+from toast_cli.tactics.assignments import Expert
 from toast_cli.tactics.model import DoesNotApply, Look, Tactic
 from toast_cli.tactics.named import ALIASES, TACTICS
-from toast_cli.tactics.strategies import applicable, products, starting_plans, strategies, strategy
+from toast_cli.tactics.strategies import applicable, expert, experts, starting_plans, strategies, strategy
 from toast_cli.tactics.wishes import Wishes, parse_wishes
 
 __all__ = [
     "ALIASES",
     "TACTICS",
     "DoesNotApply",
+    "Expert",
     "Look",
     "Tactic",
     "Wishes",
     "applicable",
+    "expert",
+    "experts",
     "parse_wishes",
-    "products",
     "starting_plans",
     "strategies",
     "strategy",

@@ -36,10 +36,15 @@ DIMENSIONS = {
     "width": "the second dimension a convolution slides along",
     "layers": "what a loop over stacked weights steps through",
 }
+# Of the dimensions of weights: those that tensor parallelism splits, and those that it leaves alone. To split the width
+# of a head, attention's scores are summed over devices; to split layers, a loop sends each layer to all devices.
+WIDTHS = ("heads", "ff", "vocab", "labels", "channels", "experts", "ensemble")
+NOT_WIDTHS = ("embed", "head_dim", "layers", "positions", "seq")
 # Words for several dimensions at once.
 WORDS = {
     "weights": "all dimensions of the weights",
-    "inner": "all dimensions of the weights but the model width (embed), and the rows of tables of positions",
+    "inner": "the widths of the weights but the model width (embed): heads, ff, vocab, labels, channels, experts, "
+    "ensemble; in a program without any of these, all dimensions of the weights but embed",
     "data": "the batch; in a program without one, the dimension outside the weights that splits most of the arithmetic",
 }
 
@@ -71,8 +76,10 @@ class Look:
         if name == "weights":
             return weight_groups(problem)
         if name == "inner":
-            kept = {self.stream, *self.groups("positions")}
-            return [g for g in weight_groups(problem) if g not in kept]
+            others = [g for g in weight_groups(problem) if g != self.stream]
+            return [g for g in others if problem.dimensions.groups[g].role in WIDTHS] or [
+                g for g in others if problem.dimensions.groups[g].role not in NOT_WIDTHS
+            ]
         if name == "data":
             found = data_group(problem, self.axes)
             return self.groups("batch") or ([found] if found is not None else [])

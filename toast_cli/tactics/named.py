@@ -51,7 +51,7 @@ _ALL = (
     Tactic("zero1", "within one step the same as zero2", _zero2),
     Tactic(
         "megatron",
-        "all dimensions of the weights but the model width (embed): heads, hidden widths, vocabulary",
+        "widths of the weights but the model width (embed): heads, hidden widths, vocabulary",
         lambda look: look.split("inner"),
     ),
     Tactic(

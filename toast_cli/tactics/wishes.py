@@ -2,7 +2,8 @@
 starts from out.
 
 What tactics decide is fixed: it comes first in every plan and no search takes it back. The search completes the plan on
-all axes; with `search:AXIS` it may only touch the axes named so; after a strategy there is nothing left to search.
+all axes; with `search:AXIS` it may only touch the axes named so; after a strategy there is nothing left to search. A
+strategy without axes gets those that suit it best.
 """
 
 from __future__ import annotations
@@ -10,32 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from toast_cli.errors import UsageError
-from toast_cli.plan.decisions import Decision, Plan, Shard
+from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.problem import Problem
+from toast_cli.tactics.assignments import best_plan, ways
 from toast_cli.tactics.files import find_in_file
-from toast_cli.tactics.model import DoesNotApply, Look, Tactic, effective
+from toast_cli.tactics.model import Tactic
 from toast_cli.tactics.named import SEARCH, find_tactic
+from toast_cli.tactics.placing import Wish, compose, place
 
 _WISH = re.compile(r"(?:(?P<file>.+\.(?:ya?ml|py)):)?(?P<name>[^:]+?)(?::(?P<axes>[^:]*))?")
 _PARTS = re.compile(r"\s*\+\s*|\s+[x×]\s+")
 _SEARCH_IT = Tactic(SEARCH, "what the search finds", lambda look: ())
-
-
-@dataclass(frozen=True)
-class Wish:
-    """A tactic and the names of the mesh axes it is wanted over; None where the user left them out."""
-
-    tactic: Tactic
-    axes: tuple[str, ...] | None
-    text: str
-    option: str
-
-    @property
-    def is_search(self) -> bool:
-        return self.tactic.name == SEARCH
 
 
 @dataclass(frozen=True)
@@ -63,19 +51,22 @@ class Wishes:
         """Whether a mesh with these axes has all that are named."""
         return all(axis in names for wish in self.wishes for axis in wish.axes or ())
 
-    def state(self, problem: Problem) -> Problem:
-        """The problem with what the tactics decide fixed.
+    def state(self, problem: Problem, like: Evaluator | None = None) -> Problem:
+        """The problem with what the tactics decide fixed. like: see `Evaluator`.
 
         Raises UsageError for a tactic that does not apply, and says why.
         """
         if not self.wishes:
             return problem
-        fixed = compose(problem, place(self.wishes, problem.mesh.names))
+        if self.whole:
+            fixed = best_plan(problem, ways(problem, self.wishes), like)
+        else:
+            fixed = problem.canonical(compose(problem, place(self.wishes, problem.mesh.names)))
         open_axes = {axis for wish in self.wishes if wish.is_search for axis in wish.axes or ()}
         closed = frozenset(
             k for k, name in enumerate(problem.mesh.names) if self.whole or (open_axes and name not in open_axes)
         )
-        return replace(problem, fixed=problem.canonical(fixed), closed=closed)
+        return replace(problem, fixed=fixed, closed=closed)
 
 
 def parse_wishes(tactics: Sequence[str] = (), strategy: str | None = None) -> Wishes:
@@ -120,59 +111,3 @@ def _wish(text: str, option: str) -> Wish:
     if tactic is _SEARCH_IT and names is None:
         raise UsageError("search takes the axes it may use", where=option, hint="write e.g. search:model")
     return Wish(tactic, names, text.strip(), option)
-
-
-def place(wishes: Sequence[Wish], names: Sequence[str]) -> list[tuple[Wish, tuple[int, ...]]]:
-    """Each wish and its axes (numbers). Where none are named: a companion takes those of the wish before it, one tactic
-    alone all, and of several each of the later ones one of the last axes.
-    """
-    axes: list[tuple[int, ...] | None] = [
-        None if wish.axes is None else tuple(names.index(a) for a in wish.axes) for wish in wishes
-    ]
-    own = [k for k, wish in enumerate(wishes) if axes[k] is None and not (wish.tactic.companion and k)]
-    left = [a for a in range(len(names)) if not any(found and a in found for found in axes)]
-    if len(own) > len(left):
-        wish = wishes[own[len(left)]]
-        raise UsageError(
-            f"{wish.text!r} has no mesh axis left: the mesh has {', '.join(names)}", where=wish.option,
-            hint=f"say which, e.g. {wish.text}:{names[-1]}",
-        )  # fmt: skip
-    first = len(left) - len(own) + 1
-    for order, k in enumerate(own):
-        axes[k] = tuple(left[:first]) if order == 0 else (left[first + order - 1],)
-    placed: list[tuple[Wish, tuple[int, ...]]] = []
-    for k, wish in enumerate(wishes):
-        found = axes[k]
-        placed.append((wish, placed[k - 1][1] if found is None else found))
-    return placed
-
-
-def compose(problem: Problem, placed: Sequence[tuple[Wish, tuple[int, ...]]]) -> Plan:
-    """What the wishes decide together, in order of priority. Raises UsageError for one that does not apply."""
-    batch = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "batch"}
-    looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1), find=find_tactic) for _, axes in placed]
-    busy: set[int] = set()
-    for (wish, _), look in zip(placed, looks, strict=True):
-        if wish.tactic.place >= 0:
-            busy.update(d.axis for d in _decide(wish, look) if isinstance(d, Shard) and d.group in batch)
-    parts: list[tuple[int, list[Decision]]] = []
-    for (wish, _), look in zip(placed, looks, strict=True):
-        parts.append((wish.tactic.place, _decide(wish, replace(look, busy=frozenset(busy)))))
-    ordered = [decision for _, decisions in sorted(parts, key=lambda part: part[0]) for decision in decisions]
-    plan = effective(problem, tuple(ordered))
-    if not plan and prod(problem.mesh.sizes) > 1 and any(not wish.is_search for wish, _ in placed):
-        text = ", ".join(wish.text for wish, _ in placed)
-        raise UsageError(f"{text}: nothing in the program changes by it", where=placed[0][0].option, hint=_HINT)
-    return plan
-
-
-_HINT = "`toast tactics PROGRAM --mesh SPEC` shows what applies, and why not"
-
-
-def _decide(wish: Wish, look: Look) -> list[Decision]:
-    if not look.axes:
-        return []
-    try:
-        return list(wish.tactic.decide(look))
-    except DoesNotApply as why:
-        raise UsageError(f"{wish.tactic.name} does not apply: {why}", where=wish.option, hint=_HINT) from None

@@ -11,7 +11,7 @@ from toast_cli.quantities import format_bytes, format_flops, format_seconds
 from toast_cli.report.html.frame import chart
 from toast_cli.report.html.pictures import OTHERS, ROLES, KernelPoint, Pictures
 from toast_cli.report.html.trees import Branch, plain
-from toast_cli.report.model import Report
+from toast_cli.report.model import Report, strategy_label
 from toast_cli.report.step import Slice, Step
 
 # A step has at most so many slices of its own; what is shorter than that part of it is drawn with its neighbours.
@@ -153,7 +153,10 @@ def _kernel(one: KernelPoint) -> list[str]:
 def strategies_chart(report: Report) -> str:
     """The plan beside expert strategies: memory to the right, time upwards."""
     predicted = report.predicted
-    rows = [(name, one.peak_bytes, one.step_seconds, one.fits) for name, one in report.baselines.items()]
+    rows = [
+        (strategy_label(name, one.axes, one.mesh), one.peak_bytes, one.step_seconds, one.fits)
+        for name, one in report.baselines.items()
+    ]
     points = [plan_point(name, peak, seconds, fits, "strategy") for name, peak, seconds, fits in rows]
     own = plan_point("this plan", predicted.peak_bytes, predicted.step_seconds, predicted.fits, "search")
     legend = [["this plan", "search"], ["strategies", "strategy"]]

@@ -37,7 +37,7 @@ def page(found: Comparison) -> bytes:
 def _chart(found: Comparison) -> str:
     points = [
         {
-            **plan_point(one.name, one.peak_bytes, one.step_seconds, one.fits, one.kind, _more(one)),
+            **plan_point(one.label, one.peak_bytes, one.step_seconds, one.fits, one.kind, _more(one)),
             "big": one.best or one.kind == "search",
         }
         for one in found.contenders
@@ -61,7 +61,7 @@ def _table(found: Comparison) -> str:
         figures = (one.step_seconds, one.compute_seconds, one.communication_seconds)
         cells = "".join(f"<td class='n'>{escape(format_seconds(figure))}</td>" for figure in figures)
         rows.append(
-            f"<tr{' class=best' if one.best else ''}><td>{escape(one.name)}</td>{cells}"
+            f"<tr{' class=best' if one.best else ''}><td>{escape(one.label)}</td>{cells}"
             f"<td class='n'>{escape(format_bytes(one.peak_bytes))}</td>{compiled}<td>{verdict}</td>"
             f"<td class='text'>{escape(one.summary)}</td></tr>"
         )

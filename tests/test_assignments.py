@@ -1,0 +1,156 @@
+"""Which mesh axes the tactics of a strategy get: every way that makes a difference, and the best of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import LINK_BYTES_PER_SECOND, ROUND_CHIP, SAMPLES, Case, arg, case_of, round_mesh, sample
+
+from toast_cli import pipeline
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.hardware.model import Axis, Link, Mesh
+from toast_cli.pipeline import Request
+from toast_cli.plan.decisions import Shard
+from toast_cli.plan.patterns import make_problem
+from toast_cli.plan.problem import Problem
+from toast_cli.search.run import run_search
+from toast_cli.tactics import expert, experts, parse_wishes, starting_plans, strategy
+from toast_cli.tactics.strategies import baselines, ways_of
+
+SLOW = LINK_BYTES_PER_SECOND / 10
+WEIGHT_BYTES = 1024 * 1024 * 4
+
+
+def tiers(**sizes: int) -> Mesh:
+    """Axes of these sizes, those called node over a network with a tenth of a switch's rate."""
+    axes = []
+    for name, size in sizes.items():
+        link = ("network", SLOW) if name.startswith("node") else ("switch", LINK_BYTES_PER_SECOND)
+        axes.append(Axis(name, size, (Link(link[0], size, link[1], 0.0, name),)))  # type: ignore[arg-type]
+    return Mesh("tiers", ROUND_CHIP, tuple(axes), 2**40)
+
+
+def train(w: jax.Array, x: jax.Array) -> jax.Array:
+    return w - 0.1 * jax.grad(lambda w: jnp.sum(jax.nn.relu(x @ w)))(w)
+
+
+@cache
+def trained(**axes: int) -> Case:
+    """One layer: 4 MiB of weights, 4096 examples."""
+    return case_of(train, arg(1024, 1024), arg(4096, 1024), donate=(0,), mesh=tiers(**(axes or {"node": 2, "gpu": 4})))
+
+
+# axes of the mesh, strategy -> assignments of axes, the mesh's order first (and unnamed)
+ASSIGNED: list[tuple[dict[str, int], str, list[str]]] = [
+    ({"gpu": 8}, "fsdp", [""]),
+    ({"node": 2, "gpu": 4}, "fsdp", ["", "fsdp:gpu,node"]),
+    ({"gpu": 4, "node": 2}, "fsdp", [""]),  # the fastest is first, and the largest
+    ({"gpu": 2, "node": 4}, "fsdp", ["", "fsdp:node,gpu"]),  # the fastest first, or the largest
+    ({"a": 4, "b": 4}, "fsdp", [""]),  # alike
+    ({"node": 2, "gpu": 4}, "fsdp x megatron", ["", "fsdp:gpu + megatron:node"]),
+    ({"a": 4, "b": 4}, "fsdp x megatron", [""]),
+    ({"a": 2, "b": 2, "c": 2}, "fsdp x megatron", ["", "fsdp:a + megatron:b,c"]),
+    ({"node": 2, "gpu": 4}, "fsdp:node + megatron:gpu", [""]),  # as the user says
+    ({"node": 2, "gpu": 4}, "fsdp:node,gpu", [""]),
+    ({"node": 2, "gpu": 4, "c": 2}, "fsdp:gpu + megatron", ["", "fsdp:gpu + megatron:c,node"]),
+    ({"node": 2, "gpu": 4, "c": 1}, "fsdp", ["", "fsdp:gpu,node"]),  # an axis of one device is nobody's
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "name", "assigned"), ASSIGNED, ids=[f"{a} {n}" for a, n, _ in ASSIGNED])
+def test_axes_are_assigned_in_the_ways_that_differ(axes: dict[str, int], name: str, assigned: list[str]) -> None:
+    assert list(ways_of(trained(**axes).problem, name)) == assigned
+
+
+def test_a_companion_takes_the_axes_of_the_tactic_before_it() -> None:
+    source, dimensions = sample("t2b_tiny")
+    problem = make_problem(source.program, dimensions, tiers(node=2, gpu=4))
+    other = "fsdp:gpu + megatron:node + sequence"
+    ways = ways_of(problem, "fsdp x megatron+sequence")
+    assert list(ways) == ["", other]
+    assert strategy(problem, other) == ways[other]
+
+
+def test_gradients_are_summed_over_the_fast_axis_before_they_cross_the_slow_one() -> None:
+    """A reduce-scatter of V bytes over p devices takes (p-1)/p V / rate, and leaves V/p for the next axis."""
+    case = trained()
+    summed = {
+        axes: sum(use.seconds for use in case.evaluator.collectives(plan) if use.kind == "reduce-scatter")
+        for axes, plan in ways_of(case.problem, "fsdp").items()
+    }
+    fast, slow = 3 / 4 / LINK_BYTES_PER_SECOND, 1 / 2 / SLOW
+    assert summed[""] == pytest.approx(WEIGHT_BYTES * slow + WEIGHT_BYTES / 2 * fast)  # 225 ms
+    assert summed["fsdp:gpu,node"] == pytest.approx(WEIGHT_BYTES * fast + WEIGHT_BYTES / 4 * slow)  # 84 ms
+    assert expert(case.evaluator, "fsdp").axes == "fsdp:gpu,node"
+
+
+def test_a_strategy_by_name_takes_the_best_axes_and_one_with_axes_takes_those() -> None:
+    problem = trained().problem
+    assert parse_wishes(strategy="fsdp").state(problem).fixed == strategy(problem, "fsdp:gpu,node")
+    assert parse_wishes(strategy="fsdp:node,gpu").state(problem).fixed == strategy(problem, "fsdp:node,gpu")
+    assert strategy(problem, "fsdp:gpu,node") != strategy(problem, "fsdp:node,gpu") == strategy(problem, "fsdp")
+
+
+def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
+    source, dimensions = sample("t2b_tiny")
+    roomy = Evaluator(make_problem(source.program, dimensions, tiers(node=2, gpu=4)))
+    costs = {axes: roomy.exact_cost(plan) for axes, plan in ways_of(roomy.problem, "fsdp x megatron").items()}
+    fastest = min(costs, key=lambda axes: costs[axes].step_seconds)
+    smallest = min(costs, key=lambda axes: costs[axes].peak_bytes)
+    assert fastest != smallest
+    mesh = Mesh("tight", ROUND_CHIP, roomy.problem.mesh.axes, int(costs[smallest].peak_bytes) + 1)
+    tight = Evaluator(make_problem(source.program, dimensions, mesh))
+    assert expert(roomy, "fsdp x megatron").axes == fastest
+    assert expert(tight, "fsdp x megatron").axes == smallest
+
+
+def test_searches_start_from_every_assignment() -> None:
+    problem = trained().problem
+    starts = starting_plans(problem)
+    assert set(ways_of(problem, "fsdp").values()) <= set(starts)
+    best = min(one.cost.step_seconds for one in experts(trained().evaluator)[0].values())
+    assert run_search(Evaluator(problem), "mcts", 0, 200, starts=starts).cost.step_seconds <= best
+
+
+# sample -> what Megatron must split, of the dimensions that it may not leave whole
+MEGATRON: list[tuple[str, set[str]]] = [
+    ("block_train", {"heads", "ff"}),
+    ("t2b_tiny", {"heads", "ff", "vocab"}),
+    ("itx_prefill_tiny", {"heads", "ff", "vocab"}),  # eight heads of keys and values
+    ("scan_train", {"heads", "ff", "vocab"}),  # layers are stacked, 24 of them
+    ("moe_tiny", {"heads", "ff", "vocab", "experts"}),
+    ("vit_tiny", {"heads", "ff", "labels"}),
+    ("resnet50_tiny", {"channels", "labels"}),
+    ("gns_tiny", {"ff"}),
+]
+
+
+@pytest.mark.parametrize(("name", "roles"), MEGATRON, ids=[name for name, _ in MEGATRON])
+def test_megatron_splits_heads_and_hidden_widths_and_neither_head_widths_nor_layers(name: str, roles: set[str]) -> None:
+    source, dimensions = sample(name)
+    problem = make_problem(source.program, dimensions, round_mesh(model=4))
+    plan = strategy(problem, "megatron")
+    assert {problem.dimensions.groups[d.group].role for d in plan if isinstance(d, Shard)} == roles
+
+
+def problems(program: str, mesh: str) -> list[Problem]:
+    """One for each shape of the mesh."""
+    shapes = pipeline.choose_meshes(pipeline.load_spec(mesh), Request(program, mesh, "auto"))
+    return [pipeline.problem_of(program, mesh, ",".join(f"{a.name}={a.size}" for a in m.axes)) for m in shapes]
+
+
+def test_rows_are_the_best_of_all_shapes_where_the_shape_is_open() -> None:
+    program = str(SAMPLES / "t2b_tiny.mlirbc.zst")
+    outcome = pipeline.partition(Request(program, "a100-16", "auto", iterations=200))
+    rows, own = outcome.report.baselines, outcome.problem.mesh
+    found = [experts(Evaluator(problem), baselines(problem))[0] for problem in problems(program, "a100-16")]
+    for name in {name for of in found for name in of}:
+        best = min((of[name] for of in found if name in of), key=lambda one: one.rank)
+        assert rows[name].step_seconds == best.cost.step_seconds
+        elsewhere = rows[name].mesh or dict(zip(own.names, own.sizes, strict=True))
+        assert dict(zip(best.mesh.names, best.mesh.sizes, strict=True)) == elsewhere
+    assert any(row.mesh for row in rows.values())
+    assert outcome.result.cost.step_seconds <= min(row.step_seconds for row in rows.values() if row.fits)

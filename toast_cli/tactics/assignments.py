@@ -1,0 +1,144 @@
+"""Which mesh axes each tactic of a strategy gets, and in which order, where its name does not say.
+
+Enters: a `Problem` and wishes. Leaves: every assignment of axes that may make a difference, and the plan of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+
+from toast_cli.cost.model import Cost
+from toast_cli.errors import UsageError
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.hardware.model import Axis, Mesh
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.mirrors import taken_apart
+from toast_cli.plan.problem import Problem
+from toast_cli.tactics.placing import Placed, Wish, compose, needs_axes, place
+
+# A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: they are in the mesh's order) -> plan.
+Ways = dict[str, Plan]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A strategy on the axes that suit it best: a plan that fits before one that does not, then the fastest.
+
+    Attributes:
+        axes: see `Ways`.
+        mesh: the one that the plan is for.
+    """
+
+    name: str
+    axes: str
+    plan: Plan
+    cost: Cost
+    mesh: Mesh
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.axes or self.name
+
+    @property
+    def fits(self) -> bool:
+        return self.cost.peak_bytes <= self.mesh.limit_bytes
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Smaller is better."""
+        return not self.fits, self.cost.step_seconds
+
+
+def best_way(evaluator: Evaluator, name: str, ways: Ways) -> Expert:
+    """The best of a strategy's ways, of which there is at least one; of equals the first."""
+    found = [
+        Expert(name, axes, plan, evaluator.exact_cost(plan, learn=False), evaluator.problem.mesh)
+        for axes, plan in ways.items()
+    ]
+    return min(found, key=lambda expert: expert.rank)
+
+
+def best_plan(problem: Problem, found: Ways, like: Evaluator | None = None) -> Plan:
+    """The plan of the best of a strategy's ways. like: see `Evaluator`."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return best_way(Evaluator(problem, (), like), "", found).plan
+
+
+def ways(problem: Problem, wishes: Sequence[Wish]) -> Ways:
+    """The plans of a strategy, each once: with the axes in the mesh's order first, then as otherwise assigned.
+
+    Raises UsageError where it does not apply to any axes: the reason of the first.
+    """
+    if problem.mirrored is not None:  # what a strategy is does not depend on what the search has taken apart
+        alike, parts = problem.mirrored
+        return {text: problem.canonical(taken_apart(plan, parts)) for text, plan in ways(alike, wishes).items()}
+    found: Ways = {}
+    why: UsageError | None = None
+    for number, placed in enumerate(assignments(problem, wishes)):
+        try:
+            plan = problem.canonical(compose(problem, placed))
+        except UsageError as error:
+            why = why or error
+            continue
+        if plan not in found.values():
+            found[_text(problem, placed) if number else ""] = plan
+    if not found and why is not None:
+        raise why
+    return found
+
+
+def assignments(problem: Problem, wishes: Sequence[Wish]) -> Iterator[Placed]:
+    """Every way to share the mesh's axes among the tactics that have none: all axes, at least one for each tactic. The
+    axes of a tactic are in the mesh's order, the fastest first or the largest first. Axes that are alike are exchanged
+    only where the program or the user names axes.
+    """
+    axes, names = problem.mesh.axes, problem.mesh.names
+    taken = {name for wish in wishes for name in wish.axes or ()}
+    free = [k for k, axis in enumerate(axes) if axis.size > 1 and axis.name not in taken]
+    own = needs_axes(wishes)
+    if not own or len(own) > len(free):
+        yield place(wishes, names)
+        return
+    seen: set[object] = set()
+    for order in _orders(free, axes):
+        for owners in product(own, repeat=len(order)):
+            if set(owners) != set(own):
+                continue
+            shares = {k: tuple(a for a, owner in zip(order, owners, strict=True) if owner == k) for k in own}
+            key = tuple(
+                tuple(names[a] if problem.names_axes else _kind(axes[a]) for a in share) for share in shares.values()
+            )
+            if key not in seen:
+                seen.add(key)
+                yield place(wishes, names, shares)
+
+
+def _orders(free: list[int], axes: Sequence[Axis]) -> list[list[int]]:
+    """The axis that comes first communicates most, and is the first to split a dimension that not all axes divide."""
+
+    def fastest_first(a: int) -> tuple[float, int]:
+        slowest_link = min((link.bytes_per_second for link in axes[a].links), default=inf)
+        return -slowest_link, -axes[a].size
+
+    return [free, sorted(free, key=fastest_first), sorted(free, key=lambda a: -axes[a].size)]
+
+
+def _kind(axis: Axis) -> object:
+    """Equal for axes that are alike."""
+    return axis.size, tuple((k.kind, k.size, k.bytes_per_second, k.latency_seconds, k.stride) for k in axis.links)
+
+
+def _text(problem: Problem, placed: Placed) -> str:
+    """`fsdp:gpu,node + expert`: a companion takes the axes of the tactic before it."""
+    parts: list[str] = []
+    before: tuple[int, ...] | None = None
+    for wish, axes in placed:
+        over = ",".join(problem.mesh.names[a] for a in axes)
+        parts.append(wish.text if wish.axes is not None or axes == before else f"{wish.text}:{over}")
+        before = axes
+    return " + ".join(parts)
