@@ -66,15 +66,19 @@ def test_type_bytes(array_type: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("room", "expected"),
     [
-        (60, "model.py:47 (jit(step)/layer/attention)"),
-        (34, "model.py:47 (…/layer/attention)"),
-        (25, "model.py:47 (…/attention)"),
-        (24, "model.py:47"),
-        (3, "model.py:47"),
+        (50, "model.py:47 attend (bwd layer_0/attention/mul)"),
+        (45, "model.py:47 attend (bwd …/attention/mul)"),
+        (30, "model.py:47 attend (bwd …/mul)"),
+        (29, "model.py:47 attend"),
+        (3, "model.py:47 attend"),
     ],
 )
 def test_shorten_location(room: int, expected: str) -> None:
-    assert text.shorten_location("model.py:47 (jit(step)/layer/attention)", room) == expected
+    assert text.shorten_location("model.py:47 attend (bwd layer_0/attention/mul)", room) == expected
+
+
+def test_shorten_location_without_a_pass() -> None:
+    assert text.shorten_location("model.py:47 (encoder/layer_0/mul)", 27) == "model.py:47 (…/layer_0/mul)"
 
 
 REPORT_80 = """\

@@ -15,7 +15,7 @@ UNKNOWN = "n/a"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_LOCATION = re.compile(r"(?P<place>\S+) \((?P<stack>.*)\)")
+_LOCATION = re.compile(r"(?P<place>.+?) \((?P<phase>(?:(?:fwd|bwd|remat) )?)(?P<path>.*)\)")
 _ARRAY_TYPE = re.compile(r"(?P<dtype>.+)\[(?P<shape>[\d,]*)\]")
 
 
@@ -91,16 +91,16 @@ def format_sharding(sharding: list[list[str]]) -> str:
 
 
 def shorten_location(location: str, room: int) -> str:
-    """`model.py:47 (jit(step)/layer/attention)` in at most `room` columns where that can be done.
+    """`model.py:47 (bwd layer_0/attention/dot_general)` in at most `room` columns where that can be done.
 
-    The file and line stay, and of the name stack as many of its last parts as there is room for.
+    The file, the line and the pass stay, and of the path as many of its last parts as there is room for.
     """
     matched = _LOCATION.fullmatch(location)
     if len(location) <= room or matched is None:
         return location
-    parts = matched["stack"].split("/")
+    parts = matched["path"].split("/")
     for first in range(1, len(parts)):
-        shorter = f"{matched['place']} (…/{'/'.join(parts[first:])})"
+        shorter = f"{matched['place']} ({matched['phase']}…/{'/'.join(parts[first:])})"
         if len(shorter) <= room:
             return shorter
     return matched["place"]
