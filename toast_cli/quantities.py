@@ -32,18 +32,19 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on."""
+    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on.
+
+    Less than a nanosecond is `0 s`: it is what rounding leaves of a difference.
+    """
     if not math.isfinite(seconds):
         return UNKNOWN
-    if seconds == 0:
-        return "0 s"
     if abs(seconds) >= 600:
         return f"{_three_digits(seconds / 60)} min"
     for scale, unit in _SECOND_UNITS:
         # 0.9995 so that what would round up to 1000 of a unit is 1 of the next.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{seconds / 1e-9:.2g} ns"
+    return "0 s"
 
 
 def format_flops(flops: float) -> str:

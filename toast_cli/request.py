@@ -254,8 +254,7 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Only plans for the products that the program has: one that computes several things side by side (queries, "
-        "keys and values; gates) is not taken apart.",
+        "Do not consider splitting fused projections (QKV, gate+up) into their parts.",
     )
 
     @property

@@ -22,6 +22,7 @@ from toast_cli.inputs import read_json
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.parts import ops_of_parts, parted_into
 from toast_cli.plan.problem import Problem
+from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
 
 SCHEMA = "toast.plan/1"
@@ -280,9 +281,9 @@ def _is_here(problem: Problem, place: SavedPlace) -> bool:
 
 def _words(decision: SavedDecision) -> str:
     if decision.places:
-        return f"{sum(len(place.ops) for place in decision.places)} ops otherwise over {decision.axis}"
+        return f"a different sharding of {sum(len(place.ops) for place in decision.places)} ops over {decision.axis}"
     if decision.group is None:
-        return f"keep {decision.arguments} whole over {decision.axis}"
+        return f"{slash_path(decision.arguments)} replicated over {decision.axis}"
     return f"{decision.group.name} over {decision.axis}"
 
 

@@ -11,8 +11,9 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.collective_rows import whole_uses
 from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, ops_text, part_name, places_of, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, ops_count, part_name, places_of, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
@@ -184,33 +185,24 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
 
 
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the
-    others'."""
+    """The whole collectives of a plan, the most expensive first; see `whole_uses`."""
     names = evaluator.problem.mesh.names
-    owed: dict[tuple[object, ...], tuple[float, float]] = {}  # runs and seconds not yet listed
     facts = []
-    for use in evaluator.collectives(plan):
-        seen, written = (use.kind, round(use.bytes)), (use.written[0], round(use.written[1]))
-        key = (seen, written, tuple(use.axes), use.group, use.reason == BY_HAND)
-        count, seconds = owed.get(key, (0.0, 0.0))
-        count, seconds = count + use.count, seconds + use.seconds
-        whole = round(count)
-        owed[key] = (count - whole, 0.0 if whole else seconds)
-        if whole:
-            before = written if written != seen else ("", 0)
-            place = source.location(use.op, use.place)
-            facts.append(
-                CollectiveFacts(
-                    use.kind,
-                    use.over(names),
-                    seen[1],
-                    whole,
-                    seconds,
-                    place,
-                    *before,
-                    by_hand=use.reason == BY_HAND,
-                )
+    for one in whole_uses(evaluator.collectives(plan)):
+        use, size = one.use, round(one.use.bytes)
+        written = (use.written[0], round(use.written[1]))
+        facts.append(
+            CollectiveFacts(
+                use.kind,
+                use.over(names),
+                size,
+                one.count,
+                one.seconds,
+                source.location(use.op, use.place),
+                *(written if written != (use.kind, size) else ("", 0)),
+                by_hand=use.reason == BY_HAND,
             )
+        )
     return facts
 
 
@@ -249,8 +241,8 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     if isinstance(decision, Override):
         places = [PlaceFacts(list(ops), list(slots), name) for name, slots, ops in places_of(problem, decision)]
-        count = sum(len(place.ops) for place in places)
-        return DecisionFacts("override", ops_text(problem, decision), axis, {}, count, 0, text, places=places)
+        count = ops_count(problem, decision)
+        return DecisionFacts("override", format_plural(count, "op"), axis, {}, count, 0, text, places=places)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
     unless = scope_name(problem, decision)

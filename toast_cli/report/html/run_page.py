@@ -15,6 +15,7 @@ from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import Report
+from toast_cli.report.sections import decision_name
 
 
 def page(report: Report, drawn: Pictures) -> bytes:
@@ -112,7 +113,7 @@ def _plan(report: Report) -> str:
     axes = report.mesh.axes
     colours = axis_colours(axes)
     rows = [
-        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(one.target)}</td>"
+        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(decision_name(one))}</td>"
         f"<td class='text'>{escape(one.text)}</td></tr>"
         for number, one in enumerate(report.plan.decisions, 1)
     ]
