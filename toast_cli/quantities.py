@@ -15,7 +15,8 @@ UNKNOWN = "n/a"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_LOCATION = re.compile(r"(?P<place>.+?) \((?P<phase>(?:(?:fwd|bwd|remat) )?)(?P<path>.*)\)")
+_PASS = "(?:fwd|bwd|remat)"
+_LOCATION = re.compile(rf"(?P<place>.+?) \((?P<passes>(?:{_PASS}(?:\+{_PASS})*(?= |\)))?) ?(?P<path>.*)\)")
 _ARRAY_TYPE = re.compile(r"(?P<dtype>.+)\[(?P<shape>[\d,]*)\]")
 
 
@@ -91,20 +92,29 @@ def format_sharding(sharding: list[list[str]]) -> str:
     return f"({', '.join('+'.join(axes) or 'None' for axes in sharding)})"
 
 
-def shorten_location(location: str, room: int) -> str:
-    """`model.py:47 (bwd layer_0/attention/dot_general)` in at most `room` columns where that can be done.
-
-    The file, the line and the pass stay, and of the path as many of its last parts as there is room for.
-    """
+def split_location(location: str) -> tuple[str, str, str]:
+    """`model.py:47 attend (bwd layer_0/mul)` -> its place, the pass (`bwd+remat` for two) and the path."""
     matched = _LOCATION.fullmatch(location)
-    if len(location) <= room or matched is None:
+    return (matched["place"], matched["passes"], matched["path"]) if matched else (location, "", "")
+
+
+def join_location(place: str, passes: str, path: str) -> str:
+    """The three put together again."""
+    names = f"{passes} {path}".strip()
+    return f"{place} ({names})" if names else place
+
+
+def shorten_location(location: str, room: int) -> str:
+    """`model.py:47 attend (bwd layer_0/attention/dot_general)` in at most `room` columns where that can be done.
+
+    The file, the line, the function and the pass stay, and of the path as many of its last parts as there is room for.
+    """
+    if len(location) <= room:
         return location
-    parts = matched["path"].split("/")
-    for first in range(1, len(parts)):
-        shorter = f"{matched['place']} ({matched['phase']}…/{'/'.join(parts[first:])})"
-        if len(shorter) <= room:
-            return shorter
-    return matched["place"]
+    place, passes, path = split_location(location)
+    parts = path.split("/")
+    shorter = [join_location(place, passes, "/".join(["…", *parts[first:]])) for first in range(1, len(parts))]
+    return next((one for one in shorter if len(one) <= room), join_location(place, passes, ""))
 
 
 def type_bytes(array_type: str) -> int:

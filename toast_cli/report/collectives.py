@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,12 +10,20 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.explain.collective_rows import look, rows_of
-from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location
+from toast_cli.quantities import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    join_location,
+    shorten_location,
+    split_location,
+)
 from toast_cli.report import style
 from toast_cli.report.model import CollectiveFacts, Report
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
+_NUMBER = re.compile(r"(?<=[/_])\d+")
 # Before the place of what the program does itself.
 BY_HAND = "by hand: "
 
@@ -61,5 +70,21 @@ def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     looks = [look(one.kind, one.axes, one.bytes, one.by_hand, one.location) for one in collectives]
     rows = [[collectives[k] for k in row] for row in rows_of(looks, [one.seconds for one in collectives])]
     return [
-        replace(row[0], count=sum(one.count for one in row), seconds=sum(one.seconds for one in row)) for row in rows
+        replace(
+            row[0],
+            count=sum(one.count for one in row),
+            seconds=sum(one.seconds for one in row),
+            location=_shared_location([one.location for one in row]),
+        )
+        for row in rows
     ]
+
+
+def _shared_location(locations: Sequence[str]) -> str:
+    """Where collectives of one row come from: one place, all passes, and the path if it differs in layers alone."""
+    if len(set(locations)) == 1:
+        return locations[0]
+    places, passes, paths = zip(*map(split_location, locations), strict=True)
+    path = _NUMBER.sub("*", paths[0])
+    shared = all(_NUMBER.sub("*", one) == path for one in paths)
+    return join_location(places[0], "+".join(filter(None, dict.fromkeys(passes))), path if shared else "")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location, type_bytes
+from toast_cli.quantities import format_bytes, format_count, format_seconds, type_bytes
 from toast_cli.report import style
 from toast_cli.report.model import Report, matters
 
@@ -20,7 +20,7 @@ JAX = "x = jax.lax."
 _INTEGERS = re.compile(r"u?i\d+\[")
 
 
-def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
+def constraints(report: Report, verbose: bool) -> RenderableType | None:
     """The lines to paste for those who would rather keep their program than take the written one; equal ones once.
 
     Without `verbose` those that are worth most, or where no figures tell them apart, those of the largest arrays.
@@ -29,13 +29,11 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
         return None
     if any(map(matters, report.constraint_families)) and not verbose:
         return _few_constraints(report)
-    alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
+    alike = Counter((one.location, one.type, one.line) for one in report.constraints)
     listed = list(alike.items()) if verbose else sorted(alike.items(), key=_weight, reverse=True)[:SHORT_CONSTRAINTS]
-    rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
-    room = style.room(width, rows)
-    drawn = style.table([("at", "fold"), ("type", "left"), ("", "right"), ("line to paste", "fold")])
-    for ((location, _, _), _), cells in zip(listed, rows, strict=True):
-        drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
+    drawn = style.table([("", "right"), ("", "fold")])
+    for (location, type_, line), count in listed:
+        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, location, type_, line))
     rest = len(report.constraints) - sum(count for _, count in listed)
     more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
     return style.section(
@@ -43,17 +41,21 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     )
 
 
+def _line_to_paste(report: Report, location: str, type_: str, line: str) -> Text:
+    """Where it goes, and the line."""
+    place = location.partition(" (")[0] or "(unknown)"
+    return Text(f"{place}, {type_}\n").append_text(style.with_axes(line.removeprefix(JAX), list(report.mesh.axes)))
+
+
 def _few_constraints(report: Report) -> RenderableType:
     """Those that carry the plan, with what it costs without them; the others in a sentence."""
-    mesh_axes = list(report.mesh.axes)
     carrying = [one for one in report.constraint_families if matters(one)]
     drawn = style.table(
         [("step time", "right"), ("peak memory", "right"), ("", "right"), ("without this line", "fold")]
     )
     for one in carrying:
-        where = (one.location or "(unknown)").partition(" (")[0]
         count = f"×{one.count}" if one.count > 1 else ""
-        cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
+        cell = _line_to_paste(report, one.location, one.type, one.line)
         drawn.add_row(more(one.saved_seconds, format_seconds), more(one.saved_bytes, format_bytes), count, cell)
     rest = len(report.constraints) - sum(one.count for one in carrying)
     count = format_count(len(report.constraints))
