@@ -109,11 +109,11 @@ def undonated(program: Program) -> list[int]:
         return []
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
-    carried = _carried(program, sides, updates)
+    handed_on = _carried(program, sides, updates) | _overwritten(program)
     found: list[int] = []
     for k, arguments in updates.items():
         kind = program.values[program.results[k].value]
-        fitting = (n for n in sorted(arguments & carried) if program.values[program.arguments[n].value] == kind)
+        fitting = (n for n in sorted(arguments & handed_on) if program.values[program.arguments[n].value] == kind)
         found += [n for n in fitting if n not in found][:1]
     return sorted(found)
 
