@@ -243,7 +243,7 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
         return Replicate(problem.roles.index(decision.arguments), axis), ""
     for traits in (decision.group, decision.unless, decision.only):
         if traits is not None and traits not in found:
-            some = f" ({', '.join(traits.members[:2])})" if traits.members else ""
+            some = f" ({', '.join(map(slash_path, traits.members[:2]))})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
     group = found[decision.group]
     unless = SUMMED if decision.unless_summed else NOWHERE if decision.unless is None else found[decision.unless]
