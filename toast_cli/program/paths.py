@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-_KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+)\]|\.([A-Za-z_]\w*)""")
+_KEY = re.compile(r"""\[['"]([^'"]*)['"]\]|\[(\d+|\*)\]|\.([A-Za-z_]\w*)""")
 # What is not itself in a pattern: `*`, `{a,b}`, and the numbers that `1..17` and `0,3` stand for.
 _SPECIAL = re.compile(
     r"(?P<any>\.?\*)|\{(?P<either>[^{}]*)\}|(?P<numbers>\d+(?:\.\.\d+)?(?:,\d+(?:\.\.\d+)?)+|\d+\.\.\d+)"
@@ -31,7 +31,7 @@ def matches(pattern: str, path: str, index: int, kind: str = "arg") -> bool:
 
 
 def slash_path(path: str) -> str:
-    """`params['layers'][0].kernel` -> `params/layers/0/kernel`."""
+    """`params['layers'][0].kernel` -> `params/layers/0/kernel`; `[*]` for any number becomes `/*`."""
     return _KEY.sub(lambda key: "/" + (key[1] or key[2] or key[3]), path)
 
 
