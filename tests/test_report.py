@@ -10,6 +10,7 @@ import pytest
 from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli import quantities as text
+from toast_cli.explain.words import SUMS, different_text, scope_texts
 from toast_cli.report.collectives import together
 from toast_cli.report.model import AnalysisFacts, ConstraintFacts, ConstraintFamilyFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
@@ -134,6 +135,20 @@ search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number
            8,201; stopped: no better plan for a long time
 time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
+
+WORDS = [
+    (different_text(1), "1 op uses a different sharding"),
+    (different_text(1080), "1,080 ops use a different sharding"),
+    (", ".join(scope_texts("ff", "")), "except in ops with ff"),
+    (", ".join(scope_texts(SUMS, "heads")), "except in ops that sum over it, only in ops with heads"),
+    (", ".join(scope_texts("", "")), ""),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), WORDS)
+def test_words_of_a_plan(found: str, expected: str) -> None:
+    assert found == expected
+
 
 # The same program where it does not fit, down to where the two reports are alike again.
 TOO_LARGE_120 = """\

@@ -32,7 +32,7 @@ def page(report: Report, drawn: Pictures) -> bytes:
         _figures(report),
         section(
             "Plan",
-            "Which dimensions lie on which mesh axis. Where two want one axis in the same operation, the upper has it.",
+            "Which dimensions each mesh axis splits. Where two want one axis in the same operation, the upper has it.",
             _plan(report),
         ),
         section(
@@ -52,7 +52,7 @@ def page(report: Report, drawn: Pictures) -> bytes:
             f"At {peak}. Click to go in.",
             charts.alive_chart(drawn) and charts.alive_chart(drawn) + fold("as a table", alive(report)),
         ),
-        section("Arguments", "How each lies on the devices between steps, the largest first.", arguments(report)),
+        section("Arguments", "How each is sharded between steps, the largest first.", arguments(report)),
         section("Collectives", "The ones that take longest, and what causes them.", collectives(report)),
         section(
             "Constraints that carry the plan",
