@@ -16,10 +16,12 @@ from report_sample import WIDTHS, nothing_cut_off
 
 from toast_cli import pipeline
 from toast_cli.cli.app import run
+from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import InputError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain import Explanation, Study
 from toast_cli.explain.arrays import explain_argument
+from toast_cli.explain.collective_rows import rows_of, whole_uses
 from toast_cli.explain.decisions import explain_decision, explain_plan
 from toast_cli.explain.model import SCHEMA
 from toast_cli.explain.peak import explain_peak
@@ -29,6 +31,9 @@ from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.saved import save_plan
+from toast_cli.quantities import format_bytes, format_seconds
+from toast_cli.report.build import collective_facts
+from toast_cli.report.collectives import together
 from toast_cli.report.explain_text import explanation_blocks
 from toast_cli.report.json_file import to_bytes
 from toast_cli.report.stored_plan import stored_plan, stored_shape
@@ -103,7 +108,7 @@ def test_alternatives_to_a_decision_are_plans_with_something_in_its_place() -> N
 def test_keeping_weights_whole_is_explained() -> None:
     of = study("zero2")
     number = next(n for n, d in enumerate(of.plan, 1) if not isinstance(d, Shard))
-    assert "each store weights whole" in explain_decision(of, number).sentences[0]
+    assert "keeps weights replicated over data between steps" in explain_decision(of, number).sentences[0]
 
 
 # ---------------------------------------------------------------- arguments
@@ -134,9 +139,7 @@ def test_other_shardings_of_an_argument_are_priced_as_pins() -> None:
 
 def test_many_arguments_are_folded() -> None:
     found = explain_argument(study(), "*up*")
-    assert [(item.text.partition(" ")[0], item.count) for item in found.items] == [
-        ("{params,mu,nu}['layers'][*]['up']", 6)
-    ]
+    assert [(item.text.partition(" ")[0], item.count) for item in found.items] == [("{params,mu,nu}/layers/*/up", 6)]
 
 
 # ---------------------------------------------------------------- lines, collectives, the peak
@@ -161,8 +164,9 @@ def test_a_line_says_what_splits_it_and_what_moves_there() -> None:
 
 def test_a_collective_names_the_decisions_it_hangs_on() -> None:
     of = study()
-    numbers = [k for k, use in enumerate(of.collectives, 1) if use.kind == "all-gather" and use.axes == (0,)]
-    found = explain_collective(of, numbers[0])
+    rows = [row[0].use for row in of.collective_rows]
+    number = next(k for k, use in enumerate(rows, 1) if use.kind == "all-gather" and use.axes == (0,))
+    found = explain_collective(of, number)
     embed, batch = place_of(of, "embed", "data"), place_of(of, "batch", "data")
     said = " ".join(found.sentences)
     assert re.search(rf"split over data along \w+ \(decision {embed}\)", said) or f"decision {batch}" in said
@@ -171,9 +175,34 @@ def test_a_collective_names_the_decisions_it_hangs_on() -> None:
     assert "it is gone" in gone.values()
 
 
+@pytest.mark.parametrize("program", [T2B, MOE])
+def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
+    """Row N of the report is what `--collective N` explains: kind, axes, runs and time."""
+    of = study(program=program)
+    rows = together(collective_facts(of.source, of.evaluator, of.plan))
+    assert any(len(row) > 1 for row in of.collective_rows), "some rows stand for several"
+    assert len(of.collective_rows) == len(rows)
+    for number, row in enumerate(rows, 1):
+        if number <= 5 or number == len(rows):
+            found = explain_collective(of, number)
+            assert found.subject.startswith(f"collective {number}: {row.kind} over {'+'.join(row.axes)} at ")
+            assert f", {row.count:,} times a step, {format_bytes(row.bytes)} on each device" in found.sentences[0]
+            assert f": {format_seconds(row.seconds)}, " in found.sentences[0]
+    with pytest.raises(UsageError, match=f"the plan has {len(rows)}, numbered as in the report"):
+        explain_collective(of, len(rows) + 1)
+
+
+def test_whole_collectives_of_branches_take_the_runs_of_others() -> None:
+    """Two branches that run every other step each are one collective, and rows go by the time of all in them."""
+    half = CollectiveUse("all-reduce", (0,), 64.0, 0.5, 1e-3, 3, 4, False, ("all-reduce", 64.0), "partial")
+    whole = whole_uses([half, replace(half, seconds=2e-3, op=5), replace(half, count=2.0, bytes=32.0)])
+    assert [(one.use.op, one.count, one.seconds) for one in whole] == [(5, 1, 3e-3), (3, 2, 1e-3)]
+    assert rows_of(["a", "b", "a"], [2.0, 3.0, 2.0]) == [[0, 2], [1]]
+
+
 def test_a_reduction_is_said_to_be_one() -> None:
     of = study("data-parallel")
-    number = next(k for k, use in enumerate(of.collectives, 1) if use.kind == "all-reduce")
+    number = next(k for k, row in enumerate(of.collective_rows, 1) if row[0].use.kind == "all-reduce")
     said = " ".join(explain_collective(of, number).sentences)
     assert "each device has a part of the sum" in said
 
@@ -191,7 +220,7 @@ def test_the_peak_adds_up_and_what_lowers_it_does() -> None:
 WRONG: list[tuple[Callable[[Study], Explanation], str, str]] = [
     (lambda of: explain_decision(of, 99), "there is no decision 99", "numbered from 1"),
     (lambda of: explain_collective(of, 10**6), "there is no collective", "the most expensive first"),
-    (lambda of: explain_argument(of, "nothing*"), "no argument matches 'nothing*'", "arguments are params"),
+    (lambda of: explain_argument(of, "nothing*"), "no argument matches 'nothing*'", "the nearest arguments are "),
     (lambda of: explain_line(of, "decoder.py"), "cannot read 'decoder.py'", "FILE:LINE"),
     (lambda of: explain_line(of, "decoder.py:1"), "no operation comes from decoder.py:1", "lines of decoder.py it has"),
     (lambda of: explain_line(of, "other.py:1"), "no operation comes from other.py:1", "holds no lines of other.py"),
@@ -228,7 +257,7 @@ def test_a_plan_that_holds_in_a_part_comes_back(tmp_path: Path) -> None:
     again = pipeline.partition(Request(T2B, MESH, plan=str(kept)))
     facts = again.report.plan.decisions
     assert [(d.only, d.unless) for d in facts] == [("heads", ""), ("", "heads")]
-    assert facts[0].text.endswith("over data, only in ops that have heads")
+    assert facts[0].text.endswith("over data, only in ops with heads")
     report.write_bytes(to_bytes(again.report))
     assert stored_plan(str(report), outcome.problem)[1] == outcome.problem.canonical(plan)
 

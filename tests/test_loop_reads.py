@@ -121,7 +121,7 @@ def test_the_decision_is_saved_and_told(tmp_path: Path) -> None:
     file.write_bytes(save_plan(of.problem, plan))
     assert carried_over(of.problem, read_plan(str(file)))[0] == plan
     assert decision_text(of.problem, plan[1]) == "gather what loops read over data once, before the loop, and hold it"
-    assert short(of.problem, plan[1]) == "what loops read whole over data"
+    assert short(of.problem, plan[1]) == "what loops read gathered before the loop over data"
     told = explain_decision(Study(of.source, of.evaluator, plan), 2)
     assert told.subject == "decision 2: what loops read gathered before the loop over data"
     assert [one.text for one in told.items] == ["- all-gather over data"]

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import pytest
 
-from toast_cli.frontend.modules import common_start, folded, functions_of, pass_of, scopes_of
+from toast_cli.frontend.modules import common_start, folded, functions_of, scopes_of
+from toast_cli.frontend.name_stack import op_path
 from toast_cli.frontend.places import Frame
 
+# name stack -> modules, as reports show it
 STACKS = [
-    ("", ()),
-    ("jit(step)/mul", ()),
-    ("jit(step)/jvp()/mul", ()),
-    ("jit(step)/jvp(layer_0)/attention/mul", ("layer_0", "attention")),
-    ("jit(step)/transpose(jvp(Net))/layer_3/mlp/dot_general", ("Net", "layer_3", "mlp")),
-    ("jit(step)/jvp(Net/encoder)/dense/add", ("Net", "encoder", "dense")),
-    ("jit(step)/jvp(Net)/h/3/attn/mul", ("Net", "h/3", "attn")),
-    ("jit(step)/attention/bsd,dgk->bsgk/dot_general", ("attention",)),
-    ("jit(step)/attention/jit(_where)/select_n", ("attention",)),
-    ("jit(step)/jvp(jit(log_softmax))", ()),
-    ("jit(step)/jvp()/while/body/closed_call/checkpoint/rematted_computation/mlp/mul", ("mlp",)),
-    ("jit(step)/vmap(jvp(Net))/~/linear_1/add", ("Net", "linear_1")),
-    ("jit(step)/cond/branch_1_fun/gate/mul", ("gate",)),
+    ("", (), ""),
+    ("jit(step)", (), ""),
+    ("jit(step)/mul", (), "mul"),
+    ("jit(step)/jvp()/mul", (), "fwd mul"),
+    ("jit(step)/jvp(layer_0)/attention/mul", ("layer_0", "attention"), "fwd layer_0/attention/mul"),
+    (
+        "jit(step)/transpose(jvp(Net))/layer_3/mlp/dot_general",
+        ("Net", "layer_3", "mlp"),
+        "bwd Net/layer_3/mlp/dot_general",
+    ),
+    ("jit(step)/jvp(Net/encoder)/dense/add", ("Net", "encoder", "dense"), "fwd Net/encoder/dense/add"),
+    ("jit(step)/jvp(Net)/h/3/attn/mul", ("Net", "h/3", "attn"), "fwd Net/h/3/attn/mul"),
+    ("jit(step)/attention/bsd,dgk->bsgk/dot_general", ("attention",), "attention/bsd,dgk->bsgk/dot_general"),
+    ("jit(step)/attention/jit(_where)/select_n", ("attention",), "attention/select_n"),
+    ("jit(step)/jvp(jit(log_softmax))", (), "fwd"),
+    (
+        "jit(step)/jvp()/while/body/closed_call/checkpoint/rematted_computation/mlp/mul",
+        ("mlp",),
+        "remat mlp/mul",
+    ),
+    (
+        "jit(step)/transpose(jvp())/while/body/closed_call/checkpoint/rematted_computation/bthk,hkd->btd/dot_general",
+        (),
+        "remat bthk,hkd->btd/dot_general",
+    ),
+    (
+        "jit(step)/transpose(jvp(layer_1))/jvp(layer_1)/checkpoint/attention/split",
+        ("layer_1", "attention"),
+        "bwd layer_1/attention/split",
+    ),
+    ("jit(step)/vmap(jvp(Net))/~/linear_1/add", ("Net", "linear_1"), "fwd Net/linear_1/add"),
+    ("jit(step)/vmap()/mul", (), "mul"),
+    ("jit(step)/cond/branch_1_fun/gate/mul", ("gate",), "gate/mul"),
+    ("jit(step)/transpose(jvp(layer_0))/while", ("layer_0",), "bwd layer_0/while"),
+    ("reduce_sum", (), "reduce_sum"),
 ]
 
 
-@pytest.mark.parametrize(("stack", "expected"), STACKS)
-def test_modules_of_a_name_stack(stack: str, expected: tuple[str, ...]) -> None:
-    assert scopes_of(stack) == expected
+@pytest.mark.parametrize(("stack", "modules", "shown"), STACKS)
+def test_what_a_name_stack_says(stack: str, modules: tuple[str, ...], shown: str) -> None:
+    assert scopes_of(stack) == modules
+    assert op_path(stack) == shown
 
 
 def test_functions_where_nothing_is_named() -> None:
@@ -35,12 +60,6 @@ def test_functions_where_nothing_is_named() -> None:
     assert functions_of(frames) == ("Net", "attend")
     assert functions_of([Frame("", "/me/model.py", 3)]) == ("model.py:3",)
     assert functions_of([installed]) == ()
-
-
-def test_passes() -> None:
-    assert pass_of("jit(f)/jvp(a)/mul") == ""
-    assert pass_of("jit(f)/transpose(jvp(a))/mul") == "backward"
-    assert pass_of("jit(f)/transpose(jvp())/checkpoint/rematted_computation/mul") == "recomputed"
 
 
 ALIKE = [

@@ -494,7 +494,7 @@ def test_names_the_user_wrote_are_taken_over() -> None:
     [
         ("nothing", "cannot read 'nothing'"),
         ("*absent*=embed", "no argument matches '*absent*'"),
-        ("head=a,b,c", "names 3 dimensions but matches params['head'] with 2"),
+        ("head=a,b,c", "names 3 dimensions but matches params/head with 2"),
     ],
 )
 def test_names_that_cannot_be_taken_over_are_refused(wish: str, told: str) -> None:

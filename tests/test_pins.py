@@ -16,6 +16,7 @@ from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.pins import unused_pins
+from toast_cli.program.paths import matches
 
 N, D, F = 8, 16, 64  # batch, model, hidden
 WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
@@ -48,7 +49,9 @@ def test_a_pin_decides_how_an_argument_and_what_takes_its_buffer_rest() -> None:
 # pattern -> arguments it pins, of p['down'], p['up'] and x
 PATTERNS = {
     "p['up']": ["p['up']"], "p[*]": ["p['down']", "p['up']"], "*": ["p['down']", "p['up']", "x"], "*p']": ["p['up']"],
-    "arg0": ["p['down']"], "x": ["x"],
+    "arg0": ["p['down']"], "x": ["x"], "p/up": ["p['up']"], "p/*": ["p['down']", "p['up']"],
+    "{p/up,x}": ["p['up']", "x"],
+    "{p,q}/{u*,down}": ["p['down']", "p['up']"],
 }  # fmt: skip
 
 
@@ -107,10 +110,10 @@ def test_bringing_a_value_to_where_the_program_pins_it_is_paid_for() -> None:
         ("x", "cannot read 'x'", "write --pin"),
         ("x=data,-,-", "has 3 entries but matches x with 2 dimensions", "fewer entries"),
         ("*=data,-,-,-", "has 4 entries but matches x with 2 dimensions", "match fewer arrays"),
-        ("nothing=data", "no argument or result matches 'nothing'", "arguments are x"),
+        ("nothing=data", "no argument or result matches 'nothing'", "the nearest arguments are x"),
         ("x=pipe", "unknown mesh axis 'pipe'", "this mesh has data, model"),
         ("x=data,data", "an axis splits two dimensions", "use each axis once"),
-        ("x=-,data", "does not divide dimension 1 (6) of x", "leave the dimension open"),
+        ("x=-,data", "does not divide dimension 1 (6) of x", "leave the dimension to toast"),
     ],
 )
 def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
@@ -119,6 +122,46 @@ def test_pins_that_make_no_sense(pin: str, what: str, hint: str) -> None:
     assert caught.value.where == "--pin"
     assert what in caught.value.what
     assert hint in f"{caught.value.what} {caught.value.hint}"
+
+
+# pattern that matches none of params/layers/0..1/{wq,wk}, params/embed and x -> the paths that an error lists first
+NEAREST = {
+    "wq": "params/layers/*/wq",
+    "params.layers.wk": "params/layers/*/wk",
+    "params['layers']['wq']": "params/layers/*/wq",
+    "embedding": "params/embed",
+}
+
+
+@pytest.mark.parametrize("pattern", NEAREST)
+def test_a_pattern_that_matches_nothing_is_told_the_nearest_paths(pattern: str) -> None:
+    layer = {"wk": arg(16, 16), "wq": arg(16, 16)}
+    params = {"embed": arg(16, 16), "layers": [layer, layer]}
+    with pytest.raises(UsageError) as caught:
+        case_of(lambda params, x: x @ params["embed"], params, arg(8, 16), pins=(f"{pattern}=data,None",))
+    assert caught.value.hint.startswith(f"the nearest arguments are {NEAREST[pattern]}")
+    assert "[" not in caught.value.hint
+
+
+# pattern -> the path, and whether it is meant
+PATHS = [
+    ("params/layers/1..17/wq", "params['layers'][17]['wq']", True),
+    ("params/layers/1..17/wq", "params['layers'][18]['wq']", False),
+    ("params/layers/1..17/wq", "params['layers'][171]['wq']", False),
+    ("params/layers/0,3..4/wq", "params['layers'][4]['wq']", True),
+    ("params/layers/0,3..4/wq", "params['layers'][2]['wq']", False),
+    ("params/w1,3", "params['w3']", True),
+    ("params/w1,3", "params['w2']", False),
+    ("{params,opt/0/mu}/layers/*/wq", "opt[0].mu['layers'][2]['wq']", True),
+    ("{params,opt/0/mu}/layers/*/wq", "opt[0].nu['layers'][2]['wq']", False),
+    ("a{b}", "a{b}", True),
+    ("a.b", "axb", False),
+]
+
+
+@pytest.mark.parametrize(("pattern", "path", "meant"), PATHS)
+def test_what_reports_show_is_a_pattern(pattern: str, path: str, meant: bool) -> None:
+    assert matches(pattern, path, 0) == meant
 
 
 @pytest.mark.parametrize(

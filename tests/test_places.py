@@ -24,16 +24,16 @@ ATTENTION = (
 PLACES: list[tuple[str, str, str]] = [
     (
         ATTENTION,
-        "gpt.py:28 Block.__call__ → MultiHeadAttention (jit(f)/dot_general)",
+        "gpt.py:28 Block.__call__ → MultiHeadAttention (dot_general)",
         "attention.py:288 dot_product_attention ← attention.py:752 MultiHeadAttention.__call__ "
-        "← gpt.py:28 Block.__call__ ← gpt.py:90 (jit(f)/dot_general)",
+        "← gpt.py:28 Block.__call__ ← gpt.py:90 (dot_general)",
     ),
     (
         f'loc("jit(f)/mul"(callsite("Linear.__call__"("{FLAX}/linear.py":422:4) at "loop"("{FLAX}/x.py":1:2))))',
-        "linear.py:422 Linear.__call__ (jit(f)/mul)",
-        "linear.py:422 Linear.__call__ ← x.py:1 loop (jit(f)/mul)",
+        "linear.py:422 Linear.__call__ (mul)",
+        "linear.py:422 Linear.__call__ ← x.py:1 loop (mul)",
     ),
-    ('loc("jit(f)/mul"("/a/model.py":12:4))', "model.py:12 (jit(f)/mul)", "model.py:12 (jit(f)/mul)"),
+    ('loc("jit(f)/mul"("/a/model.py":12:4))', "model.py:12 (mul)", "model.py:12 (mul)"),
     ('loc("/a/model.py":12:4)', "model.py:12", "model.py:12"),
     ('loc("f"("/usr/lib/python3.11/contextlib.py":81:9))', "contextlib.py:81 (f)", "contextlib.py:81 (f)"),
     (

@@ -10,6 +10,8 @@ import pytest
 from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli import quantities as text
+from toast_cli.explain.words import SUMS, different_text, scope_texts
+from toast_cli.report.collectives import together
 from toast_cli.report.model import AnalysisFacts, ConstraintFacts, ConstraintFamilyFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
 
@@ -36,6 +38,10 @@ def shown(report: Report, width: int, *, verbose: bool = False) -> str:
         (text.format_seconds(1.2e-5), "12.0 µs"),
         (text.format_seconds(125.4), "125 s"),
         (text.format_seconds(900), "15.0 min"),
+        (text.format_seconds(1e-9), "1.00 ns"),
+        (text.format_seconds(-2e-8), "-20.0 ns"),
+        (text.format_seconds(1e-12), "0 s"),
+        (text.format_seconds(-3e-10), "0 s"),
         (text.format_seconds(math.nan), "n/a"),
         (text.format_flops(3.12e14), "312 TFLOP"),
         (text.format_flops(12), "12 FLOP"),
@@ -66,31 +72,34 @@ def test_type_bytes(array_type: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("room", "expected"),
     [
-        (60, "model.py:47 (jit(step)/layer/attention)"),
-        (34, "model.py:47 (…/layer/attention)"),
-        (25, "model.py:47 (…/attention)"),
-        (24, "model.py:47"),
-        (3, "model.py:47"),
+        (50, "model.py:47 attend (bwd layer_0/attention/mul)"),
+        (45, "model.py:47 attend (bwd …/attention/mul)"),
+        (30, "model.py:47 attend (bwd …/mul)"),
+        (29, "model.py:47 attend (bwd)"),
+        (3, "model.py:47 attend (bwd)"),
     ],
 )
 def test_shorten_location(room: int, expected: str) -> None:
-    assert text.shorten_location("model.py:47 (jit(step)/layer/attention)", room) == expected
+    assert text.shorten_location("model.py:47 attend (bwd layer_0/attention/mul)", room) == expected
+
+
+def test_shorten_location_without_a_pass() -> None:
+    assert text.shorten_location("model.py:47 (encoder/layer_0/mul)", 27) == "model.py:47 (…/layer_0/mul)"
 
 
 REPORT_80 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
-strategy   batch over data; heads over model; weights stored split over data
-           (ZeRO-3)
+strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
 
 decisions
-     decision         over       size  alike  array.dimension
-  1  shard batch      data     64 → 8     12  batch['tokens'].0
-  2  shard heads      model     8 → 4      2  params['layers'][*]['wq'].1; where
-                                              it occurs twice: f32[8,8].1
-                                              (a.py:7)
-  3  shard embed      data   512 → 64      3  {params,mu}['embed'].1, …
-  4  replicate state  data                14  store state whole over data
+     decision         over       size  count  array.dimension
+  1  shard batch      data     64 → 8     12  batch/tokens.0
+  2  shard heads      model     8 → 4      2  params/layers/*/wq.1; where it
+                                              occurs twice: f32[8,8].1 (a.py:7)
+  3  shard embed      data   512 → 64      3  {params,mu}/embed.1, …
+  4  replicate state  data                14  keep state replicated over data
+                                              between steps
 
 predicted, per device and step
   step time     23.4 ms  ██████▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
@@ -105,16 +114,17 @@ compared with
   data-parallel    31.2 ms  1.33×     21.0 GiB  fits
 
 collectives, 306 a step
-  kind            axes                 time    result  caused by
-  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47
-  all-gather      data        ×144  2.10 ms  12.0 MiB  model.py:51 (…/layer/ffn)
-  reduce-scatter  data+model   ×90  1.10 ms  1.00 MiB  (unknown)
+     kind            axes                 time    result  caused by
+  1  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47 attention
+                                                          (bwd)
+  2  all-gather      data        ×144  2.10 ms  12.0 MiB  model.py:51 ffn (fwd)
+  3  reduce-scatter  data+model   ×90  1.10 ms  1.00 MiB  (unknown)
 
 arguments, 16 in all
-  {params,mu,nu}['embed']              f32[32000,512]  ×3  (data+model, None)
-  {params,mu,nu}['layers'][*]['wq']    f32[512,512]    ×6  (data, model)
-  {params,mu,nu}['layers'][*]['norm']  f32[512]        ×6  replicated
-  batch['tokens']                      i32[64,1024]        (data, None)
+  {params,mu,nu}/embed          f32[32000,512]  ×3  (data+model, None)
+  {params,mu,nu}/layers/*/wq    f32[512,512]    ×6  (data, model)
+  {params,mu,nu}/layers/*/norm  f32[512]        ×6  replicated
+  batch/tokens                  i32[64,1024]        (data, None)
 
 notes
   ·  3 ops that toast cannot split, so every device computes the whole of each:
@@ -126,20 +136,34 @@ search     mcts, seed 0: 12,345 plans tried in 2.13 s, the best was number
 time       3.27 s: load 410 ms, dimensions 520 ms, search 2.13 s, emit 210 ms
 """
 
+WORDS = [
+    (different_text(1), "1 op uses a different sharding"),
+    (different_text(1080), "1,080 ops use a different sharding"),
+    (", ".join(scope_texts("ff", "")), "except in ops with ff"),
+    (", ".join(scope_texts(SUMS, "heads")), "except in ops that sum over it, only in ops with heads"),
+    (", ".join(scope_texts("", "")), ""),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), WORDS)
+def test_words_of_a_plan(found: str, expected: str) -> None:
+    assert found == expected
+
+
 # The same program where it does not fit, down to where the two reports are alike again.
 TOO_LARGE_120 = """\
 program    tiny_train: 9,205 ops, 16 arguments of 4.00 GiB, 312 TFLOP a run
 mesh       v4-32: 16 devices (v4), data=8 × model=2, 30.8 GiB usable per device
-strategy   batch over data; heads over model; weights stored split over data (ZeRO-3)
+strategy   batch over data; heads over model; weights sharded over data (ZeRO-3)
 
 ✗ does not fit: the smallest-memory plan found needs 45.2 GiB on each device, 14.4 GiB more than the limit of 30.8 GiB
 
 decisions
-     decision         over       size  alike  array.dimension
-  1  shard batch      data     64 → 8     12  batch['tokens'].0
-  2  shard heads      model     8 → 4      2  params['layers'][*]['wq'].1; where it occurs twice: f32[8,8].1 (a.py:7)
-  3  shard embed      data   512 → 64      3  {params,mu}['embed'].1, params['layers'][0]['wq'].0
-  4  replicate state  data                14  store state whole over data
+     decision         over       size  count  array.dimension
+  1  shard batch      data     64 → 8     12  batch/tokens.0
+  2  shard heads      model     8 → 4      2  params/layers/*/wq.1; where it occurs twice: f32[8,8].1 (a.py:7)
+  3  shard embed      data   512 → 64      3  {params,mu}/embed.1, params/layers/0/wq.0
+  4  replicate state  data                14  keep state replicated over data between steps
 
 predicted, per device and step
   step time     23.4 ms  ████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒  █ compute 15.2 ms  ▒ communication 8.20 ms
@@ -153,28 +177,28 @@ compared with
   unsharded         301 ms  12.9×   301 ms            0 s     98.0 GiB  does not fit
   data-parallel    31.2 ms  1.33×  15.2 ms        16.0 ms     21.0 GiB  fits
 
-alive at the peak (model.py:88 (jit(train_step)/loss))
-     bytes          role       type                array            from
-   500 MiB  1.1%    temporary  bf16[8,1024,32000]  dot_general      model.py:88 (jit(train_step)/loss/logits)
-  8.00 MiB  0.0%    argument   f32[32000,512]      params['embed']
+alive at the peak (model.py:88 (fwd loss))
+     bytes          role       type                array         from
+   500 MiB  1.1%    temporary  bf16[8,1024,32000]  dot_general   model.py:88 (fwd loss/logits)
+  8.00 MiB  0.0%    argument   f32[32000,512]      params/embed
 
 collectives, 306 a step
-  kind            axes                 time    result  caused by
-  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47 (jit(train_step)/layer/attention/projection)
+     kind            axes                 time    result  caused by
+  1  all-reduce      model        ×72  3.40 ms  4.00 MiB  model.py:47 attention (bwd layer/attention/dot_general)
 """
 
 VERBOSE_100 = """\
 results, 16 in all
-  {params,mu,nu}['embed']              f32[32000,512]  ×3  (data+model, None)
-  {params,mu,nu}['layers'][*]['wq']    f32[512,512]    ×6  (data, model)
-  {params,mu,nu}['layers'][*]['norm']  f32[512]        ×6  replicated
-  loss                                 f32[]               replicated
+  {params,mu,nu}/embed          f32[32000,512]  ×3  (data+model, None)
+  {params,mu,nu}/layers/*/wq    f32[512,512]    ×6  (data, model)
+  {params,mu,nu}/layers/*/norm  f32[512]        ×6  replicated
+  loss                          f32[]               replicated
 
 dimensions, 8 kinds of them; 648 arrays with one of them twice, settled by 1 choice
-  dimension  alike  size  array.dimension
-  batch         12    64  batch['tokens'].0
-  heads          2     8  params['layers'][*]['wq'].1
-  embed          3   512  {params,mu}['embed'].1, params['layers'][0]['wq'].0
+  dimension  count  size  array.dimension
+  batch         12    64  batch/tokens.0
+  heads          2     8  params/layers/*/wq.1
+  embed          3   512  {params,mu}/embed.1, params/layers/0/wq.0
 
 notes
   ·  3 ops that toast cannot split, so every device computes the whole of each: chlo.top_k ×2,
@@ -205,7 +229,7 @@ def test_a_report_of_what_does_not_fit_120_columns_wide() -> None:
 def test_verbose_shows_every_argument_and_the_analysis() -> None:
     report = shown(make_report(), 100, verbose=True)
     assert report.endswith(VERBOSE_100)
-    assert "   2  params['layers'][0]['norm']  f32[512]        donated  replicated\n" in report
+    assert "   2  params/layers/0/norm  f32[512]        donated  replicated\n" in report
     assert "alive at the peak" in report
 
 
@@ -230,14 +254,19 @@ def test_no_line_is_too_long_or_ends_in_spaces(width: int, verbose: bool) -> Non
 
 CONSTRAINTS_100 = """\
 sharding constraints inside the program, 9 in all
-  at                    type            line to paste
-  model.py:1 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  model.py:2 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  model.py:3 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  model.py:4 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  model.py:5 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  model.py:6 (f/layer)  bf16[8,1024]    with_sharding_constraint(x, P("data", None))
-  and 3 more; --verbose lists all
+  ×3  model.py:7, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+      model.py:1, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+      model.py:2, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+      model.py:3, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+      model.py:4, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+      model.py:5, bf16[8,1024]
+      with_sharding_constraint(x, P("data", None))
+  and 1 more; --verbose lists all
 """
 
 
@@ -272,18 +301,63 @@ def test_the_few_constraints_that_carry_the_plan_come_first() -> None:
     ]
     report = replace(constrained(), constraint_families=families)
     assert FEW_80 in shown(report, 80)
-    assert "model.py:7 (f/layer)  bf16[8,1024]  ×3" in shown(report, 100, verbose=True)
+    assert "  ×3  model.py:7, bf16[8,1024]\n" in shown(report, 100, verbose=True)
     report = replace(report, constraint_families=families[2:])
     assert CONSTRAINTS_100 in shown(report, 100), "where no single one carries the plan they are listed as they come"
 
 
 def test_constraints_are_listed_and_equal_ones_once() -> None:
     assert CONSTRAINTS_100 in shown(constrained(), 100)
-    assert "model.py:7 (f/layer)  bf16[8,1024]  ×3  with_sharding_constraint(x, P(" in shown(
-        constrained(), 100, verbose=True
-    )
+    verbose = shown(constrained(), 100, verbose=True)
+    assert verbose.index("model.py:1, bf16") < verbose.index("×3  model.py:7, bf16"), "in the order of the program"
     assert all(len(line) <= 60 for line in shown(constrained(), 60).splitlines())
     assert "constraints" not in shown(make_report(), 100)
+
+
+def test_constraints_that_say_nothing_and_those_on_indices_come_last() -> None:
+    spec = "x = jax.lax.with_sharding_constraint(x, P({}))"
+    facts = [
+        ("i32[4096,4096]", '"data", None'),
+        ("f32[2048,2048]", "P.UNCONSTRAINED, P.UNCONSTRAINED"),
+        ("f32[]", ""),
+        ("f32[8,8]", "None, P.UNCONSTRAINED"),
+        ("f32[16,8]", '("data", "model"), None'),
+    ]
+    found = [
+        ConstraintFacts("use", f"m.py:{k}", kind, "", 1, spec.format(axes)) for k, (kind, axes) in enumerate(facts)
+    ]
+    lines = shown(replace(make_report(), constraints=found), 100).splitlines()
+    assert [line.strip()[:6] for line in lines if line.strip().startswith("m.py")] == [
+        "m.py:4", "m.py:3", "m.py:0", "m.py:1", "m.py:2"
+    ]  # fmt: skip
+
+
+def test_savings_below_a_nanosecond_are_none() -> None:
+    line = 'x = jax.lax.with_sharding_constraint(x, P("data", None))'
+    family = ConstraintFamilyFacts("model.py:7 f", "use", "bf16[8,1024]", line, 1, 4, 4e-12, 0)
+    assert "without this line" not in shown(replace(constrained(), constraint_families=[family]), 100)
+    family = replace(family, saved_bytes=2**20)
+    assert "+1.00 MiB" in shown(replace(constrained(), constraint_families=[family]), 100)
+    assert "+0 s" not in shown(replace(constrained(), constraint_families=[family]), 100)
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 120])
+def test_long_names_fold_and_numbers_stay(width: int) -> None:
+    report = make_report()
+    batch, heads, *_ = report.plan.decisions
+    long = replace(heads, target="attention_query_heads_of_the_decoder", size=256_128, only="vocabulary_of_the_decoder")
+    kind = replace(batch, kind="replicate", target="params['layers'][0]['attention']['query_norm'] and 17 alike")
+    other = replace(batch, kind="override", target="108 ops", classes=108, text="over data, split ff in 108 ops (add)")
+    text = shown(replace(report, plan=replace(report.plan, decisions=[batch, long, kind, other])), width)
+    table = text[text.index("decisions") : text.index("predicted")]
+    assert max(map(len, table.splitlines())) <= width
+    heads_of = table.splitlines()[1].split()
+    assert heads_of[:4] == ["decision", "over", "size", "count"]
+    figures = [line.split()[-2:] if width == 60 else line.split() for line in table.splitlines()]
+    assert any("128,064" in words and "2" in words for words in figures)
+    assert "256,128 → 128,064" in table
+    letters = "".join(char for char in table if char.isalnum() or char == "_")
+    assert "108ops" in letters and "…" not in table.replace(", …", "")
 
 
 def test_what_does_not_fit_a_short_report_is_counted() -> None:
@@ -351,7 +425,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
         (
             make_report(),
             "tiny_train on v4-32: 23.4 ms a step, 12.1 GiB of 30.8 GiB; "
-            "batch over data; heads over model; weights stored split over data (ZeRO-3)",
+            "batch over data; heads over model; weights sharded over data (ZeRO-3)",
         ),
         (
             replace(make_report(TOO_LARGE), plan=PlanFacts([], "")),
@@ -381,11 +455,23 @@ def test_what_is_alike_at_the_peak_is_one_row() -> None:
     ]
 
 
+def test_a_row_of_collectives_says_all_passes_and_what_paths_share() -> None:
+    report = make_report()
+    facts = [
+        replace(report.collectives[0], location=f"model.py:51 ffn ({label})")
+        for label in ("fwd layer_0/mlp/dot_general", "bwd layer_17/mlp/dot_general", "fwd layer_3/mlp/dot_general")
+    ]
+    assert together(facts)[0].location == "model.py:51 ffn (fwd+bwd layer_*/mlp/dot_general)"
+    facts[1] = replace(facts[1], location="model.py:51 ffn (remat add)")
+    assert together(facts)[0].location == "model.py:51 ffn (fwd+remat)"
+    assert together(facts[:1])[0].location == facts[0].location
+
+
 def test_collectives_that_look_alike_are_one_row() -> None:
     report = make_report()
     twin = replace(report.collectives[0], count=56, seconds=0.0019)
     rows = shown(replace(report, collectives=[*report.collectives, twin]), 100).splitlines()
-    gathers = [row for row in rows if row.strip().startswith("all-gather  ")]
+    gathers = [row for row in rows if "  all-gather  " in row]
     assert len(gathers) == 1
     assert "×200" in gathers[0]
     assert "4.00 ms" in gathers[0]

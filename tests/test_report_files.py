@@ -112,7 +112,7 @@ def stored(**changes: Any) -> StoredReport:
         mesh_name="v4-32",
         chip="v4",
         devices=16,
-        summary="batch over data; heads over model; weights stored split over data (ZeRO-3)",
+        summary="batch over data; heads over model; weights sharded over data (ZeRO-3)",
         step_seconds=0.0234,
         communication_seconds=0.0082,
         peak_bytes=int(12.1 * GIB),
@@ -192,8 +192,8 @@ def test_plan_drift(before: tuple[str, ...], lines: list[str]) -> None:
 def test_plan_drift_of_arguments() -> None:
     before = tuple((name, [[] for _ in sharding]) for name, sharding in stored().arguments)
     lines = plan_drift(make_report(), stored(arguments=before))
-    assert lines[0] == "  params['embed']: replicated → (data+model, None)"
-    assert len(lines) == 4 and lines[3] == "  and 7 more arguments are split otherwise"
+    assert lines[0] == "  params/embed: replicated → (data+model, None)"
+    assert len(lines) == 4 and lines[3] == "  and 7 more arguments are sharded differently"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ SWEEP_72 = """\
    mesh   shape           step time  peak memory
    v4-32  data=8,model=2    30.0 ms     12.1 GiB  batch over data; heads
                                                   over model; weights
-                                                  stored split over data
+                                                  sharded over data
                                                   (ZeRO-3)
 ★  v4-32  data=16           23.4 ms     12.1 GiB  batch over data
    v4-32  data=8,model=2    23.4 ms     45.2 GiB  does not fit in 30.8

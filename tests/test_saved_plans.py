@@ -119,7 +119,7 @@ def test_what_has_no_counterpart_is_left_out(tmp_path: Path) -> None:
     assert [type(decision).__name__ for decision in plan] == ["Replicate"]
     assert [note.partition(" is left out: ")[2] for note in notes] == [
         "nothing here is like batch (x.0)",
-        "nothing here is like embed (p['layers'][*]['down'].1, p['layers'][*]['up'].0)",
+        "nothing here is like embed (p/layers/*/down.1, p/layers/*/up.0)",
         "this mesh has data",
     ]
 

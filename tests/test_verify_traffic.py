@@ -6,7 +6,7 @@ import pytest
 
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.promises import PromisedCollective
-from toast_cli.verify.traffic import TrafficComparison, compare_traffic
+from toast_cli.verify.traffic import TrafficComparison, compare_traffic, place_of
 from toast_cli.verify.verdict import judged_traffic
 
 MESH = {"data": 4, "model": 2}
@@ -107,3 +107,15 @@ def test_differences_are_named() -> None:
 )
 def test_verdicts(one: list[PromisedCollective], other: list[CompiledCollective], outcome: str) -> None:
     assert judged_traffic(compared(one, other))[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "location", "expected"),
+    [
+        ("jit(f)/transpose(jvp(mlp))/dot_general", "m.py:3", "m.py:3 (bwd mlp/dot_general)"),
+        ("jit(f)/transpose(jvp(mlp))/dot_general", "", "bwd mlp/dot_general"),
+        ("jit(f)", "m.py:3", "m.py:3"),
+    ],
+)
+def test_compiled_collectives_have_places_as_the_report_writes_them(name: str, location: str, expected: str) -> None:
+    assert place_of(CompiledCollective("all-gather", ("data",), 8, 1.0, name, location)) == expected

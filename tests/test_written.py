@@ -94,7 +94,7 @@ def test_what_lies_elsewhere_is_a_note(planned: tuple[Source, PartitionedProgram
     source, lowered = planned
     marks = shardy_marks(source, lowered)
     note = check_note(source, lowered, marks, write_shardy(source, lowered, replace(marks, reshards=())))
-    assert re.match(r"\d+ values lie elsewhere than planned in the written program: first at \w+\.py:\d+", note)
+    assert re.match(r"sharding in the output differs from the plan for \d+ values, first at \w+\.py:\d+", note)
 
 
 def test_a_constraint_lost_from_the_file_is_noticed(planned: tuple[Source, PartitionedProgram]) -> None:

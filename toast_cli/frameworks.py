@@ -20,7 +20,7 @@ from toast_cli.program.paths import slash_path
 def slash_expression(pattern: str) -> str:
     """A pattern over paths (`*['layers'][*]['w']`) as a regular expression over them in slashes:
     `.*layers/.*/w$`."""
-    parts = [re.escape(part) for part in slash_path(pattern.replace("[*]", "/*")).split("*")]
+    parts = [re.escape(part) for part in slash_path(pattern).split("*")]
     whole = ".*".join(parts)
     return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
 

@@ -15,7 +15,8 @@ UNKNOWN = "n/a"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_LOCATION = re.compile(r"(?P<place>\S+) \((?P<stack>.*)\)")
+_PASS = "(?:fwd|bwd|remat)"
+_LOCATION = re.compile(rf"(?P<place>.+?) \((?P<passes>(?:{_PASS}(?:\+{_PASS})*(?= |\)))?) ?(?P<path>.*)\)")
 _ARRAY_TYPE = re.compile(r"(?P<dtype>.+)\[(?P<shape>[\d,]*)\]")
 
 
@@ -32,18 +33,19 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on."""
+    """`23.4 ms`: the largest unit that leaves a whole number before the point, minutes from 10 minutes on.
+
+    Less than a nanosecond is `0 s`: it is what rounding leaves of a difference.
+    """
     if not math.isfinite(seconds):
         return UNKNOWN
-    if seconds == 0:
-        return "0 s"
     if abs(seconds) >= 600:
         return f"{_three_digits(seconds / 60)} min"
     for scale, unit in _SECOND_UNITS:
         # 0.9995 so that what would round up to 1000 of a unit is 1 of the next.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{seconds / 1e-9:.2g} ns"
+    return "0 s"
 
 
 def format_flops(flops: float) -> str:
@@ -90,20 +92,29 @@ def format_sharding(sharding: list[list[str]]) -> str:
     return f"({', '.join('+'.join(axes) or 'None' for axes in sharding)})"
 
 
-def shorten_location(location: str, room: int) -> str:
-    """`model.py:47 (jit(step)/layer/attention)` in at most `room` columns where that can be done.
-
-    The file and line stay, and of the name stack as many of its last parts as there is room for.
-    """
+def split_location(location: str) -> tuple[str, str, str]:
+    """`model.py:47 attend (bwd layer_0/mul)` -> its place, the pass (`bwd+remat` for two) and the path."""
     matched = _LOCATION.fullmatch(location)
-    if len(location) <= room or matched is None:
+    return (matched["place"], matched["passes"], matched["path"]) if matched else (location, "", "")
+
+
+def join_location(place: str, passes: str, path: str) -> str:
+    """The three put together again."""
+    names = f"{passes} {path}".strip()
+    return f"{place} ({names})" if names else place
+
+
+def shorten_location(location: str, room: int) -> str:
+    """`model.py:47 attend (bwd layer_0/attention/dot_general)` in at most `room` columns where that can be done.
+
+    The file, the line, the function and the pass stay, and of the path as many of its last parts as there is room for.
+    """
+    if len(location) <= room:
         return location
-    parts = matched["stack"].split("/")
-    for first in range(1, len(parts)):
-        shorter = f"{matched['place']} (…/{'/'.join(parts[first:])})"
-        if len(shorter) <= room:
-            return shorter
-    return matched["place"]
+    place, passes, path = split_location(location)
+    parts = path.split("/")
+    shorter = [join_location(place, passes, "/".join(["…", *parts[first:]])) for first in range(1, len(parts))]
+    return next((one for one in shorter if len(one) <= room), join_location(place, passes, ""))
 
 
 def type_bytes(array_type: str) -> int:

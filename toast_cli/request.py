@@ -139,7 +139,9 @@ class Request:
         (),
         "--pin",
         OptionKind.TEXTS,
-        "Fix the sharding of arguments, e.g. '*wq*=data,None'; ? leaves a dimension to toast; repeatable.",
+        "Fix the sharding of arguments, e.g. 'params/layers/*/wq=data,None' or '*embed*=?,model'. PATTERN is a path as "
+        "reports show it, * stands for any text; AXES has one entry per dimension, separated by commas: a mesh axis, "
+        "a+b for two of them, None for none (replicated), ? to leave it to toast. Repeatable.",
         "PATTERN=AXES",
     )
     names: tuple[str, ...] = _option(
@@ -254,8 +256,7 @@ class Request:
         False,
         "--as-written",
         OptionKind.FLAG,
-        "Only plans for the products that the program has: one that computes several things side by side (queries, "
-        "keys and values; gates) is not taken apart.",
+        "Do not consider splitting fused projections (QKV, gate+up) into their parts.",
     )
 
     @property

@@ -39,7 +39,7 @@ def explain(
         typer.Option(
             metavar="K",
             parser=whole_number(1, "--collective"),
-            help="Explain one collective; 1 is the one that takes longest.",
+            help="Explain collective K of the report; 1 is the one that takes longest.",
         ),
     ] = None,
     peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,

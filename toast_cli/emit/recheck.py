@@ -20,7 +20,7 @@ from toast_cli.errors import ToastError
 from toast_cli.frontend.formats import BYTECODE
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.quantities import format_count
+from toast_cli.quantities import format_count, format_plural
 from toast_cli.xla import ADVANCE, ir, make_context, parse_module
 
 # Reading and propagating a larger file takes longer than people want to wait for good news.
@@ -54,9 +54,8 @@ def check_note(
         return f"the written program could not be checked: {error.what}"
     if not found:
         return ""
-    lie = "value lies" if len(found) == 1 else "values lie"
     first = next(filter(None, map(source.location, found)), f"op {found[0]}")
-    return f"{format_count(len(found))} {lie} elsewhere than planned in the written program: first at {first}"
+    return f"sharding in the output differs from the plan for {format_plural(len(found), 'value')}, first at {first}"
 
 
 def reads_back(content: bytes) -> bool:

@@ -14,7 +14,7 @@ from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend import stated_pins
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
-from toast_cli.program.paths import matches
+from toast_cli.program.paths import matches, nearest_paths, shown_path
 from toast_cli.program.roles import views
 from toast_cli.quantities import format_bytes, format_count, format_seconds
 
@@ -32,8 +32,10 @@ def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> 
     program = study.problem.program
     found = [k for k, a in enumerate(program.arguments) if matches(pattern, a.path, k)]
     if not found:
-        some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
-        raise UsageError(f"no argument matches {pattern!r}", where="--argument", hint=f"arguments are {some}, …")
+        nearest = nearest_paths(pattern, (a.path for a in program.arguments))
+        raise UsageError(
+            f"no argument matches {pattern!r}", where="--argument", hint=f"the nearest arguments are {nearest}"
+        )
     rows = _rows(study, found)
     items = [_item(study, name, members) for name, members in rows]
     largest = max(rows, key=lambda row: sum(program.values[program.arguments[k].value].bytes for k in row[1]))
@@ -54,7 +56,7 @@ def _rows(study: Study, arguments: list[int]) -> list[tuple[str, list[int]]]:
     program, lowered = study.problem.program, study.lowered
     entries = [
         NamedArray(
-            program.arguments[k].path or f"arg{k}",
+            shown_path(program.arguments[k].path, k),
             (str(program.values[program.arguments[k].value]), lowered.shardings[program.arguments[k].value]),
         )
         for k in arguments

@@ -8,7 +8,7 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
-from toast_cli.explain.words import override_texts, places_of
+from toast_cli.explain.words import different_text, ops_count, override_texts, places_of, role_name
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
@@ -63,7 +63,7 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     problem, axis = study.problem, study.problem.mesh.names[decision.axis]
     ways = problem.mesh.sizes[decision.axis]
     if isinstance(decision, Replicate):
-        role = problem.roles[decision.role]
+        role = role_name(problem, decision)
         if role == ACCUMULATORS:
             return [
                 f"Each device along {axis} adds up {role} whole, and they are reduced once, behind the loop. "
@@ -75,12 +75,12 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
                 "That takes fewer gathers, and more memory."
             ]
         return [
-            f"Devices along {axis} each store {role} whole between steps, whatever other decisions say. "
+            f"It keeps {role} replicated over {axis} between steps, whatever other decisions say. "
             "That takes no gathers, and more memory."
         ]
     if isinstance(decision, Override):
         return [
-            f"Some ops do otherwise than all other decisions say: over {axis}, "
+            f"{different_text(ops_count(problem, decision))} over {axis} from what the other decisions say: "
             f"{', '.join(override_texts(problem, decision))}.",
             *(f"{study.place(ops[0])}: {f'{name} is split' if name else 'nothing is split'}"
               f"{f', and in {format_count(len(ops) - 1)} alike' if len(ops) > 1 else ''}."
@@ -92,7 +92,7 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
     sentences = [f"It splits {group.name} ({format_count(group.size)}{alike}) {ways} ways over {axis}{meaning}."]
     arguments, ops, blocked = _reach(study, number, decision)
     sentences.append(
-        f"With it {format_count(len(arguments))} arguments are stored split over {axis} "
+        f"With it {format_count(len(arguments))} arguments are sharded over {axis} between steps "
         f"({_rest(study, arguments)}), and {format_count(ops)} other ops compute on pieces."
     )
     sentences += [f"In {format_count(count)} ops it does nothing: {why}." for why, count in blocked.most_common(3)]

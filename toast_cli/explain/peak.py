@@ -10,6 +10,7 @@ from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
 from toast_cli.folding import NamedArray, fold
 from toast_cli.plan.decisions import Plan
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent
 from toast_cli.search.edits import Edit, results
 from toast_cli.search.moves import Moves
@@ -24,7 +25,7 @@ def explain_peak(study: Study) -> Explanation:
     program, cost = study.problem.program, study.cost
     op, alive = study.evaluator.alive_at_peak(study.plan)
     op = min(op, len(program.ops) - 1)
-    paths = {a.value: a.path for a in program.arguments if a.path}
+    paths = {a.value: slash_path(a.path) for a in program.arguments if a.path}
     entries = [
         NamedArray(
             paths.get(a.value) or study.place(program.producer[a.value]),

@@ -9,25 +9,29 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from toast_cli.cost.model import CollectiveUse, Cost
+from toast_cli.cost.model import BY_HAND, CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.collective_rows import WholeUse, look, rows_of, whole_uses
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
-from toast_cli.explain.words import ops_text, summary
+from toast_cli.explain.words import (
+    different_text,
+    kept_text,
+    ops_count,
+    part_name,
+    scope_name,
+    scope_texts,
+    summary,
+)
 from toast_cli.frontend.source import Source
-from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import claim_of
-from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
-from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
-
-# Role of a `Replicate` -> what it does to what is called so; all others store arguments whole.
-_KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,24 @@ class Study:
 
     @cached_property
     def collectives(self) -> list[CollectiveUse]:
-        """The most expensive first, as in a report."""
+        """The most expensive first."""
         return self.evaluator.collectives(self.plan)
+
+    @cached_property
+    def collective_rows(self) -> list[list[WholeUse]]:
+        """Collectives that look alike, as rows of a report and in the same order."""
+        whole, names = whole_uses(self.collectives), self.problem.mesh.names
+        looks = [
+            look(
+                one.use.kind,
+                one.use.over(names),
+                round(one.use.bytes),
+                one.use.reason == BY_HAND,
+                self.source.location(one.use.op, one.use.place),
+            )
+            for one in whole
+        ]
+        return [[whole[k] for k in row] for row in rows_of(looks, [one.seconds for one in whole])]
 
     @cached_property
     def iterations(self) -> list[Iteration]:
@@ -111,16 +131,12 @@ class Study:
         problem = self.problem
         axis = problem.mesh.names[decision.axis]
         if isinstance(decision, Replicate):
-            role = problem.roles[decision.role]
-            return f"{role} {_KEPT.get(role, 'stored whole')} over {axis}"
+            return f"{kept_text(problem, decision)} over {axis}"
         if isinstance(decision, Override):
-            return f"{ops_text(problem, decision)} otherwise over {axis}"
-        groups = problem.dimensions.groups
-        side = self._sides(decision)
-        apart = f" except beside {groups[decision.unless].name}" if decision.unless >= 0 else ""
-        apart = " except where summed" if decision.unless == SUMMED else apart
-        part = f" only beside {groups[decision.only].name}" if decision.only != NOWHERE else ""
-        return f"{groups[decision.group].name}{side} over {axis}{apart}{part}"
+            return f"{different_text(ops_count(problem, decision))} over {axis}"
+        name = problem.dimensions.groups[decision.group].name
+        where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
+        return " ".join([f"{name}{self._sides(decision)} over {axis}", *where])
 
     def _sides(self, decision: Shard) -> str:
         """` as f32[4,128,128].1`: what it splits where an array has the dimension twice."""
@@ -181,9 +197,9 @@ class Study:
             )
         for k, other in enumerate(self.plan, 1):
             if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
-                return f"{self.numbered(k)} keeps it whole"
+                return f"{self.numbered(k)} keeps it replicated"
             if isinstance(other, Override) and other.axis == axis and self._overrides(pattern, other):
-                return f"{self.numbered(k)} has it do otherwise"
+                return f"{self.numbered(k)} gives it a different sharding"
         if all(of.form.kinds[slot] is SlotKind.BLOCKED for slot in slots):
             return "the operation needs it whole"
         for slot in slots:

@@ -96,30 +96,32 @@ def _computations(study: Study, ops: list[int]) -> list[Item]:
 
 
 def explain_collective(study: Study, number: int) -> Explanation:
-    """Why a collective (by its place in the report, from 1) is there, and what becomes of it without each decision it
-    hangs on."""
-    if not 1 <= number <= len(study.collectives):
-        total = len(study.collectives)
+    """Why collectives that look alike (a row of the report, counted from 1) are there, and what becomes of them without
+    each decision they hang on."""
+    rows = study.collective_rows
+    if not 1 <= number <= len(rows):
         raise UsageError(
             f"there is no collective {number}",
             where="--collective",
-            hint=f"the plan has {total}, the most expensive first"
-            if total
+            hint=f"the plan has {len(rows)}, numbered as in the report, the most expensive first"
+            if rows
             else "in this plan the devices never communicate",
         )
-    use = study.collectives[number - 1]
+    row = rows[number - 1]
+    use, seconds = row[0].use, sum(one.seconds for one in row)
     names = "+".join(use.over(study.problem.mesh.names))
     sentences = [
-        f"{use.kind} over {names}, {format_count(round(use.count))} times a step, {format_bytes(use.bytes)} on "
-        "each device each time: "
-        f"{format_seconds(use.seconds)}, "
-        f"{format_percent(use.seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
+        f"{use.kind} over {names}, {format_count(sum(one.count for one in row))} times a step, "
+        f"{format_bytes(use.bytes)} on each device each time: "
+        f"{format_seconds(seconds)}, "
+        f"{format_percent(seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
+        *([f"It moves {len(row)} kinds of arrays; the following is about the first."] if len(row) > 1 else []),
         *_because(study, use),
     ]
     changes = []
     for k, decision in enumerate(study.plan, 1):
         if decision.axis in use.axes:
-            change = _change(study, use, k)
+            change = _change(study, [one.use for one in row], k)
             if change is not None:
                 changes.append(change)
     items = [
@@ -177,15 +179,13 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     return sentences
 
 
-def _change(study: Study, use: CollectiveUse, number: int) -> Change | None:
-    """What becomes of it without a decision; None where nothing does."""
+def _change(study: Study, uses: list[CollectiveUse], number: int) -> Change | None:
+    """What becomes of collectives without a decision; None where nothing does."""
     plan = study.without(number)
-    left = sum(
-        o.seconds
-        for o in study.evaluator.collectives(plan)
-        if (o.op, o.value, o.kind, o.axes) == (use.op, use.value, use.kind, use.axes)
-    )
-    if abs(left - use.seconds) < 1e-3 * use.seconds:
+    seconds = sum(use.seconds for use in uses)
+    same = {(use.op, use.value, use.kind, use.axes) for use in uses}
+    left = sum(o.seconds for o in study.evaluator.collectives(plan) if (o.op, o.value, o.kind, o.axes) in same)
+    if abs(left - seconds) < 1e-3 * seconds:
         return None
     note = "it is gone" if left == 0 else f"it takes {format_seconds(left)}"
     return study.change(f"without {study.numbered(number)}", plan, note)

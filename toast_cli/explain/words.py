@@ -11,12 +11,15 @@ from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override,
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.parts import ops_of_parts
 from toast_cli.plan.problem import Problem
+from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.quantities import format_plural
 from toast_cli.tactics.model import weight_groups
 
 # In place of a group's name, of a decision that leaves ops alone which sum over its own group.
 SUMS = "sum over it"
+# Role of a `Replicate` -> how it keeps what is called so; all others keep arguments replicated between steps.
+_KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
 # So many dimensions of one name are counted instead of listed.
 _MANY = 4
 _LISTED = 3  # names of ops
@@ -24,7 +27,7 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
-    """E.g. "batch over data; heads, ff and vocab over model; weights stored split over data (ZeRO-3)"."""
+    """E.g. "batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)"."""
     if not plan:
         return "everything replicated"
     in_weights = set(weight_groups(problem))
@@ -37,8 +40,8 @@ def summary(problem: Problem, plan: Plan) -> str:
         over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
     parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
     idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
-    otherwise = {op for d in plan if isinstance(d, Override) for _, _, ops in places_of(problem, d) for op in ops}
-    said = [f"otherwise in {format_plural(len(otherwise), 'op')}"] if otherwise else []
+    different = {op for d in plan if isinstance(d, Override) for _, _, ops in places_of(problem, d) for op in ops}
+    said = [different_text(len(different))] if different else []
     return "; ".join([*parts, *(_at_rest(problem, plan, in_weights) or _whole(problem, plan)), *said, *idle])
 
 
@@ -85,33 +88,27 @@ def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
         if split:
             found[split].append(problem.mesh.names[axis])
     stage = {
-        (WEIGHTS, STATE): "weights and state stored split over {} (ZeRO-3)",
-        (STATE,): "state stored split over {} (ZeRO-2)",
+        (WEIGHTS, STATE): "weights and state sharded over {} (ZeRO-3)",
+        (STATE,): "state sharded over {} (ZeRO-2)",
     }
-    return [
-        stage.get(split, "weights stored split over {}").format(" x ".join(names)) for split, names in found.items()
-    ]
+    return [stage.get(split, "weights sharded over {}").format(" x ".join(names)) for split, names in found.items()]
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:
     """One decision in words."""
     axis, size = problem.mesh.names[decision.axis], problem.mesh.sizes[decision.axis]
     if isinstance(decision, Replicate):
-        role = problem.roles[decision.role]
+        role = role_name(problem, decision)
         if role == ACCUMULATORS:
             return f"keep {role} whole over {axis}, and reduce them behind the loop"
         if role == LOOP_READS:
             return f"gather {role} over {axis} once, before the loop, and hold it"
-        return f"store {role} whole over {axis}"
+        return f"keep {role} replicated over {axis} between steps"
     if isinstance(decision, Override):
         return f"over {axis}, {', '.join(override_texts(problem, decision))}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
-    scope, part = scope_name(problem, decision), part_name(problem, decision)
-    where = (
-        "" if not scope else f", except in ops that {scope}" if scope == SUMS else f", except in ops that have {scope}"
-    )
-    where += f", only in ops that have {part}" if part else ""
+    where = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
 
 
@@ -126,9 +123,14 @@ def places_of(problem: Problem, decision: Override) -> list[tuple[str, tuple[int
     return found
 
 
-def ops_text(problem: Problem, decision: Override) -> str:
-    """How many ops do otherwise: `18 ops`."""
-    return format_plural(sum(len(ops) for _, _, ops in places_of(problem, decision)), "op")
+def ops_count(problem: Problem, decision: Override) -> int:
+    """How many ops a decision gives a sharding of their own."""
+    return sum(len(ops) for _, _, ops in places_of(problem, decision))
+
+
+def different_text(count: int) -> str:
+    """`18 ops use a different sharding`: different from what the decisions about dimensions give them."""
+    return f"{format_plural(count, 'op')} {'uses' if count == 1 else 'use'} a different sharding"
 
 
 def override_texts(problem: Problem, decision: Override) -> list[str]:
@@ -150,6 +152,31 @@ def _kinds(problem: Problem, ops: Sequence[int]) -> str:
     return ", ".join([*names[:_LISTED], *(["…"] if len(names) > _LISTED else [])])
 
 
+def role_name(problem: Problem, decision: Replicate) -> str:
+    """`weights`, or `params/layers/0/wq and 17 alike` for a kind of them."""
+    return slash_path(problem.roles[decision.role])
+
+
+def kept_text(problem: Problem, decision: Replicate) -> str:
+    """`weights replicated`: what a decision keeps, and how."""
+    role = role_name(problem, decision)
+    return f"{role} {_KEPT.get(role, 'replicated')}"
+
+
+def scope_texts(unless: str, only: str) -> list[str]:
+    """`except in ops with ff`, `only in ops with heads`: where a decision does not hold, and where alone it does.
+
+    Args:
+        unless, only: names of groups, or `SUMS`, or empty; see `scope_name` and `part_name`.
+    """
+    found = []
+    if unless:
+        found.append(f"except in ops that {SUMS}" if unless == SUMS else f"except in ops with {unless}")
+    if only:
+        found.append(f"only in ops with {only}")
+    return found
+
+
 def scope_name(problem: Problem, decision: Shard) -> str:
     """What the ops have that a decision leaves alone: the name of a group, or `SUMS`; empty where it leaves none."""
     if decision.unless == SUMMED:
@@ -163,11 +190,11 @@ def part_name(problem: Problem, decision: Shard) -> str:
 
 
 def aside_text(problem: Problem, decision: Shard) -> str:
-    """`, except in ops that have it twice` where a decision leaves the ops of its conflicts to other decisions."""
+    """`, except in ops with it twice` where a decision leaves the ops of its conflicts to other decisions."""
     resolutions = problem.dimensions.groups[decision.group].resolutions
     left = [side for side in decision.sides if side == ASIDE]
     some = "some " if len(left) < len(resolutions) else ""
-    return f", except in {some}ops that have it twice" if left else ""
+    return f", except in {some}ops with it twice" if left else ""
 
 
 def name_list(names: Sequence[str]) -> list[str]:

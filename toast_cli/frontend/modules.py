@@ -11,21 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from toast_cli.frontend.name_stack import scope_parts
 from toast_cli.frontend.places import Frame
 
-_WRAPPED = re.compile(r"(\w*)\((.*)\)", re.DOTALL)
-_FUNCTIONS = frozenset({"jit", "pjit", "xla_call", "core_call"})  # jit(silu): a function, not a module
-# What JAX itself puts on the stack.
-_STRUCTURE = frozenset(
-    {"", "~", "while", "body", "cond", "scan", "closed_call", "checkpoint", "remat", "remat2", "pjit", "jit",
-     "rematted_computation", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
-)  # fmt: skip
-_BRANCH = re.compile(r"branch_\d+_fun")
 _NUMBER = re.compile(r"\d+")
 # Of a layer: the 3 of `layer_3`, of `layers.3`, of `layers[3]`, of `h['3']`, of `h/3`.
 _LAYER = re.compile(r"(?<=[\[_./'])\d+(?![A-Za-z\d])")
-
-BACKWARD, RECOMPUTED = "backward", "recomputed"
 
 
 def scopes_of(stack: str) -> tuple[str, ...]:
@@ -33,12 +24,9 @@ def scopes_of(stack: str) -> tuple[str, ...]:
 
     A number is part of the name before it: `h/3`.
     """
-    parts = _split(stack)
-    if parts and not _WRAPPED.fullmatch(parts[-1]):
-        parts.pop()
     found: list[str] = []
-    for name in _unwrapped(parts):
-        if name in _STRUCTURE or "->" in name or _BRANCH.fullmatch(name):
+    for name in scope_parts(stack)[0]:
+        if "->" in name:
             continue
         if found and _NUMBER.fullmatch(name):
             found[-1] = f"{found[-1]}/{name}"
@@ -54,13 +42,6 @@ def functions_of(frames: Sequence[Frame]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or tuple(frame.place for frame in users[-1:])
 
 
-def pass_of(stack: str) -> str:
-    """`backward` for what differentiation added, `recomputed` for what is computed again for it, else nothing."""
-    if "rematted_computation" in stack:
-        return RECOMPUTED
-    return BACKWARD if "transpose(" in stack else ""
-
-
 def folded(path: Iterable[str]) -> tuple[str, ...]:
     """The path of all layers alike: `layer_3` -> `layer_*`."""
     return tuple(_LAYER.sub("*", name) for name in path)
@@ -74,25 +55,3 @@ def common_start(paths: Iterable[tuple[str, ...]]) -> int:
     least, most = min(every), max(every)
     shortest = min(len(least), len(most), min(map(len, every)) - 1)
     return next((k for k in range(max(shortest, 0)) if least[k] != most[k]), max(shortest, 0))
-
-
-def _split(stack: str) -> list[str]:
-    """The parts between slashes that stand in no parentheses."""
-    parts, depth = [""], 0
-    for character in stack:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "/" and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
-
-
-def _unwrapped(parts: Iterable[str]) -> Iterable[str]:
-    """`transpose(jvp(Net/layer))` -> `Net`, `layer`; nothing of `jit(f)`."""
-    for part in parts:
-        wrapped = _WRAPPED.fullmatch(part)
-        if wrapped is None:
-            yield part
-        elif wrapped[1] not in _FUNCTIONS:
-            yield from _unwrapped(_split(wrapped[2]))

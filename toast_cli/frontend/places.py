@@ -2,7 +2,7 @@
 
 Enters: an MLIR location as text. Leaves: the stack of frames it holds, and the place to show: the innermost frame
 outside installed packages, with its function and what it calls there: `model.py:28 Block.__call__ →
-MultiHeadAttention`.
+MultiHeadAttention`. In brackets behind it stands the name stack, as `op_path` shortens it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from toast_cli.frontend.name_stack import op_path
 from toast_cli.printable import printable
 
 # Which frames a place has: the user's own, or the whole stack.
@@ -58,14 +59,14 @@ def frames_of(location: str, file: str = TEXT) -> tuple[Frame, ...]:
 
 
 def place_text(location: str, frames: str = USERS, file: str = TEXT) -> str:
-    """`model.py:28 Block.__call__ → MultiHeadAttention (jit(f)/mul)`; the name alone where the location holds no
+    """`model.py:28 Block.__call__ → MultiHeadAttention (bwd layer_0/mul)`; the name alone where the location holds no
     source.
 
     Args:
         frames: "user" shows the innermost frame outside installed packages, "all" every frame, the innermost first.
         file: see `frames_of`.
     """
-    stack, label = frames_of(location, file), name_stack_of(location)
+    stack, label = frames_of(location, file), op_path(name_stack_of(location))
     where = " ← ".join(map(str, stack)) if frames == ALL else _users(stack)
     return printable(f"{where} ({label})" if where and label else where or label)
 

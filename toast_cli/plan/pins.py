@@ -12,7 +12,7 @@ from toast_cli.hardware.model import Mesh
 from toast_cli.plan.iteration import PinnedSharding
 from toast_cli.program.model import Program
 from toast_cli.program.ops import RESULT
-from toast_cli.program.paths import matches
+from toast_cli.program.paths import matches, nearest_paths, shown_path, slash_path
 from toast_cli.program.pins import PinnedAxes, Pins
 from toast_cli.program.roles import carried_results
 
@@ -31,21 +31,21 @@ def number_pins(
         for k, argument in enumerate(program.arguments):
             if matches(pattern, argument.path, k):
                 matched = True
-                name = argument.path or f"arg{k}"
+                name = shown_path(argument.path, k)
                 value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
                 if carried[k] >= 0:
                     use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
         for k, result in enumerate(program.results):
             if matches(pattern, result.path, k, "result"):
                 matched = True
-                name = f"result {result.path or k}"
+                name = f"result {slash_path(result.path) or k}"
                 use_pins[result_ops[k], 0] = _fit(pin, program.values[result.value].shape, mesh, wish, name)
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
-            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(program.arguments[:4]))
+            nearest = nearest_paths(pattern, (a.path for a in program.arguments))
             raise UsageError(
-                f"no argument or result matches {pattern!r}", where="--pin", hint=f"arguments are {some}, …"
+                f"no argument or result matches {pattern!r}", where="--pin", hint=f"the nearest arguments are {nearest}"
             )
     return value_pins, use_pins
 
@@ -74,7 +74,9 @@ def parse_pin(wish: str) -> tuple[str, PinnedAxes]:
     pattern, sign, spec = wish.rpartition("=")
     if not sign or not pattern:
         raise UsageError(
-            f"cannot read {wish!r}", where="--pin", hint="write --pin 'PATTERN=data,None': one entry per dimension"
+            f"cannot read {wish!r}",
+            where="--pin",
+            hint="write --pin 'PATTERN=data,None': one entry per dimension, separated by commas",
         )
     dims: list[tuple[str, ...] | None] = []
     for entry in spec.split(","):
@@ -97,7 +99,7 @@ def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, wish: str, name: s
         if shape[dim] % ways:
             raise UsageError(
                 f"{wish!r} splits {ways} ways, which does not divide dimension {dim} ({shape[dim]}) of {name}",
-                where="--pin", hint="pin fewer axes there, or leave the dimension open with ?",
+                where="--pin", hint="pin fewer axes there, or leave the dimension to toast with ?",
             )  # fmt: skip
     return fitted
 

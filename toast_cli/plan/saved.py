@@ -22,6 +22,7 @@ from toast_cli.inputs import read_json
 from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.parts import ops_of_parts, parted_into
 from toast_cli.plan.problem import Problem
+from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
 
 SCHEMA = "toast.plan/1"
@@ -242,7 +243,7 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
         return Replicate(problem.roles.index(decision.arguments), axis), ""
     for traits in (decision.group, decision.unless, decision.only):
         if traits is not None and traits not in found:
-            some = f" ({', '.join(traits.members[:2])})" if traits.members else ""
+            some = f" ({', '.join(map(slash_path, traits.members[:2]))})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
     group = found[decision.group]
     unless = SUMMED if decision.unless_summed else NOWHERE if decision.unless is None else found[decision.unless]
@@ -280,9 +281,9 @@ def _is_here(problem: Problem, place: SavedPlace) -> bool:
 
 def _words(decision: SavedDecision) -> str:
     if decision.places:
-        return f"{sum(len(place.ops) for place in decision.places)} ops otherwise over {decision.axis}"
+        return f"a different sharding of {sum(len(place.ops) for place in decision.places)} ops over {decision.axis}"
     if decision.group is None:
-        return f"keep {decision.arguments} whole over {decision.axis}"
+        return f"{slash_path(decision.arguments)} replicated over {decision.axis}"
     return f"{decision.group.name} over {decision.axis}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from toast_cli.errors import UsageError
 from toast_cli.program.model import Program
-from toast_cli.program.paths import matches, slash_path
+from toast_cli.program.paths import matches, nearest_paths, shown_path, slash_path
 
 _OPTION = "--names"
 
@@ -32,13 +32,16 @@ def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
             if matches(pattern, a.path, k) or f"/{slash_path(a.path)}".endswith(f"/{pattern}")
         ]
         if not found:
-            some = ", ".join(a.path or f"arg{k}" for k, a in enumerate(arguments[:4]))
-            raise UsageError(f"no argument matches {pattern!r}", where=_OPTION, hint=f"arguments are {some}, …")
+            nearest = nearest_paths(pattern, (a.path for a in arguments))
+            raise UsageError(
+                f"no argument matches {pattern!r}", where=_OPTION, hint=f"the nearest arguments are {nearest}"
+            )
         for k in found:
             rank = len(program.values[arguments[k].value].shape)
             if len(names) > rank:
+                name = shown_path(arguments[k].path, k)
                 raise UsageError(
-                    f"{wish!r} names {len(names)} dimensions but matches {arguments[k].path or f'arg{k}'} with {rank}",
+                    f"{wish!r} names {len(names)} dimensions but matches {name} with {rank}",
                     where=_OPTION,
                     hint="match fewer arrays, or give fewer names",
                 )

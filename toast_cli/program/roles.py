@@ -102,6 +102,22 @@ def carried_results(program: Program) -> tuple[int, ...]:
     return tuple(found)
 
 
+def undonated(program: Program) -> list[int]:
+    """Arguments (by number) that one step hands to the next, and whose memory a result of their type could take; none
+    where the program donates anything."""
+    if any(argument.donated for argument in program.arguments):
+        return []
+    sides = _sides_of_products(program)
+    updates = _updates(program, sides)
+    handed_on = _carried(program, sides, updates) | _overwritten(program)
+    found: list[int] = []
+    for k, arguments in updates.items():
+        kind = program.values[program.results[k].value]
+        fitting = (n for n in sorted(arguments & handed_on) if program.values[program.arguments[n].value] == kind)
+        found += [n for n in fitting if n not in found][:1]
+    return sorted(found)
+
+
 def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:
     """Value -> the argument (by number) that it is a plain view of: converted, transposed, reshaped, sliced. of: values
     of arguments, all of them unless given."""

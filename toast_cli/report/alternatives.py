@@ -54,7 +54,7 @@ def alternatives(report: Report) -> RenderableType | None:
         return None
     axes = list(report.mesh.axes)
     heads = [("", "left"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("differs", "right")]
-    rows = style.table([*heads, ("decides otherwise", "fold")])
+    rows = style.table([*heads, ("decisions that differ", "fold")])
     for one in report.alternatives:
         ratio = one.step_seconds / report.predicted.step_seconds if report.predicted.step_seconds else 1.0
         peak = Text(format_bytes(one.peak_bytes), "" if one.fits else style.BAD)

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.folding import NamedArray, fold
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_count, format_plural, format_sharding, type_bytes
 from toast_cli.report import style
 from toast_cli.report.model import ArgumentFacts, Report, ResultFacts
@@ -22,7 +23,7 @@ def arguments(report: Report, width: int, verbose: bool) -> RenderableType:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
         for one in report.arguments:
             donated = "donated" if one.donated else ""
-            rows.add_row(str(one.index), one.name, one.type, donated, _sharding(one, report))
+            rows.add_row(str(one.index), slash_path(one.name), one.type, donated, _sharding(one, report))
         return style.section("arguments", rows)
     return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report, width)
 
@@ -36,7 +37,10 @@ def _folded(
 ) -> RenderableType:
     """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
     folded = fold(
-        [NamedArray(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in entries]
+        [
+            NamedArray(slash_path(one.name) or f"#{one.index}", (one.type, format_sharding(one.sharding)))
+            for one in entries
+        ]
     )
     sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
     largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])

@@ -11,8 +11,9 @@ from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.explain.collective_rows import whole_uses
 from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, ops_text, part_name, places_of, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, ops_count, part_name, places_of, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
@@ -21,8 +22,11 @@ from toast_cli.plan.goal import Bound
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import Sharding
-from toast_cli.quantities import format_count, format_percent, format_plural
+from toast_cli.plan.sharding import Sharding, shards
+from toast_cli.program.model import Program
+from toast_cli.program.paths import slash_path
+from toast_cli.program.roles import undonated
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -92,7 +96,7 @@ def build_report(
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, problem, result.plan, result.cost),
+        _analysis(source, problem, result.plan, result.cost, evaluator.lowered(result.plan)),
         SearchFacts(
             algorithm,
             seed,
@@ -207,33 +211,24 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
 
 
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """Whole collectives: of those in branches, which run in a part of all steps, the ones named first have the
-    others'."""
+    """The whole collectives of a plan, the most expensive first; see `whole_uses`."""
     names = evaluator.problem.mesh.names
-    owed: dict[tuple[object, ...], tuple[float, float]] = {}  # runs and seconds not yet listed
     facts = []
-    for use in evaluator.collectives(plan):
-        seen, written = (use.kind, round(use.bytes)), (use.written[0], round(use.written[1]))
-        key = (seen, written, tuple(use.axes), use.group, use.reason == BY_HAND)
-        count, seconds = owed.get(key, (0.0, 0.0))
-        count, seconds = count + use.count, seconds + use.seconds
-        whole = round(count)
-        owed[key] = (count - whole, 0.0 if whole else seconds)
-        if whole:
-            before = written if written != seen else ("", 0)
-            place = source.location(use.op, use.place)
-            facts.append(
-                CollectiveFacts(
-                    use.kind,
-                    use.over(names),
-                    seen[1],
-                    whole,
-                    seconds,
-                    place,
-                    *before,
-                    by_hand=use.reason == BY_HAND,
-                )
+    for one in whole_uses(evaluator.collectives(plan)):
+        use, size = one.use, round(one.use.bytes)
+        written = (use.written[0], round(use.written[1]))
+        facts.append(
+            CollectiveFacts(
+                use.kind,
+                use.over(names),
+                size,
+                one.count,
+                one.seconds,
+                source.location(use.op, use.place),
+                *(written if written != (use.kind, size) else ("", 0)),
+                by_hand=use.reason == BY_HAND,
             )
+        )
     return facts
 
 
@@ -272,8 +267,8 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     if isinstance(decision, Override):
         places = [PlaceFacts(list(ops), list(slots), name) for name, slots, ops in places_of(problem, decision)]
-        count = sum(len(place.ops) for place in places)
-        return DecisionFacts("override", ops_text(problem, decision), axis, {}, count, 0, text, places=places)
+        count = ops_count(problem, decision)
+        return DecisionFacts("override", format_plural(count, "op"), axis, {}, count, 0, text, places=places)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
     unless = scope_name(problem, decision)
@@ -328,7 +323,29 @@ def _tight(problem: Problem, cost: Cost) -> list[str]:
     ]
 
 
-def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> AnalysisFacts:
+def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
+    """A remark where a step gives none of its arguments' memory to the results that replace them."""
+    program, sizes = problem.program, problem.mesh.sizes
+    arguments = [program.arguments[n] for n in undonated(program)]
+    if not arguments:
+        return []
+    local = sum(program.values[a.value].bytes / shards(lowered.shardings[a.value], sizes) for a in arguments)
+    roots = dict.fromkeys(a.path and slash_path(a.path).partition("/")[0] for a in arguments)
+    names = ", ".join(roots) if all(roots) else format_plural(len(arguments), "argument")
+    return [
+        f"nothing is donated, though results replace {names}: with jax.jit(…, donate_argnums=…) they share memory, "
+        f"which saves up to {format_bytes(local)} on each device"
+    ]
+
+
+def _nameless(program: Program) -> list[str]:
+    """A remark where JAX has lowered a program without names and source lines."""
+    if any(a.path for a in program.arguments) or not any(r.path for r in program.results):
+        return []
+    return ["arguments have no names and ops no source lines: lowered.as_text(debug_info=True) writes them"]
+
+
+def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost, lowered: PartitionedProgram) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
     opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
@@ -336,6 +353,8 @@ def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost) -> Analy
         *_tight(problem, cost),
         *(_idle(problem, plan, axis) for axis in idle_axes(problem, plan)),
         *padding_advice(problem),
+        *_undonated(problem, lowered),
+        *_nameless(problem.program),
         *source.notices,
         *problem.notices,
     ]

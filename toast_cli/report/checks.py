@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from toast_cli.errors import UsageError
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report.goal import written
 from toast_cli.report.json_file import StoredReport
@@ -143,8 +144,8 @@ def _figures(report: Report) -> _Figures:
 
 
 def plan_drift(report: Report, stored: StoredReport) -> list[str]:
-    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments that lie
-    otherwise.
+    """How the plan differs from the stored one: decisions gone (-), new (+) and moved (~), then arguments
+    whose sharding differs.
 
     Empty when it does not.
     """
@@ -172,9 +173,9 @@ def drift_lines(
     old = dict(rested)
     changed = [(name, sharding) for name, sharding in rests if name in old and old[name] != sharding]
     for name, sharding in changed[:_NAMED]:
-        lines.append(f"  {name}: {format_sharding(old[name])} → {format_sharding(sharding)}")
+        lines.append(f"  {slash_path(name)}: {format_sharding(old[name])} → {format_sharding(sharding)}")
     if len(changed) > _NAMED:
-        lines.append(f"  and {len(changed) - _NAMED} more arguments are split otherwise")
+        lines.append(f"  and {len(changed) - _NAMED} more arguments are sharded differently")
     return lines
 
 

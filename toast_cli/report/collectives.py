@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location
+from toast_cli.explain.collective_rows import look, rows_of
+from toast_cli.quantities import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    join_location,
+    shorten_location,
+    split_location,
+)
 from toast_cli.report import style
 from toast_cli.report.model import CollectiveFacts, Report
 
 # What a report shows without --verbose.
 SHORT_COLLECTIVES = 6
+_NUMBER = re.compile(r"(?<=[/_])\d+")
 # Before the place of what the program does itself.
 BY_HAND = "by hand: "
 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
-    """The ones that take longest, and what in the source causes them."""
+    """The ones that take longest, numbered as `toast explain --collective` counts them, and what causes them."""
     ordered = together(report.collectives)
     if not ordered:
         return style.section("collectives", Text("none: the devices never communicate"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
     with_bytes = width >= style.NARROW
     heads = [
+        ("", "right"),
         ("kind", "left"),
         ("axes", "left"),
         ("", "right"),
@@ -35,20 +45,21 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     ]
     rows = [
         (
+            str(number),
             one.kind,
             "+".join(one.axes),
             f"×{format_count(one.count)}",
             format_seconds(one.seconds),
             *([format_bytes(one.bytes)] if with_bytes else []),
         )
-        for one in shown
+        for number, one in enumerate(shown, start=1)
     ]
     room = style.room(width, rows)
     drawn = style.table([*heads, ("caused by", "fold")])
-    for one, (kind, axes, *figures) in zip(shown, rows, strict=True):
+    for one, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
         hand = BY_HAND if one.by_hand else ""
         location = hand + shorten_location(one.location or "(unknown)", room - len(hand))
-        drawn.add_row(kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
+        drawn.add_row(number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, location)
     total = f"{format_count(sum(one.count for one in ordered))} a step"
     rest = "" if len(shown) == len(ordered) else ", those that take longest"
     return style.section(f"collectives, {total}{rest}", drawn)
@@ -56,11 +67,24 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
 
 def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     """Those that differ in nothing a reader sees as one, the ones that take longest first."""
-    alike: dict[tuple[object, ...], list[CollectiveFacts]] = defaultdict(list)
-    for one in collectives:
-        alike[one.kind, *one.axes, one.bytes, one.by_hand, one.location.split(" (")[0]].append(one)
-    merged = [
-        replace(ones[0], count=sum(one.count for one in ones), seconds=sum(one.seconds for one in ones))
-        for ones in alike.values()
+    looks = [look(one.kind, one.axes, one.bytes, one.by_hand, one.location) for one in collectives]
+    rows = [[collectives[k] for k in row] for row in rows_of(looks, [one.seconds for one in collectives])]
+    return [
+        replace(
+            row[0],
+            count=sum(one.count for one in row),
+            seconds=sum(one.seconds for one in row),
+            location=_shared_location([one.location for one in row]),
+        )
+        for row in rows
     ]
-    return sorted(merged, key=lambda one: -one.seconds)
+
+
+def _shared_location(locations: Sequence[str]) -> str:
+    """Where collectives of one row come from: one place, all passes, and the path if it differs in layers alone."""
+    if len(set(locations)) == 1:
+        return locations[0]
+    places, passes, paths = zip(*map(split_location, locations), strict=True)
+    path = _NUMBER.sub("*", paths[0])
+    shared = all(_NUMBER.sub("*", one) == path for one in paths)
+    return join_location(places[0], "+".join(filter(None, dict.fromkeys(passes))), path if shared else "")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import SUMS, ops_text, part_name, scope_name, summary
+from toast_cli.explain.words import different_text, kept_text, ops_count, part_name, scope_name, scope_texts, summary
 from toast_cli.plan.axis_assignment import AxisAssigners
 from toast_cli.plan.decisions import ASIDE, Decision, Override, Plan, Replicate
 from toast_cli.plan.problem import Problem
@@ -161,17 +161,16 @@ def _contender(problem: Problem, kind: str, one: Expert, own: set[str], met: boo
 
 
 def short(problem: Problem, decision: Decision) -> str:
-    """`batch over data`, `weights whole over data`."""
+    """`batch over data`, `weights replicated over data`."""
     axis = problem.mesh.names[decision.axis]
     if isinstance(decision, Replicate):
-        return f"{problem.roles[decision.role]} whole over {axis}"
+        return f"{kept_text(problem, decision)} over {axis}"
     if isinstance(decision, Override):
-        return f"{ops_text(problem, decision)} otherwise over {axis}"
+        return f"{different_text(ops_count(problem, decision))} over {axis}"
     groups = problem.dimensions.groups
     side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
-    scope, part = scope_name(problem, decision), part_name(problem, decision)
-    apart = f" (not {'where summed' if scope == SUMS else f'beside {scope}'})" if scope else ""
-    apart += f" (only beside {part})" if part else ""
+    where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
+    apart = f" ({', '.join(where)})" if where else ""
     return f"{groups[decision.group].name}{side}{apart} over {axis}"
 
 

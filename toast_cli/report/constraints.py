@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.quantities import format_bytes, format_count, format_seconds, shorten_location
+from toast_cli.quantities import format_bytes, format_count, format_seconds, type_bytes
 from toast_cli.report import style
 from toast_cli.report.model import Report, matters
 
@@ -16,21 +17,23 @@ from toast_cli.report.model import Report, matters
 SHORT_CONSTRAINTS = 6
 # What stands before every line to paste; a report has no room for it.
 JAX = "x = jax.lax."
+_INTEGERS = re.compile(r"u?i\d+\[")
 
 
-def constraints(report: Report, width: int, verbose: bool) -> RenderableType | None:
-    """The lines to paste for those who would rather keep their program than take the written one; equal ones once."""
+def constraints(report: Report, verbose: bool) -> RenderableType | None:
+    """The lines to paste for those who would rather keep their program than take the written one; equal ones once.
+
+    Without `verbose` those that are worth most, or where no figures tell them apart, those of the largest arrays.
+    """
     if not report.constraints:
         return None
     if any(map(matters, report.constraint_families)) and not verbose:
         return _few_constraints(report)
-    alike = Counter((one.location, one.type, one.line.removeprefix(JAX)) for one in report.constraints)
-    listed = list(alike.items())[: None if verbose else SHORT_CONSTRAINTS]
-    rows = [(kind, f"×{format_count(count)}" if count > 1 else "", line) for (_, kind, line), count in listed]
-    room = style.room(width, rows)
-    drawn = style.table([("at", "fold"), ("type", "left"), ("", "right"), ("line to paste", "fold")])
-    for ((location, _, _), _), cells in zip(listed, rows, strict=True):
-        drawn.add_row(shorten_location(location or "(unknown)", room), *cells)
+    alike = Counter((one.location, one.type, one.line) for one in report.constraints)
+    listed = list(alike.items()) if verbose else sorted(alike.items(), key=_weight, reverse=True)[:SHORT_CONSTRAINTS]
+    drawn = style.table([("", "right"), ("", "fold")])
+    for (location, type_, line), count in listed:
+        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, location, type_, line))
     rest = len(report.constraints) - sum(count for _, count in listed)
     more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
     return style.section(
@@ -38,18 +41,22 @@ def constraints(report: Report, width: int, verbose: bool) -> RenderableType | N
     )
 
 
+def _line_to_paste(report: Report, location: str, type_: str, line: str) -> Text:
+    """Where it goes, and the line."""
+    place = location.partition(" (")[0] or "(unknown)"
+    return Text(f"{place}, {type_}\n").append_text(style.with_axes(line.removeprefix(JAX), list(report.mesh.axes)))
+
+
 def _few_constraints(report: Report) -> RenderableType:
     """Those that carry the plan, with what it costs without them; the others in a sentence."""
-    mesh_axes = list(report.mesh.axes)
     carrying = [one for one in report.constraint_families if matters(one)]
     drawn = style.table(
         [("step time", "right"), ("peak memory", "right"), ("", "right"), ("without this line", "fold")]
     )
     for one in carrying:
-        where = (one.location or "(unknown)").partition(" (")[0]
         count = f"×{one.count}" if one.count > 1 else ""
-        cell = Text(f"{where}, {one.type}\n").append_text(style.with_axes(one.line.removeprefix(JAX), mesh_axes))
-        drawn.add_row(_more(one.saved_seconds, format_seconds), _more(one.saved_bytes, format_bytes), count, cell)
+        cell = _line_to_paste(report, one.location, one.type, one.line)
+        drawn.add_row(more(one.saved_seconds, format_seconds), more(one.saved_bytes, format_bytes), count, cell)
     rest = len(report.constraints) - sum(one.count for one in carrying)
     count = format_count(len(report.constraints))
     others = f"and {format_count(rest)} more; --verbose lists all. " if rest else ""
@@ -58,6 +65,19 @@ def _few_constraints(report: Report) -> RenderableType:
     return style.section(title, drawn, Text(others + hint, style.LABEL))
 
 
-def _more(figure: float, text: Callable[[float], str]) -> str:
+def _weight(constraint: tuple[tuple[str, str, str], int]) -> tuple[bool, int]:
+    """How much a constraint may matter: least where it leaves all to the compiler, or speaks of integers, which are
+    indices and masks; else by the bytes of its array."""
+    (_, type_, line), count = constraint
+    return _says_something(line) and not _INTEGERS.match(type_), type_bytes(type_) * count
+
+
+def _says_something(line: str) -> bool:
+    """Whether a line says about any dimension how it is split."""
+    spec = line.partition("P(")[2].rstrip(")")
+    return any(entry.strip() not in ("", "P.UNCONSTRAINED") for entry in spec.split(","))
+
+
+def more(figure: float, text: Callable[[float], str]) -> str:
     """`+1.86 s`; empty for nothing, or for less."""
-    return f"+{text(figure)}" if figure > 0 else ""
+    return f"+{text(figure)}" if figure > 0 and text(figure) != text(0) else ""

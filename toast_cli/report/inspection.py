@@ -16,6 +16,7 @@ from toast_cli.folding import NamedArray, fold
 from toast_cli.frontend.source import Source
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_count, format_flops, format_percent, format_plural
 from toast_cli.report import style
 
@@ -229,9 +230,9 @@ def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
 
 
 def _class_table(found: Inspection, limit: int | None) -> RenderableType:
-    rows = style.table([("", "left"), ("size", "right"), ("alike", "right"), ("array.dimension", "fold")])
+    rows = style.table([("", "left"), ("size", "right"), ("count", "right"), ("array.dimension", "fold")])
     for one in found.classes[:limit]:
-        patterns = [row.pattern for row in fold([NamedArray(member, ()) for member in one.members])]
+        patterns = [row.pattern for row in fold([NamedArray(slash_path(member), ()) for member in one.members])]
         rows.add_row(one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns))
     return style.section(
         "dimensions that toast can split; those on one line are always split together",
@@ -272,7 +273,13 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
 def _tensor_table(found: Inspection, limit: int | None, width: int) -> RenderableType:
     columns = [("", "right"), ("", "left"), ("", "right"), ("", "fold"), ("made at", "fold")]
     cells = [
-        [format_bytes(one.bytes), one.type, f"×{one.count:,}" if one.count > 1 else "", one.name, one.location]
+        [
+            format_bytes(one.bytes),
+            one.type,
+            f"×{one.count:,}" if one.count > 1 else "",
+            one.name if one.location else slash_path(one.name),
+            one.location,
+        ]
         for one in found.tensors[:limit]
     ]
     rows = style.fitted(columns, cells, width, spare=((2,),))

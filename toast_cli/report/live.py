@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from toast_cli.folding import NamedArray, fold
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, shorten_location
 from toast_cli.report import style
 from toast_cli.report.model import LiveValue, Report
@@ -19,7 +21,7 @@ _NUMBER = re.compile(r"\d+")
 
 def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
     """Who is alive where memory peaks: what is alike on one row, most bytes first."""
-    live = report.predicted.live_at_peak
+    live = with_slashes(report)
     if not live:
         return None
     peak = report.predicted.peak_bytes or 1
@@ -55,6 +57,12 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
     rest = sum(count for _, count, _ in folded[len(shown) :])
     more = [Text(f"and {format_plural(rest, 'smaller one')}; --verbose lists all", style.LABEL)] if rest else []
     return style.section(f"alive at the peak{where}", drawn, *more)
+
+
+def with_slashes(report: Report) -> list[LiveValue]:
+    """What is alive at the peak, with slashes in the paths of arguments."""
+    paths = {one.name: slash_path(one.name) for one in report.arguments}
+    return [replace(one, name=paths.get(one.name, one.name)) for one in report.predicted.live_at_peak]
 
 
 def _alike(one: LiveValue) -> NamedArray:

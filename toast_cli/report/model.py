@@ -172,8 +172,8 @@ class ConstraintFamilyFacts:
 
 
 def matters(family: ConstraintFamilyFacts) -> bool:
-    """Whether the plan is dearer without it."""
-    return family.saved_seconds > 0.0 or family.saved_bytes > 0
+    """Whether the plan is dearer without it, by at least a nanosecond or a byte."""
+    return family.saved_seconds >= 1e-9 or family.saved_bytes > 0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from toast_cli.frontend.modules import common_start, functions_of, pass_of, scopes_of
+from toast_cli.frontend.modules import common_start, functions_of, scopes_of
+from toast_cli.frontend.name_stack import pass_of
 from toast_cli.frontend.source import Source
 from toast_cli.printable import printable
 
@@ -33,7 +34,7 @@ class Modules:
         return self._paths[op]
 
     def pass_of(self, op: int) -> str:
-        """`backward`, `recomputed` or nothing."""
+        """`fwd`, `bwd`, `remat` or nothing."""
         return self._passes[op]
 
 

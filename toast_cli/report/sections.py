@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.explain.words import SUMS
+from toast_cli.explain.words import different_text, scope_texts
 from toast_cli.folding import NamedArray, fold
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import (
     format_bytes,
     format_count,
@@ -20,7 +21,7 @@ from toast_cli.quantities import (
     format_seconds,
 )
 from toast_cli.report import style
-from toast_cli.report.model import BaselineFacts, Report, strategy_label
+from toast_cli.report.model import BaselineFacts, DecisionFacts, Report, strategy_label
 from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
@@ -41,6 +42,8 @@ BAR_COLUMNS = 70
 LEAST_BAR = 8
 # A column of words narrower than this is left out.
 LEAST_WORDS = 16
+# Columns that the name of a decision takes before it folds for the words behind it.
+LONGEST_NAME = 24
 
 
 def header(report: Report) -> RenderableType:
@@ -92,15 +95,26 @@ def decisions(report: Report, width: int) -> RenderableType:
     axes = list(report.mesh.axes)
     sizes = _local_sizes(report)
     rows = [
-        (str(number), f"{decision.kind} {decision.target}", decision.axis, size, format_count(decision.classes))
+        (str(number), decision_name(decision), decision.axis, size, format_count(decision.classes))
         for number, (decision, size) in enumerate(zip(report.plan.decisions, sizes, strict=True), start=1)
     ]
-    heads = [("", "right"), ("decision", "left"), ("over", "left"), ("size", "right"), ("alike", "right")]
-    room = style.room(width, rows) if width >= style.NARROW else 0
-    drawn = style.table([*heads, ("array.dimension", "fold")] if room >= LEAST_WORDS else heads)
-    for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True):
-        drawn.add_row(number, name, style.with_axes(axis, axes), *figures, *([words] if room >= LEAST_WORDS else []))
-    return style.section("decisions", drawn)
+    # Long names fold, so that all figures stay.
+    room = style.room(width, [(number, name[:LONGEST_NAME], *rest) for number, name, *rest in rows])
+    worded = width >= style.NARROW and room >= LEAST_WORDS
+    heads = [("", "right"), ("decision", "name"), ("over", "left"), ("size", "right"), ("count", "right")]
+    columns = [*heads, ("array.dimension", "fold")] if worded else heads
+    cells: list[list[str | Text]] = [
+        [number, name, style.with_axes(axis, axes), *figures, *([words] if worded else [])]
+        for words, (number, name, axis, *figures) in zip(_whereabouts(report, room), rows, strict=True)
+    ]
+    return style.section("decisions", style.fitted(columns, cells, width))
+
+
+def decision_name(decision: DecisionFacts) -> str:
+    """`shard batch`, `replicate weights`, `18 ops use a different sharding`."""
+    if decision.kind == "override":
+        return different_text(decision.classes)
+    return f"{decision.kind} {slash_path(decision.target)}"
 
 
 def prediction(report: Report, width: int) -> RenderableType:
@@ -193,7 +207,7 @@ def groups(report: Report) -> RenderableType:
         f"settled by {format_plural(analysis.resolution_groups, 'choice')}"
     )
     title = f"dimensions, {format_plural(analysis.groups, 'kind')} of them{twice if analysis.conflicts else ''}"
-    rows = style.table([("dimension", "left"), ("alike", "right"), ("size", "right"), ("array.dimension", "fold")])
+    rows = style.table([("dimension", "left"), ("count", "right"), ("size", "right"), ("array.dimension", "fold")])
     for group in analysis.group_list:
         rows.add_row(
             group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members))
@@ -214,7 +228,7 @@ def certificate(report: Report) -> str:
         return f"no plan is better: {percent:.2g} % less time, at most, takes more decisions than that is worth"
     return (
         f"at most {percent:.2g} % slower than the best: no sharding takes less than {format_seconds(least)} "
-        "(memory limits ignored, layers that look alike sharded alike)"
+        "(memory limits ignored, all layers sharded in the same way)"
     )
 
 
@@ -282,17 +296,14 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         choices = [choice for choice in dict.fromkeys(decision.choices) if (decision.target, choice) not in said]
         words += [f"where it occurs twice: {', '.join(choices)}"] if choices else []
         said.update((decision.target, choice) for choice in choices)
-        if decision.unless:
-            words.append(f"not in ops that {'' if decision.unless == SUMS else 'have '}{decision.unless}")
-        if decision.only:
-            words.append(f"only in ops that have {decision.only}")
+        words += scope_texts(decision.unless, decision.only)
         seen.add(decision.target)
         found.append("; ".join(words))
     return found
 
 
 def _patterns(members: Sequence[str]) -> list[str]:
-    return [row.pattern for row in fold([NamedArray(name, ()) for name in members])]
+    return [row.pattern for row in fold([NamedArray(slash_path(name), ()) for name in members])]
 
 
 def _as_many(patterns: Sequence[str], room: int) -> str:

@@ -20,8 +20,9 @@ from toast_cli.printable import printable, printable_lines
 NARROWEST, WIDEST = 60, 200
 # Below this width, tables leave out what can be missed.
 NARROW = 72
-# A column that folds is at least so wide.
+# A column that folds is at least so wide, and one of names.
 LEAST_FOLD = 12
+LEAST_NAME = 8
 # Where no terminal says how wide it is (a pipe, a log file), and COLUMNS is not set.
 UNKNOWN_WIDTH = 100
 
@@ -168,7 +169,7 @@ def fitted(
     drawn = table([columns[k] for k in left])
     for column, k in zip(drawn.columns, left, strict=True):
         if columns[k][1] == "name":  # short names need no more than they have
-            column.min_width = min(LEAST_FOLD, max([0, *(cell_len(str(row[k])) for row in rows)]))
+            column.min_width = min(LEAST_NAME, max([0, *(cell_len(str(row[k])) for row in rows)]))
     for row in rows:
         drawn.add_row(*(row[k] for k in left))
     return drawn

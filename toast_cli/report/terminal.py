@@ -63,7 +63,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,
-        constraints(report, width, verbose),
+        constraints(report, verbose),
         sections.groups(report) if verbose else None,
         sections.notes(report, verbose),
         sections.statistics(report, verbose),

@@ -34,7 +34,7 @@ _ALL = (
     Tactic("data-parallel", "the batch", lambda look: look.split("batch")),
     Tactic(
         "fsdp",
-        "the batch; weights and optimizer state are stored split too (ZeRO-3)",
+        "the batch; weights and optimizer state are sharded too (ZeRO-3)",
         _fsdp,
     ),
     Tactic("zero3", "the same as fsdp", _fsdp),
@@ -45,7 +45,7 @@ _ALL = (
     ),
     Tactic(
         "zero2",
-        "the batch; optimizer state is stored split, weights whole; gradients are reduce-scattered",
+        "the batch; optimizer state is sharded, weights are replicated; gradients are reduce-scattered",
         _zero2,
     ),
     Tactic("zero1", "within one step the same as zero2", _zero2),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from toast_cli.frontend.name_stack import op_path
 from toast_cli.hardware.device_groups import group_size
 from toast_cli.verify.collectives import CompiledCollective
 from toast_cli.verify.promises import PromisedCollective
@@ -27,7 +28,7 @@ _SAME = 0.01
 
 @dataclass(frozen=True)
 class Flow:
-    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (jit(f)/dot)`,
+    """One collective: `bytes` of the result on each device, `count` runs a step. `place`: `model.py:12 (bwd mlp/dot)`,
     where it comes from."""
 
     kind: str
@@ -127,9 +128,8 @@ def key_of(flow: Flow) -> Key:
 
 def place_of(found: CompiledCollective) -> str:
     """As the report writes places."""
-    if found.location and found.name:
-        return f"{found.location} ({found.name})"
-    return found.location or found.name
+    path = op_path(found.name)
+    return f"{found.location} ({path})" if found.location and path else found.location or path
 
 
 def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:

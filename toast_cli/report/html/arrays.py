@@ -6,6 +6,7 @@ from html import escape
 from math import prod
 
 from toast_cli.folding import NamedArray, fold
+from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_plural, format_sharding, type_bytes
 from toast_cli.report.html import frame
 from toast_cli.report.html.tiles import axis_colours, tile
@@ -17,7 +18,8 @@ _SHOWN = 16  # rows that stand open
 def arguments(report: Report) -> str:
     """The largest patterns, and the others folded away."""
     entries = [
-        NamedArray(one.name or f"#{one.index}", (one.type, format_sharding(one.sharding))) for one in report.arguments
+        NamedArray(slash_path(one.name) or f"#{one.index}", (one.type, format_sharding(one.sharding)))
+        for one in report.arguments
     ]
     folded = [(row.pattern, len(row.members), report.arguments[row.members[0]]) for row in fold(entries)]
     folded.sort(key=lambda row: -row[1] * type_bytes(row[2].type))

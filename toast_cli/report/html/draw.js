@@ -29,7 +29,7 @@ const UNITS = {
 const unitFor = (value, unit) => UNITS[unit].find(([size]) => Math.abs(value) >= 0.9995 * size) || UNITS[unit].at(-1);
 
 function quantity(value, unit, digits = 3) {
-  if (value === 0) return unit === "" ? "0" : `0 ${unit}`;
+  if (value === 0 || (unit === "s" && Math.abs(value) < 0.9995e-9)) return unit === "" ? "0" : `0 ${unit}`;
   const [size, name] = unit === "" && value >= 1 && value < 1e6 ? [1, ""] : unitFor(value, unit);
   const scaled = value / size;
   const number = scaled >= 99.95 ? Math.round(scaled).toLocaleString("en") : `${+scaled.toPrecision(digits)}`;

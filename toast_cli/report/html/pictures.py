@@ -16,6 +16,7 @@ from toast_cli.frontend.modules import folded
 from toast_cli.frontend.source import Source
 from toast_cli.printable import printable
 from toast_cli.program.ops import ARGUMENT, CARRY
+from toast_cli.program.paths import slash_path
 from toast_cli.report.html.trees import Branch
 from toast_cli.report.modules import Modules
 from toast_cli.report.step import COMPUTE, Step, step_of
@@ -213,7 +214,7 @@ def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Bran
     """Role, module, array."""
     problem = evaluator.problem
     program, owner = problem.program, _Owners(evaluator, modules)
-    paths = {argument.value: argument.path for argument in program.arguments}
+    paths = {argument.value: slash_path(argument.path) for argument in program.arguments}
     counts: Counter[tuple[str, ...]] = Counter()
     sizes: dict[tuple[str, ...], float] = defaultdict(float)
     _, alive = evaluator.alive_at_peak(result.plan)

@@ -15,6 +15,7 @@ from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import Report
+from toast_cli.report.sections import decision_name
 
 
 def page(report: Report, drawn: Pictures) -> bytes:
@@ -31,7 +32,7 @@ def page(report: Report, drawn: Pictures) -> bytes:
         _figures(report),
         section(
             "Plan",
-            "Which dimensions lie on which mesh axis. Where two want one axis in the same operation, the upper has it.",
+            "Which dimensions each mesh axis splits. Where two want one axis in the same operation, the upper has it.",
             _plan(report),
         ),
         section(
@@ -51,7 +52,7 @@ def page(report: Report, drawn: Pictures) -> bytes:
             f"At {peak}. Click to go in.",
             charts.alive_chart(drawn) and charts.alive_chart(drawn) + fold("as a table", alive(report)),
         ),
-        section("Arguments", "How each lies on the devices between steps, the largest first.", arguments(report)),
+        section("Arguments", "How each is sharded between steps, the largest first.", arguments(report)),
         section("Collectives", "The ones that take longest, and what causes them.", collectives(report)),
         section(
             "Constraints that carry the plan",
@@ -112,7 +113,7 @@ def _plan(report: Report) -> str:
     axes = report.mesh.axes
     colours = axis_colours(axes)
     rows = [
-        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(one.target)}</td>"
+        f"<tr><td class='n'>{number}</td><td>{axis_badge(one.axis, colours)}</td><td>{escape(decision_name(one))}</td>"
         f"<td class='text'>{escape(one.text)}</td></tr>"
         for number, one in enumerate(report.plan.decisions, 1)
     ]

@@ -8,18 +8,20 @@ from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 from toast_cli.report.collectives import BY_HAND, together
+from toast_cli.report.constraints import more
 from toast_cli.report.html.frame import fold, table
+from toast_cli.report.live import with_slashes
 from toast_cli.report.model import CollectiveFacts, ConfirmedPlanFacts, LiveValue, Report, matters
 
 _LIVE = 20
 _COLLECTIVES = 12
-_NUMBER = re.compile(r"(?<=[\[_])\d+")  # of a layer: [3], layer_3
+_NUMBER = re.compile(r"(?<=[/_])\d+")  # of a layer: /3, layer_3
 
 
 def alive(report: Report) -> str:
     """Arrays alive at the peak, those of all layers together, the largest first."""
     alike: dict[tuple[str, ...], list[LiveValue]] = defaultdict(list)
-    for one in report.predicted.live_at_peak:
+    for one in with_slashes(report):
         alike[one.role, one.type, *(_NUMBER.sub("*", text) for text in (one.name, one.location))].append(one)
     ordered = sorted(alike.items(), key=lambda item: -sum(one.bytes for one in item[1]))
     rows = [
@@ -34,21 +36,21 @@ def alive(report: Report) -> str:
 
 def collectives(report: Report) -> str:
     """The ones that take longest, those that look alike to a reader together."""
-    rows = [_collective(one) for one in together(report.collectives)]
+    rows = [_collective(number, one) for number, one in enumerate(together(report.collectives), start=1)]
     if not rows:
         return "<p>None: the devices never talk to each other.</p>" if report.mesh.devices > 1 else ""
-    heads = ("kind", "over", "runs", "time", "result", "caused by")
+    heads = ("", "kind", "over", "runs", "time", "result", "caused by")
     rest = rows[_COLLECTIVES:]
-    more = fold(f"{format_plural(len(rest), 'more row')}", table(heads, rest, (2, 3, 4))) if rest else ""
-    return table(heads, rows[:_COLLECTIVES], (2, 3, 4)) + more
+    folded = fold(f"{format_plural(len(rest), 'more row')}", table(heads, rest, (0, 3, 4, 5))) if rest else ""
+    return table(heads, rows[:_COLLECTIVES], (0, 3, 4, 5)) + folded
 
 
-def _collective(one: CollectiveFacts) -> str:
+def _collective(number: int, one: CollectiveFacts) -> str:
     figures = (format_count(one.count), format_seconds(one.seconds), format_bytes(one.bytes))
     cells = "".join(f"<td class='n'>{figure}</td>" for figure in figures)
     place = (BY_HAND if one.by_hand else "") + one.location.partition(" (")[0]
     return (
-        f"<tr><td>{escape(one.kind)}</td><td>{escape(', '.join(one.axes))}</td>{cells}"
+        f"<tr><td class='n'>{number}</td><td>{escape(one.kind)}</td><td>{escape(', '.join(one.axes))}</td>{cells}"
         f"<td class='wide' title='{escape(one.location)}'>{escape(place)}</td></tr>"
     )
 
@@ -56,8 +58,8 @@ def _collective(one: CollectiveFacts) -> str:
 def constraints(report: Report) -> str:
     """Those that the plan is dearer without; nothing where nothing was written, or nothing matters."""
     rows = [
-        f"<tr><td class='n'>{f'+{format_seconds(one.saved_seconds)}' if one.saved_seconds > 0 else ''}</td>"
-        f"<td class='n'>{f'+{format_bytes(one.saved_bytes)}' if one.saved_bytes > 0 else ''}</td>"
+        f"<tr><td class='n'>{more(one.saved_seconds, format_seconds)}</td>"
+        f"<td class='n'>{more(one.saved_bytes, format_bytes)}</td>"
         f"<td class='n'>{f'× {one.count}' if one.count > 1 else ''}</td>"
         f"<td class='wide'>{escape(one.location.partition(' (')[0] or '(unknown)')}, "
         f"<code>{escape(one.type)}</code><br><code>{escape(one.line)}</code></td></tr>"

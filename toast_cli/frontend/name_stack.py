@@ -1,0 +1,79 @@
+"""What a name stack says: the pass of the step that an op runs in, the user's scopes around it, and its own name.
+
+JAX writes `jit(step)/transpose(jvp(layer_0))/while/body/checkpoint/rematted_computation/mlp/dot_general`. People read
+`remat layer_0/mlp/dot_general`: the other parts are transformations and control flow, which JAX puts on the stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+# Passes: what differentiation evaluates, what it adds, and what is computed again for it.
+FORWARD, BACKWARD, REMATERIALISED = "fwd", "bwd", "remat"
+
+_WRAPPED = re.compile(r"(\w*)\((.*)\)", re.DOTALL)
+_FUNCTIONS = frozenset({"jit", "pjit", "xla_call", "core_call"})  # jit(silu): a function, not a module
+# What JAX itself puts on the stack.
+_STRUCTURE = frozenset(
+    {"", "~", "while", "body", "cond", "scan", "closed_call", "checkpoint", "remat", "remat2", "pjit", "jit",
+     "rematted_computation", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
+)  # fmt: skip
+_BRANCH = re.compile(r"branch_\d+_fun")
+
+
+def op_path(stack: str) -> str:
+    """`jit(step)/transpose(jvp(layer_0))/mlp/dot_general` -> `bwd layer_0/mlp/dot_general`.
+
+    The one way in which reports show a name stack. Empty where it names nothing but the function that was lowered.
+    """
+    scopes, op = scope_parts(stack)
+    path = "/".join([*scopes, *([op] if op else [])])
+    return " ".join(filter(None, (pass_of(stack), path)))
+
+
+def pass_of(stack: str) -> str:
+    """`fwd`, `bwd` or `remat`; empty where nothing is differentiated."""
+    if "rematted_computation" in stack:
+        return REMATERIALISED
+    if "transpose(" in stack:
+        return BACKWARD
+    return FORWARD if "jvp(" in stack else ""
+
+
+def scope_parts(stack: str) -> tuple[list[str], str]:
+    """The user's names on a stack, the outermost first, and the op at its end; that is empty where the stack ends in a
+    function.
+    """
+    parts = _split(stack)
+    op = "" if _WRAPPED.fullmatch(parts[-1]) else parts.pop()
+    return [name for name in _unwrapped(parts) if name not in _STRUCTURE and not _BRANCH.fullmatch(name)], op
+
+
+def _split(stack: str) -> list[str]:
+    """The parts between slashes that stand in no parentheses."""
+    parts, depth = [""], 0
+    for character in stack:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "/" and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _unwrapped(parts: Iterable[str]) -> Iterator[str]:
+    """`transpose(jvp(Net/layer))` -> `Net`, `layer`; nothing of `jit(f)`.
+
+    `jax.checkpoint` names a scope twice, as `transpose(jvp(Net))/jvp(Net)`: the second one is left out.
+    """
+    before: list[str] = []
+    for part in parts:
+        wrapped = _WRAPPED.fullmatch(part)
+        if wrapped is None:
+            before = []
+            yield part
+        elif wrapped[1] not in _FUNCTIONS:
+            inside = list(_unwrapped(_split(wrapped[2])))
+            yield from inside if inside != before else ()
+            before = inside
