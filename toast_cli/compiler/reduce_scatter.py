@@ -28,11 +28,11 @@ tells 91 % right. Orders that differ by less than a hundredth count as equal. Wh
 (a tied table's gradient) is ordered as what it updates where that are three arrays (AdamW's), else by the first
 reduction alone, and lies so for the second one (of 90 FSDP steps on v5e-16 and v4-32, with vocabularies of 16,384 to
 50,257 and 768 to 2,048 features, all but four come out so). Elsewhere (in loops, between layers) the surroundings have
-a say: the last dimension is taken for the columns, and rows that were
-longer before they were scattered are preferred. Arrays that are no products are in
-row-major order, or as what they update, or as the product they are added to (gradients of a table that a loop looks up
-and multiplies by: on v4, 8192 x 512 and 4096 x 1024 over 8 devices; where the two tables are different ones, the
-look-up's stays an all-reduce).
+a say: columns are the last dimension, unless each device would get half a pair of bf16 tiles of it, and rows that were
+longer before they were scattered are preferred (scanned decoders under FSDP and searched plans, v4-128 and v5e-256).
+Arrays that are no products are in row-major order, or as what they update, or as the product they are added to
+(gradients of a table that a loop looks up and multiplies by: on v4, 8192 x 512 and 4096 x 1024 over 8 devices; where
+the two tables are different ones, the look-up's stays an all-reduce).
 
 Enters: a mesh and a local array. Leaves: whether a reduce-scatter of it stays one. Without this pass all of them do.
 """
@@ -115,7 +115,7 @@ def _comes_apart(
     if len(shape) < 2 or shape[dim] % count:
         return False
     piece, tile = (*shape[:dim], shape[dim] // count, *shape[dim + 1 :]), rules.tile
-    order = _order(rules, shape, piece, dim, made)
+    order = _order(rules, shape, piece, dim, packed, made)
     majors, row, column = order[:-2], order[-2], order[-1]
     if shape[row] < tile[0]:
         return False
@@ -139,13 +139,17 @@ def _in_equal_parts(rules: ScatterTiles, columns: int) -> bool:
 
 
 def _order(
-    rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], dim: int, made: Made
+    rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], dim: int, packed: int, made: Made
 ) -> tuple[int, ...]:
     """Dimensions, the outermost first, in which an array lies of which each device gets a piece; see above."""
     if made.pieces:
         return _order_of_gradient(rules, piece, dim, made)
     dims = range(len(piece))
-    return _ending_in(dims, _ends_of_product(rules, shape, piece, made.sides)) if all(made.sides) else tuple(dims)
+    return (
+        _ending_in(dims, _ends_of_product(rules, shape, piece, dim, packed, made.sides))
+        if all(made.sides)
+        else tuple(dims)
+    )
 
 
 def _order_of_gradient(rules: ScatterTiles, piece: tuple[int, ...], dim: int, made: Made) -> tuple[int, ...]:
@@ -163,11 +167,14 @@ def _order_of_gradient(rules: ScatterTiles, piece: tuple[int, ...], dim: int, ma
     return (dim, *others) if lies_across else order
 
 
-def _ends_of_product(rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], sides: Sides) -> Ends:
+def _ends_of_product(
+    rules: ScatterTiles, shape: tuple[int, ...], piece: tuple[int, ...], dim: int, packed: int, sides: Sides
+) -> Ends:
     tile, pairs, last = rules.tile, _across(sides), max(*sides[0], *sides[1])
     fewest = min(_tiles(tile, piece, pair) for pair in pairs)
     few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
-    return min(few, key=lambda pair: (pair[1] != last, -shape[pair[0]]))
+    half = piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
+    return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -shape[pair[0]]))
 
 
 def _across(sides: Sides) -> list[Ends]:
