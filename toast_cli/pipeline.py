@@ -42,6 +42,7 @@ from toast_cli.search.certify import certify
 from toast_cli.search.diverse import different_plans
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import Expert, parse_wishes
+from toast_cli.tactics.preferred import preferred
 
 if TYPE_CHECKING:
     from toast_cli.confirm.compilers import Compiler
@@ -192,6 +193,8 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, meshes, wishes, request, tell, saved)
+        if _prefers(request, saved):
+            best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result
         plans = [result.plan, *different_plans(evaluator, [result.plan], result.seen, request.wanted - 1)]
     if request.certify:
@@ -216,6 +219,13 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
     return Outcome(
         replace(report, timings=timings), source, evaluator, result, tuple(plans), best.experts, original_source
     )
+
+
+def _prefers(request: Request, saved: SavedPlan | None) -> bool:
+    """Whether a known strategy is preferred to a plan that is hardly faster: the user fixes neither the plan nor what
+    is best, and asks for no proof."""
+    free = request.strategy is None and (saved is None or request.complete)
+    return free and not request.minimise and not request.certify and request.search != SearchName.exact
 
 
 def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:

@@ -26,7 +26,7 @@ from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Program
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import undonated
-from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural
+from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -96,7 +96,7 @@ def build_report(
         collective_facts(source, evaluator, result.plan),
         arguments,
         results,
-        _analysis(source, problem, result.plan, result.cost, evaluator.lowered(result.plan)),
+        _analysis(source, problem, result, evaluator.lowered(result.plan)),
         SearchFacts(
             algorithm,
             seed,
@@ -345,13 +345,27 @@ def _nameless(program: Program) -> list[str]:
     return ["arguments have no names and ops no source lines: lowered.as_text(debug_info=True) writes them"]
 
 
-def _analysis(source: Source, problem: Problem, plan: Plan, cost: Cost, lowered: PartitionedProgram) -> AnalysisFacts:
+def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
+    """What the search found, where a known strategy that is nearly as fast was preferred."""
+    if result.fastest is None or not result.known_as:
+        return []
+    plan, cost = result.fastest
+    gain = 1 - cost.step_seconds / result.cost.step_seconds
+    return [
+        f"toast prefers {result.known_as} to a plan that is predicted {gain:.1%} faster "
+        f"({format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}: {summary(problem, plan)}); "
+        "--minimise step_time takes the fastest"
+    ]
+
+
+def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: PartitionedProgram) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
     opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
     notes = [
-        *_tight(problem, cost),
-        *(_idle(problem, plan, axis) for axis in idle_axes(problem, plan)),
+        *_tight(problem, result.cost),
+        *_passed_over(problem, result),
+        *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan)),
         *padding_advice(problem),
         *_undonated(problem, lowered),
         *_nameless(problem.program),

@@ -42,7 +42,8 @@ class SearchResult:
     evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be
     better. stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none
     was sought. trail: the evaluation that found each best plan so far, and its cost. seen: the best plans looked at, as
-    many as were to be kept.
+    many as were to be kept. fastest: what the search found, with its cost, where another plan was preferred (see
+    `tactics.preferred`). known_as: the strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -56,6 +57,8 @@ class SearchResult:
     lower_bound: float = 0.0
     trail: tuple[tuple[int, Cost], ...] = ()
     seen: tuple[Plan, ...] = ()
+    fastest: tuple[Plan, Cost] | None = None
+    known_as: str = ""
 
 
 # problem, evaluate, budget, random numbers, whom to tell, plans to start from

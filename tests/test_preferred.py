@@ -1,0 +1,87 @@
+"""A known strategy is preferred to a plan that is hardly faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from programs import SAMPLES, evaluator_of, sample
+
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.pipeline import Request, partition
+from toast_cli.plan.decisions import Plan
+from toast_cli.search.model import SearchResult
+from toast_cli.tactics import Expert, experts, strategy
+from toast_cli.tactics.preferred import MARGIN, WORDS, preferred
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return evaluator_of(sample("mlp_tiny")[0], "v4-32")
+
+
+def found(evaluator: Evaluator, plan: Plan, *, seconds: float, peak_bytes: float, fits: bool = True) -> SearchResult:
+    """A search that found `plan`, which costs so much."""
+    cost = evaluator.exact_cost(plan)
+    cost = replace(cost, compute_seconds=seconds, communication_seconds=0.0, peak_bytes=peak_bytes)
+    return SearchResult(plan, cost, fits, 100, 50, 1.0, "iterations")
+
+
+def fastest_expert(evaluator: Evaluator) -> Expert:
+    return min(experts(evaluator)[0].values(), key=lambda one: one.rank)
+
+
+@pytest.mark.parametrize(
+    ("faster", "memory", "fits", "is_taken"),
+    [
+        (0.5 * MARGIN, 1.0, True, True),  # nearly as fast, as much memory
+        (0.5 * MARGIN, 0.1, True, True),  # more memory, of which there is plenty
+        (2.0 * MARGIN, 1.0, True, False),  # the gain is worth it
+        (0.5 * MARGIN, 1.0, False, False),  # nothing fits, so that memory is what counts
+    ],
+)
+def test_a_strategy_within_the_margin_is_taken(
+    evaluator: Evaluator, faster: float, memory: float, fits: bool, is_taken: bool
+) -> None:
+    best = fastest_expert(evaluator)
+    other = strategy(evaluator.problem, "megatron")
+    seconds = best.cost.step_seconds / (1 + faster)
+    result = found(evaluator, other, seconds=seconds, peak_bytes=memory * best.cost.peak_bytes, fits=fits)
+    taken = preferred(evaluator, result)
+    assert taken.known_as == (best.name if is_taken else "")
+    assert taken.plan == (best.plan if is_taken else other)
+    assert taken.fastest == ((other, result.cost) if is_taken else None)
+
+
+def test_what_would_fill_the_memory_is_not_preferred(evaluator: Evaluator) -> None:
+    cost = fastest_expert(evaluator).cost
+    tight = replace(evaluator.problem.mesh, limit_bytes=int(1.1 * cost.peak_bytes))
+    small = Evaluator(replace(evaluator.problem, mesh=tight))
+    other = strategy(small.problem, "megatron")
+    result = found(small, other, seconds=cost.step_seconds / 1.01, peak_bytes=0.5 * cost.peak_bytes)
+    assert preferred(small, result).plan == other
+
+
+def test_decisions_that_gain_little_go(evaluator: Evaluator) -> None:
+    """A decision about an axis that the plan has spent changes nothing."""
+    problem = evaluator.problem
+    plan = strategy(problem, "fsdp")
+    longer = problem.canonical((*plan, *strategy(problem, "megatron")))
+    cost = evaluator.exact_cost(longer)
+    assert len(longer) > len(plan)
+    assert evaluator.exact_cost(plan).step_seconds <= (1 + WORDS) * cost.step_seconds
+    result = SearchResult(longer, cost, True, 100, 50, 1.0, "iterations")
+    taken = preferred(evaluator, result)
+    assert len(taken.plan) < len(longer)
+    assert taken.cost.step_seconds <= (1 + MARGIN) * cost.step_seconds
+
+
+def test_who_says_what_is_best_gets_it() -> None:
+    """`--minimise step_time` takes the fastest plan, and the report says so where another was preferred."""
+    (path,) = (str(p) for p in SAMPLES.iterdir() if p.name == "vit_tiny.stablehlo.zst")
+    by_default = partition(Request(path, "v4-32", iterations=300))
+    fastest = partition(Request(path, "v4-32", iterations=300, minimise=("step_time",)))
+    assert fastest.result.fastest is None
+    assert fastest.result.cost.step_seconds <= by_default.result.cost.step_seconds
+    said = [note for note in by_default.report.analysis.notes if "--minimise step_time" in note]
+    assert len(said) == bool(by_default.result.known_as)

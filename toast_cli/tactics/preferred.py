@@ -1,0 +1,69 @@
+"""Prefers a plan that people know to one that is predicted to be hardly faster.
+
+Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the plan to take. A prediction is off by more than
+a gain of `MARGIN`, while a known strategy is a plan that compilers have seen often and that everybody can check. So the
+fastest strategy within the margin is taken. Where there is none, decisions go that together gain less than `WORDS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toast_cli.cost.model import Cost
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.search.model import SearchResult
+from toast_cli.search.objective import Objective
+from toast_cli.tactics.strategies import experts
+
+# How much slower a step may be, as a fraction: of a known strategy, and of the plan found with fewer decisions.
+MARGIN, WORDS = 0.02, 0.005
+# A plan that needs more memory than the one found must leave this share of a device's memory free.
+SPARE = 0.2
+
+
+def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
+    """The result with the known strategy, or the shorter plan, that is nearly as fast; `fastest` is then what the
+    search found."""
+    if not result.fits:
+        return result
+    within = _Within(evaluator, result)
+    fixed = set(evaluator.problem.fixed)
+    known = [
+        one for one in experts(evaluator)[0].values() if fixed <= set(one.plan) and within.margin(one.cost, MARGIN)
+    ]
+    if known:
+        best = min(known, key=lambda one: one.cost.step_seconds)
+        plan, name = best.plan, best.label
+    else:
+        plan, name = shortened(evaluator, result.plan, within), ""
+    if plan == result.plan:
+        return result
+    cost = evaluator.exact_cost(plan, learn=False)
+    return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
+
+
+class _Within:
+    """Whether a plan keeps the goal's bounds, needs no more memory than what was found (or leaves enough free), and is
+    slower by no more than a fraction."""
+
+    def __init__(self, evaluator: Evaluator, result: SearchResult) -> None:
+        self._found = result.cost
+        self._objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
+        self._roomy_bytes = max(result.cost.peak_bytes, (1 - SPARE) * evaluator.problem.mesh.limit_bytes)
+
+    def margin(self, cost: Cost, fraction: float) -> bool:
+        fast = cost.step_seconds <= (1 + fraction) * self._found.step_seconds
+        return fast and cost.peak_bytes <= self._roomy_bytes and self._objective.met(cost)
+
+
+def shortened(evaluator: Evaluator, plan: Plan, within: _Within) -> Plan:
+    """The plan without decisions that gain little, those that gain least first."""
+    first = len(evaluator.problem.fixed)
+    while True:
+        shorter = [(*plan[:k], *plan[k + 1 :]) for k in range(first, len(plan))]
+        costs = [(evaluator.cost(evaluator.problem.canonical(one)), one) for one in shorter]
+        fitting = [(cost.step_seconds, one) for cost, one in costs if within.margin(cost, WORDS)]
+        if not fitting:
+            return plan
+        plan = evaluator.problem.canonical(min(fitting, key=lambda it: it[0])[1])
