@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from programs import arg, program_of
 
 from toast_cli.pipeline import Request, partition
-from toast_cli.program.roles import undonated
+from toast_cli.program.roles import carried_results, undonated
 
 N, D, F = 256, 512, 1024
 PARAMS = {"down": arg(F, D), "up": arg(D, F)}
@@ -81,3 +82,21 @@ def test_a_program_without_names_is_told_how_to_have_them(tmp_path: Path) -> Non
     undonated_note, names = notes_of(tmp_path, debug_info=False, donate=())
     assert "results replace 4 arguments" in undonated_note
     assert names == "arguments have no names and ops no source lines: lowered.as_text(debug_info=True) writes them"
+
+
+def test_results_without_names_replace_arguments_in_order() -> None:
+    """Else a plan could leave new weights elsewhere than the old ones, and the next step would move them."""
+
+    def step(w: jax.Array, m: jax.Array, v: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        g = x.T @ jnp.tanh(x @ w)
+        m, v = 0.9 * m + g, 0.9 * v + g * g
+        return w - m / jnp.sqrt(v), m, v, jnp.sum(g)
+
+    program = program_of(step, arg(64, 64), arg(64, 64), arg(64, 64), arg(32, 64))
+    nameless = replace(
+        program,
+        arguments=tuple(replace(argument, path="") for argument in program.arguments),
+        results=tuple(replace(result, path="") for result in program.results),
+    )
+    assert carried_results(nameless) == (0, 1, 2, -1)
+    assert undonated(nameless) == [0, 1, 2]

@@ -28,8 +28,9 @@ tells 91 % right. Orders that differ by less than a hundredth count as equal. Wh
 (a tied table's gradient) is ordered as what it updates where that are three arrays (AdamW's), else by the first
 reduction alone, and lies so for the second one (of 90 FSDP steps on v5e-16 and v4-32, with vocabularies of 16,384 to
 50,257 and 768 to 2,048 features, all but four come out so). Elsewhere (in loops, between layers) the surroundings have
-a say: columns are the last dimension, unless each device would get half a pair of bf16 tiles of it, and rows that were
-longer before they were scattered are preferred (scanned decoders under FSDP and searched plans, v4-128 and v5e-256).
+a say: columns are the last dimension, unless that is a transpose's and each device would get half a pair of bf16 tiles
+of it, and rows that were longer before they were scattered are preferred (scanned decoders under FSDP and under
+searched plans, v4-128 and v5e-256).
 Arrays that are no products are in row-major order, or as what they update, or as the product they are added to
 (gradients of a table that a loop looks up and multiplies by: on v4, 8192 x 512 and 4096 x 1024 over 8 devices; where
 the two tables are different ones, the look-up's stays an all-reduce).
@@ -173,7 +174,8 @@ def _ends_of_product(
     tile, pairs, last = rules.tile, _across(sides), max(*sides[0], *sides[1])
     fewest = min(_tiles(tile, piece, pair) for pair in pairs)
     few = (pair for pair in pairs if _tiles(tile, piece, pair) <= rules.nearly * fewest)
-    half = piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
+    turned = min(sides[0]) > min(sides[1])  # a transpose stands between the product and its reader
+    half = turned and piece[dim] % tile[1] == 0 < piece[dim] % (tile[1] * packed)
     return min(few, key=lambda pair: (half and pair[1] == dim, pair[1] != last, -shape[pair[0]]))
 
 

@@ -16,6 +16,7 @@ from toast_cli.plan.iteration import NO_PART, OpPattern
 from toast_cli.plan.problem import Problem
 from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Program
+from toast_cli.program.roles import carried_results
 
 MOST_OPERANDS = 8  # of an op whose operands are looked at
 
@@ -70,7 +71,7 @@ def has_parts(problem: Problem) -> bool:
 
 def fine_parts(problem: Problem, most: int) -> list[int]:
     """[ops] the finest parts that tell no more than `most` apart; patterns, where there are more of those. A result
-    that takes over an argument's buffer is in the part of that."""
+    that replaces an argument is in the part of that."""
     program = problem.program
     parts = list(problem.op_pattern)
     while True:
@@ -80,9 +81,9 @@ def fine_parts(problem: Problem, most: int) -> list[int]:
         parts = finer
     first = len(program.ops) - len(program.results)
     joined = DisjointSets[int]()
-    for number, argument in enumerate(program.arguments):
-        if argument.aliased_result >= 0:
-            joined.union(parts[number], parts[first + argument.aliased_result])
+    for number, result in enumerate(carried_results(program)):
+        if result >= 0:
+            joined.union(parts[number], parts[first + result])
     return [joined.find(part) for part in parts]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
@@ -82,7 +82,8 @@ def carried_results(program: Program) -> tuple[int, ...]:
     """[arguments] number of the result that the next step is given in its place; -1 where there is none.
 
     It is the result that takes over the argument's buffer, else one that is an update of the argument, of its type, and
-    has its name in the user's tree: the end of its path, from behind the parameter's name on.
+    has its name in the user's tree: the end of its path, from behind the parameter's name on. Where nothing is donated
+    and names do not tell, results are in the order of the arguments that they replace.
     """
     found = [argument.aliased_result for argument in program.arguments]
     taken = {number for number in found if number >= 0}
@@ -99,6 +100,8 @@ def carried_results(program: Program) -> tuple[int, ...]:
             source = next((n for n in likely if found[n] < 0 and program.arguments[n].value in updated), -1)
             if source >= 0:
                 found[source] = k
+    for k, n in _undonated(program, found):
+        found[n] = k
     return tuple(found)
 
 
@@ -107,15 +110,25 @@ def undonated(program: Program) -> list[int]:
     where the program donates anything."""
     if any(argument.donated for argument in program.arguments):
         return []
+    return [n for n, k in enumerate(carried_results(program)) if k >= 0]
+
+
+def _undonated(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
+    """(result, argument) of a step that donates nothing: the first argument of its type that it is an update of and
+    that has no result yet. found: [arguments] the results that are known."""
+    if any(argument.donated for argument in program.arguments):
+        return
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
     handed_on = _carried(program, sides, updates) | _overwritten(program)
-    found: list[int] = []
+    known, replaced = {*found}, {n for n, k in enumerate(found) if k >= 0}
     for k, arguments in updates.items():
         kind = program.values[program.results[k].value]
-        fitting = (n for n in sorted(arguments & handed_on) if program.values[program.arguments[n].value] == kind)
-        found += [n for n in fitting if n not in found][:1]
-    return sorted(found)
+        for n in sorted((arguments & handed_on) - replaced) if k not in known else ():
+            if program.values[program.arguments[n].value] == kind:
+                replaced.add(n)
+                yield k, n
+                break
 
 
 def views(program: Program, of: Iterable[int] | None = None) -> dict[int, int]:

@@ -26,6 +26,7 @@ from toast_cli.evaluate.pricing import Pricer
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
+from toast_cli.program.roles import carried_results
 from toast_cli.search.dual_ascent import Integers
 from toast_cli.search.every_split import every_iteration
 from toast_cli.search.least_sums import LeastSums, Use
@@ -141,13 +142,13 @@ class PatternWays:
         self._number()
 
     def aliased(self) -> list[tuple[int, int]]:
-        """Patterns of arguments, and of the results that take over their buffers."""
+        """Patterns of arguments, and of the results that replace them."""
         problem, program = self.problem, self.problem.program
         first = len(program.ops) - len(program.results)
         pairs = {
-            (problem.op_pattern[number], problem.op_pattern[first + argument.aliased_result])
-            for number, argument in enumerate(program.arguments)
-            if argument.aliased_result >= 0
+            (problem.op_pattern[number], problem.op_pattern[first + result])
+            for number, result in enumerate(carried_results(program))
+            if result >= 0
         }
         return sorted(pairs)
 
