@@ -29,11 +29,11 @@ def constraints(report: Report, verbose: bool) -> RenderableType | None:
         return None
     if any(map(matters, report.constraint_families)) and not verbose:
         return _few_constraints(report)
-    alike = Counter((one.location, one.type, one.line) for one in report.constraints)
+    alike = Counter((_place(one.location), one.type, one.line) for one in report.constraints)
     listed = list(alike.items()) if verbose else sorted(alike.items(), key=_weight, reverse=True)[:SHORT_CONSTRAINTS]
     drawn = style.table([("", "right"), ("", "fold")])
-    for (location, type_, line), count in listed:
-        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, location, type_, line))
+    for (place, type_, line), count in listed:
+        drawn.add_row(f"×{format_count(count)}" if count > 1 else "", _line_to_paste(report, place, type_, line))
     rest = len(report.constraints) - sum(count for _, count in listed)
     more = [Text(f"and {format_count(rest)} more; --verbose lists all", style.LABEL)] if rest else []
     return style.section(
@@ -41,9 +41,13 @@ def constraints(report: Report, verbose: bool) -> RenderableType | None:
     )
 
 
-def _line_to_paste(report: Report, location: str, type_: str, line: str) -> Text:
+def _place(location: str) -> str:
+    """The line of the source alone."""
+    return location.partition(" (")[0] or "(unknown)"
+
+
+def _line_to_paste(report: Report, place: str, type_: str, line: str) -> Text:
     """Where it goes, and the line."""
-    place = location.partition(" (")[0] or "(unknown)"
     return Text(f"{place}, {type_}\n").append_text(style.with_axes(line.removeprefix(JAX), list(report.mesh.axes)))
 
 
@@ -55,7 +59,7 @@ def _few_constraints(report: Report) -> RenderableType:
     )
     for one in carrying:
         count = f"×{one.count}" if one.count > 1 else ""
-        cell = _line_to_paste(report, one.location, one.type, one.line)
+        cell = _line_to_paste(report, _place(one.location), one.type, one.line)
         drawn.add_row(more(one.saved_seconds, format_seconds), more(one.saved_bytes, format_bytes), count, cell)
     rest = len(report.constraints) - sum(one.count for one in carrying)
     count = format_count(len(report.constraints))
