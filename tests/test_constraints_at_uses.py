@@ -15,7 +15,7 @@ from toast_cli.emit.propagate import numbered
 from toast_cli.plan.decisions import Override, Plan
 from toast_cli.plan.lower import lower
 from toast_cli.plan.parts import with_parts
-from toast_cli.program.ops import ADD, CARRY, REDUCE
+from toast_cli.program.ops import CARRY, REDUCE
 
 
 def chooser_of(case: Case, plan: Plan) -> Chooser:
@@ -24,25 +24,6 @@ def chooser_of(case: Case, plan: Plan) -> Chooser:
         chooser = Chooser(case.source, lowered)
         assert chooser.choose().unsettled == ()
     return chooser
-
-
-def test_what_is_gathered_for_a_sum_is_gathered_in_front_of_it() -> None:
-    """Only attention has the batch split; the residual stream it is added to is whole. Said of the sum alone, a reshape
-    behind it would let the split batch into the stream."""
-
-    def decode(x: Any, w: Any, o: Any, cache: Any) -> Any:
-        queries = (x @ w).reshape(8, 4, 16)
-        seen = jnp.einsum("bhs,bshd->bhd", jnp.einsum("bhd,bshd->bhs", queries, cache), cache)
-        return jnp.tanh(seen.reshape(8, 64) @ o + x)
-
-    case = case_of(decode, arg(8, 64), arg(64, 64), arg(64, 64), arg(8, 32, 4, 16), mesh=round_mesh(model=4))
-    plan = (case.shard("x.0", "model", only="cache.2"),)
-    found = [
-        (case.program.ops[number].name, case.text(reshard.start), case.text(reshard.sharding))
-        for reshard in chooser_of(case, plan).reshards
-        for number, _ in reshard.edges
-    ]
-    assert (ADD, "model|-", "-|-") in found
 
 
 def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:

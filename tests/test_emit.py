@@ -138,8 +138,8 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 :
     %3 = stablehlo.dot_general %1, %2, contracting_dims = [1] x [0] : (tensor<8x32xf32>, tensor<32x16xf32>) -> tensor<8x16xf32>
     %4 = sdy.sharding_constraint %3 <@mesh, [{"data"}, {}]> : tensor<8x16xf32>
     %5 = sdy.sharding_constraint %4 <@mesh, [{"data", "model"}, {}]> : tensor<8x16xf32>
-    %6 = sdy.sharding_constraint %5 <@mesh, [{"data"}, {?}]> : tensor<8x16xf32>
-    %7 = stablehlo.add %6, %arg0 : tensor<8x16xf32>
+    %6 = stablehlo.add %5, %arg0 : tensor<8x16xf32>
+    %7 = sdy.sharding_constraint %6 <@mesh, [{"data"}, {}]> : tensor<8x16xf32>
     return %7 : tensor<8x16xf32>
   }
 }

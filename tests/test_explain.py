@@ -45,7 +45,7 @@ GPUS = "a100-16"
 
 
 @cache
-def study(strategy: str = "fsdp+megatron", program: str = T2B, mesh: str = MESH) -> Study:
+def study(strategy: str = "fsdp:data+megatron:model", program: str = T2B, mesh: str = MESH) -> Study:
     outcome = pipeline.partition(Request(program, mesh, strategy=strategy))
     return Study(outcome.source, outcome.evaluator, outcome.result.plan)
 

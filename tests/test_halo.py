@@ -17,7 +17,6 @@ from test_features import DEVICES, partitioned, together
 
 from toast_cli import xla
 from toast_cli.emit import emit_shardy
-from toast_cli.emit.minimal import choose_marks
 from toast_cli.plan.halo import WindowRead, crossed_by, exchanged, neighbours
 from toast_cli.program.model import Window
 from toast_cli.program.ops import SLICE
@@ -178,7 +177,7 @@ def odd_attention(qkv: Any, out: Any, x: Any, y: Any) -> Any:
     return jnp.mean((x + jnp.einsum("bhst,bthk->bshk", scores, v).reshape(x.shape) @ out - y) ** 2)
 
 
-def test_what_is_made_of_neighbours_pieces_is_constrained(tmp_path: Path) -> None:
+def test_what_is_made_of_neighbours_pieces_stays_there(tmp_path: Path) -> None:
     """XLA's propagation takes it elsewhere in larger programs, and back by all-to-alls, where Shardy's does not."""
     width = 36
     arrays = (arg(width, 3 * width), arg(width, width), *[arg(12, 20, width)] * 2)
@@ -187,10 +186,7 @@ def test_what_is_made_of_neighbours_pieces_is_constrained(tmp_path: Path) -> Non
     plan = (case.shard("x.0", "data"), case.shard("qkv.1", "model"), case.shard("out.0", "model"))
     lowered = case.lowered(plan)
     beside = {op for one in lowered.collectives if one.reason == "neighbours" for op, _ in one.uses}
-    slices = {op for op in beside if case.program.ops[op].name == SLICE}
-    assert len(slices) == 2  # the first is where it was
-    pinned = {pin.handle for pin in choose_marks(case.source, lowered).marks.pins}
-    assert pinned.issuperset(case.source.definitions[case.program.ops[op].results[0]] for op in slices)
+    assert sum(case.program.ops[op].name == SLICE for op in beside) == 2  # the first is where it was
     predicted = together([(kind, axes, round(size), count) for kind, axes, size, count in case.collectives(plan)])
     assert predicted == partitioned(case, emit_shardy(case.source, lowered), tmp_path, shardy=True)
 

@@ -28,9 +28,11 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     if not result.fits:
         return result
     within = _Within(evaluator, result)
-    fixed = set(evaluator.problem.fixed)
+    fixed = evaluator.problem.fixed
     known = [
-        one for one in experts(evaluator)[0].values() if fixed <= set(one.plan) and within.margin(one.cost, MARGIN)
+        one
+        for one in experts(evaluator)[0].values()
+        if one.plan[: len(fixed)] == fixed and within.margin(one.cost, MARGIN)
     ]
     if known:
         best = min(known, key=lambda one: one.cost.step_seconds)
