@@ -104,6 +104,17 @@ def waiting(x: Any, v: Any, w: Any) -> Any:
     return w - total, other
 
 
+def projected(x: Any, w: Any, v: Any) -> Any:
+    """A gradient that waits for a loop, which reads more for the last time, and keeps the logits meanwhile."""
+    first, second = jnp.sort(x @ v, 0), jnp.sort(jnp.tanh(x @ v), 0)
+    gradient = jnp.sort(x @ v, 1) @ v.T
+
+    def step(_: Any, c: Any) -> Any:
+        return jnp.sin(jnp.sort(jnp.sort(c @ w @ first, 1), 0) @ second.T)
+
+    return gradient, lax.fori_loop(0, 5, step, x)
+
+
 def gated(x: Any, g: Any) -> Any:
     """Pieces of one gradient, each added to a carry of its own."""
 
@@ -212,6 +223,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
     "early-results": (updated, (arg(64, 256), arg(256, 512), arg(512, 256)), "", "other peak", PLAIN),
+    "loops-first": (projected, (SQUARE, SQUARE, arg(64, 512)), "", "less peak", PLAIN),
     "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
                            "less peak", "v5e-16"),
     "late-reductions": (waiting, (arg(512, 64), arg(512, 512), arg(64, 512)), "x.0:data", "less peak", PLAIN),

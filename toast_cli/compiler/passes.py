@@ -29,6 +29,7 @@ from toast_cli.compiler import (
     loop_copies,
     loop_gathers,
     loop_residency,
+    loops_first,
     memory_space_assignment,
     multi_output_fusion,
     narrow_stores,
@@ -98,7 +99,7 @@ PASSES = _listed(
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, gathered_pieces, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loop_gathers, late_reductions, in_place_updates, scatter_starts,
+    schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
     memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
     temporaries,
