@@ -12,7 +12,7 @@ from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import Plan
 from toast_cli.search.model import SearchResult
 from toast_cli.tactics import Expert, experts, strategy
-from toast_cli.tactics.preferred import MARGIN, WORDS, preferred
+from toast_cli.tactics.preferred import MARGIN, SMALL_GAIN, preferred
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_decisions_that_gain_little_go(evaluator: Evaluator) -> None:
     longer = problem.canonical((*plan, *strategy(problem, "megatron")))
     cost = evaluator.exact_cost(longer)
     assert len(longer) > len(plan)
-    assert evaluator.exact_cost(plan).step_seconds <= (1 + WORDS) * cost.step_seconds
+    assert evaluator.exact_cost(plan).step_seconds <= (1 + SMALL_GAIN) * cost.step_seconds
     result = SearchResult(longer, cost, True, 100, 50, 1.0, "iterations")
     taken = preferred(evaluator, result)
     assert len(taken.plan) < len(longer)

@@ -13,6 +13,8 @@ Enters: a program and which values are written. Leaves: for each op the end of t
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import CARRY
@@ -48,9 +50,9 @@ def _freed_by(program: Program, stored: list[bool], ends: list[tuple[int, int]])
         readers = [number for number, _ in users]
         if not readers or not stored[value] or value in arguments or program.ops[readers[0]].name == CARRY:
             continue
-        for last, start in ends:
-            if program.producer[value] < start <= max(readers) < last:
-                freed[last] += program.values[value].bytes
+        over = bisect_right(ends, max(readers), key=lambda loop: loop[0])  # the first loop that ends behind the reader
+        if over < len(ends) and program.producer[value] < ends[over][1] <= max(readers):
+            freed[ends[over][0]] += program.values[value].bytes
     return freed
 
 

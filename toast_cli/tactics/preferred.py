@@ -2,7 +2,8 @@
 
 Enters: an `Evaluator` and a `SearchResult`. Leaves: the result with the plan to take. A prediction is off by more than
 a gain of `MARGIN`, while a known strategy is a plan that compilers have seen often and that everybody can check. So the
-fastest strategy within the margin is taken. Where there is none, decisions go that together gain less than `WORDS`.
+fastest strategy within the margin is taken. Where there is none, decisions that together gain less than `SMALL_GAIN`
+are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from toast_cli.search.objective import Objective
 from toast_cli.tactics.strategies import experts
 
 # How much slower a step may be, as a fraction: of a known strategy, and of the plan found with fewer decisions.
-MARGIN, WORDS = 0.02, 0.005
+MARGIN, SMALL_GAIN = 0.02, 0.005
 # A plan that needs more memory than the one found must leave this share of a device's memory free.
 SPARE = 0.2
 
@@ -27,25 +28,25 @@ def preferred(evaluator: Evaluator, result: SearchResult) -> SearchResult:
     search found."""
     if not result.fits:
         return result
-    within = _Within(evaluator, result)
+    tolerance = _Tolerance(evaluator, result)
     fixed = evaluator.problem.fixed
     known = [
         one
         for one in experts(evaluator)[0].values()
-        if one.plan[: len(fixed)] == fixed and within.margin(one.cost, MARGIN)
+        if one.plan[: len(fixed)] == fixed and tolerance.allows(one.cost, MARGIN)
     ]
     if known:
         best = min(known, key=lambda one: one.cost.step_seconds)
         plan, name = best.plan, best.label
     else:
-        plan, name = shortened(evaluator, result.plan, within), ""
-    if plan == result.plan:
-        return result
+        plan, name = shortened(evaluator, result.plan, tolerance), ""
     cost = evaluator.exact_cost(plan, learn=False)
+    if plan == result.plan or not tolerance.allows(cost, MARGIN):
+        return result
     return replace(result, plan=plan, cost=cost, known_as=name, fastest=(result.plan, result.cost))
 
 
-class _Within:
+class _Tolerance:
     """Whether a plan keeps the goal's bounds, needs no more memory than what was found (or leaves enough free), and is
     slower by no more than a fraction."""
 
@@ -54,18 +55,18 @@ class _Within:
         self._objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
         self._roomy_bytes = max(result.cost.peak_bytes, (1 - SPARE) * evaluator.problem.mesh.limit_bytes)
 
-    def margin(self, cost: Cost, fraction: float) -> bool:
+    def allows(self, cost: Cost, fraction: float) -> bool:
         fast = cost.step_seconds <= (1 + fraction) * self._found.step_seconds
         return fast and cost.peak_bytes <= self._roomy_bytes and self._objective.met(cost)
 
 
-def shortened(evaluator: Evaluator, plan: Plan, within: _Within) -> Plan:
+def shortened(evaluator: Evaluator, plan: Plan, tolerance: _Tolerance) -> Plan:
     """The plan without decisions that gain little, those that gain least first."""
     first = len(evaluator.problem.fixed)
     while True:
         shorter = [(*plan[:k], *plan[k + 1 :]) for k in range(first, len(plan))]
         costs = [(evaluator.cost(evaluator.problem.canonical(one)), one) for one in shorter]
-        fitting = [(cost.step_seconds, one) for cost, one in costs if within.margin(cost, WORDS)]
+        fitting = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, SMALL_GAIN)]
         if not fitting:
             return plan
         plan = evaluator.problem.canonical(min(fitting, key=lambda it: it[0])[1])
