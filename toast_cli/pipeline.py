@@ -37,10 +37,11 @@ from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
-from toast_cli.search import SEARCHES, SearchResult
-from toast_cli.search.certify import certify
 from toast_cli.search.diverse import different_plans
+from toast_cli.search.exact import certify
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
+from toast_cli.search.run import SEARCHES
 from toast_cli.tactics import Expert, parse_wishes
 from toast_cli.tactics.preferred import preferred
 

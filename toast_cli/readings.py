@@ -23,12 +23,11 @@ from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
-from toast_cli.request import Request, SearchName
-from toast_cli.search import SearchResult
+from toast_cli.request import Request
 from toast_cli.search.diverse import KEPT
-from toast_cli.search.finish import finished, searched_first
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
-from toast_cli.search.shapes import search_shapes
+from toast_cli.search.run import Settings, search_shapes
 from toast_cli.tactics import Expert, Wishes, experts, starting_plans, strategies
 from toast_cli.tactics.strategies import EVERY, better
 
@@ -80,20 +79,21 @@ def search_readings(
     """All readings of a program, the one with the best plan first. They share a budget, and the evaluations of each
     are those of all."""
     count, found = len(readings), list[Reading]()
+    settings = Settings(
+        request.search,
+        request.seed,
+        request.iterations,
+        request.budget_seconds,
+        request.effort,
+        KEPT if request.wanted > 1 else 0,
+    )
     for number, (source, dimensions) in enumerate(readings):
-        iterations, seconds = request.iterations, request.budget_seconds
-        share = replace(
-            request,
-            iterations=None if iterations is None else (iterations + count - 1 - number) // count,
-            budget_seconds=None if seconds is None else seconds / count,
-        )
-        if share.iterations == 0:
-            break
 
         def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        found.append(search_meshes(source, dimensions, meshes, wishes, share, said, saved))
+        share = settings if count == 1 else settings.part(1.0 / count)
+        found.append(search_meshes(source, dimensions, meshes, wishes, request, share, said, saved))
         if found[-1].result.stopped == "interrupted":
             break
     reference = found[0].evaluator.cost(())
@@ -113,6 +113,7 @@ def search_meshes(
     meshes: list[Mesh],
     wishes: Wishes,
     request: Request,
+    settings: Settings,
     tell: Progress,
     saved: SavedPlan | None = None,
 ) -> Reading:
@@ -146,22 +147,8 @@ def search_meshes(
     def report(best_seconds: float, evaluations: int, elapsed: float, used: float) -> None:
         tell("search", used, best_seconds, evaluations, elapsed)
 
-    free = request.strategy is None and request.search in (SearchName.mcts, SearchName.exact)
-    budget = request.iterations, request.budget_seconds
-    evaluator, result = search_shapes(
-        evaluator_of,
-        suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes,
-        request.search,
-        request.seed,
-        *(searched_first(*budget) if free else budget),
-        request.jobs,
-        report,
-        starting_plans,
-        KEPT if request.wanted > 1 else 0,
-    )
-    if free:
-        starts = tuple(starting_plans(evaluator.problem))
-        evaluator, result = finished(evaluator, result, request.search, starts, *budget)
+    suited = suiting(meshes, problem_on) if (wishes.wishes or source.stated) and len(meshes) > 1 else meshes
+    evaluator, result = search_shapes(evaluator_of, suited, settings, starting_plans, report)
     return Reading(source, evaluator, result, found)
 
 

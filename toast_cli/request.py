@@ -12,11 +12,18 @@ from typing import Any
 
 
 class SearchName(StrEnum):
-    """The algorithms that look for a plan; `toast_cli.search.SEARCHES` has one for each."""
+    """The algorithms that look for a plan; `toast_cli.search.run.SEARCHES` has one for each."""
 
     mcts = "mcts"
-    greedy = "greedy"
     exact = "exact"
+
+
+class Effort(StrEnum):
+    """How many plans a search looks at."""
+
+    low = "low"
+    medium = "medium"
+    high = "high"
 
 
 class CompilerName(StrEnum):
@@ -44,6 +51,7 @@ class OptionKind(Enum):
     BYTES = "bytes"
     SECONDS = "seconds"
     SEARCH = "search"
+    EFFORT = "effort"
     COMPILER = "compiler"
     FRAMES = "frames"
 
@@ -94,34 +102,31 @@ class Request:
         SearchName.mcts.value,
         "--search",
         OptionKind.SEARCH,
-        "Search algorithm: tree search, greedy, or tree search with a proof of how good the plan is.",
+        "Search algorithm: tree search with local search, or the same with a proof of how good the plan is.",
     )
     budget_seconds: float | None = _option(
         None,
         "--budget",
         OptionKind.SECONDS,
-        "Stop the search after this time, e.g. 10 or 500ms (default: stop by --iterations).",
+        "Stop the search after this time, e.g. 10 or 500ms (default: as --effort says).",
         "SECONDS",
+    )
+    effort: str = _option(
+        Effort.medium.value,
+        "--effort",
+        OptionKind.EFFORT,
+        "How many plans the search looks at, at most: 1000, 5000 or 30000; it ends early when nothing better turns up.",
     )
     iterations: int | None = _option(
         None,
         "--iterations",
         OptionKind.WHOLE,
-        "Stop the search after N plans (default: some thousands, by the program); unlike --budget, this "
-        "gives the same plan on any machine.",
+        "Stop the search after N plans (default: as --effort says); unlike --budget, this gives the same plan on any "
+        "machine.",
         "N",
         least=1,
     )
     seed: int = _option(0, "--seed", OptionKind.WHOLE, "Seed of the search's random choices.", "N")
-    jobs: int = _option(
-        1,
-        "--jobs",
-        OptionKind.WHOLE,
-        "Number of processes to search with; the plan is the same.",
-        "N",
-        least=1,
-        in_projects=False,
-    )
     memory_limit: int | None = _option(
         None,
         "--memory-limit",

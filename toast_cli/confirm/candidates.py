@@ -9,9 +9,8 @@ from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
-from toast_cli.request import SearchName
 from toast_cli.search.diverse import different_plans, name_of, simplest
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import EVERY, baselines
 
@@ -51,6 +50,6 @@ def search_corrected(
     def again(corrections: Corrections) -> list[Plan]:
         problem = evaluator.problem
         corrected = Evaluator(problem, strategies(problem).values(), evaluator, corrections)
-        return [run_search(corrected, SearchName.mcts, seed, iterations, starts=list(starts)).plan]
+        return [run_search(corrected, Settings(seed=seed, evaluations=iterations), list(starts)).plan]
 
     return again

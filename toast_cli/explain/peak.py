@@ -13,7 +13,7 @@ from toast_cli.plan.decisions import Plan
 from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent
 from toast_cli.search.edits import Edit, results
-from toast_cli.search.moves import Moves
+from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 _LISTED = 8
 _NAMED = 3  # decisions that one change takes out
@@ -93,7 +93,7 @@ def _lower(study: Study) -> list[Change]:
     problem, evaluator = study.problem, study.evaluator
     tried: dict[Plan, str] = {}
     moves = Moves(problem)
-    edits = [*moves.small_edits(study.plan), *moves.exchanges(study.plan)]
+    edits = (edit for neighbourhood in NEIGHBOURHOODS.values() for edit in neighbourhood(moves, study.plan))
     for edit in (e for e in edits if len(e.out) <= _NAMED):
         for plan in islice(results(problem, study.plan, edit), _PLACES):
             tried.setdefault(plan, _what(study, edit))

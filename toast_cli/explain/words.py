@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.parts import ops_of_parts
 from toast_cli.plan.problem import Problem
@@ -18,6 +18,7 @@ from toast_cli.tactics.model import weight_groups
 
 # In place of a group's name, of a decision that leaves ops alone which sum over its own group.
 SUMS = "sum over it"
+LOOKED_UP = "look up rows of tables"
 # Role of a `Replicate` -> how it keeps what is called so; all others keep arguments replicated between steps.
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
 # So many dimensions of one name are counted instead of listed.
@@ -171,7 +172,7 @@ def scope_texts(unless: str, only: str) -> list[str]:
     """
     found = []
     if unless:
-        found.append(f"except in ops that {SUMS}" if unless == SUMS else f"except in ops with {unless}")
+        found.append(f"except in ops {'that' if unless in (SUMS, LOOKED_UP) else 'with'} {unless}")
     if only:
         found.append(f"only in ops with {only}")
     return found
@@ -179,8 +180,8 @@ def scope_texts(unless: str, only: str) -> list[str]:
 
 def scope_name(problem: Problem, decision: Shard) -> str:
     """What the ops have that a decision leaves alone: the name of a group, or `SUMS`; empty where it leaves none."""
-    if decision.unless == SUMMED:
-        return SUMS
+    if decision.unless in (SUMMED, LOOK_UPS):
+        return SUMS if decision.unless == SUMMED else LOOKED_UP
     return "" if decision.unless == NOWHERE else problem.dimensions.groups[decision.unless].name
 
 

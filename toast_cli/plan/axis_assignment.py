@@ -22,7 +22,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 from toast_cli.plan.workarounds import without_split_space
 
@@ -237,7 +237,7 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
         return None
     if decision.only != NOWHERE and decision.only not in pattern.groups:
         return None
-    key = decision.group, decision.sides, decision.unless == SUMMED
+    key = decision.group, decision.sides, min(decision.unless, NOWHERE)
     slots = pattern.candidates.get(key)
     if slots is None:
         slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
@@ -255,6 +255,8 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
     slots = tuple(slot for slot, other in enumerate(pattern.groups) if other == decision.group)
     if decision.unless == SUMMED and any(pattern.form.kinds[slot] is SlotKind.REDUCTION for slot in slots):
         return ()
+    if decision.unless == LOOK_UPS and is_looked_up_by(pattern, decision.group):
+        return ()
     if not pattern.strands:
         return slots
 
@@ -269,6 +271,14 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
         return side < wanted, side
 
     return () if any(chosen(slot) == ASIDE for slot in slots) else tuple(sorted(slots, key=place))
+
+
+def is_looked_up_by(pattern: OpPattern, group: int) -> bool:
+    """Whether ops of a pattern look up rows of a table by indices that have this group, which the table has not; or
+    scatter into it by such indices."""
+    return pattern.looks_up and group in pattern.groups and not any(
+        pattern.groups[slot] == group for slots in pattern.form.operands[0] for slot in slots
+    )
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

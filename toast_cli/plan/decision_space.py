@@ -13,7 +13,8 @@ from functools import cached_property
 from toast_cli.dimensions.model import Dimensions, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Replicate, Shard
+from toast_cli.plan.axis_assignment import is_looked_up_by
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Replicate, Shard
 from toast_cli.plan.iteration import OpPattern
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.program.model import Program
@@ -173,7 +174,15 @@ class DecisionSpace:
 
     def _scopes(self, group: int) -> tuple[int, ...]:
         """What `Shard.unless` can be for a group."""
-        return (NOWHERE, *dict.fromkeys((*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))))
+        found = (*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))
+        return (NOWHERE, *dict.fromkeys(found), *((LOOK_UPS,) if group in self._looked_up else ()))
+
+    @cached_property
+    def _looked_up(self) -> frozenset[int]:
+        """Groups of the indices of look-ups, which the tables have not."""
+        return frozenset(
+            group for pattern in self.patterns for group in set(pattern.groups) if is_looked_up_by(pattern, group)
+        )
 
     def _within(self, group: int) -> tuple[int, ...]:
         """What `Shard.only` can be for a group."""

@@ -10,6 +10,8 @@ NOWHERE = -1
 ASIDE = -1
 # In place of a group in `Shard.unless`: ops that sum over the decision's own group are left to other decisions.
 SUMMED = -2
+# In place of a group in `Shard.unless`: look-ups in tables, and their gradients, are left to other decisions.
+LOOK_UPS = -3
 
 
 class Shard(NamedTuple):
@@ -20,7 +22,9 @@ class Shard(NamedTuple):
     `ASIDE` leaves the ops of one kind of conflict: the sequence has the axis everywhere but in attention, and there the
     heads have it (Ulysses). `unless` leaves the ops that have that group: experts get the axis ahead of the batch, but
     not where tokens are still in sequence (routing, dispatch, combine). With `SUMMED` it leaves the ops that sum over
-    the group: what they read is gathered, where else their results would be added up. `only` leaves all ops that do
+    the group: what they read is gathered, where else their results would be added up. With `LOOK_UPS` it leaves gathers
+    and scatters: the batch has the axis everywhere but where embeddings are looked up, and there the features have it,
+    so that neither the table is gathered nor its gradient reduced. `only` leaves all ops that do
     not have that group: the batch has the axis where there are heads, so that each device reads a part of the cache,
     and nowhere else. At the borders of such a part arrays travel from one sharding to the other, mostly in an
     all-to-all.

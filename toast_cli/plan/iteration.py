@@ -39,7 +39,8 @@ class OpPattern:
         `loop_reads.weight_views`.
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
     closed: mesh axes that cannot split it, those over which a manual region is. part: of the program, if it is in one
-        that may do otherwise than decisions say (see `plan.parts`).
+        that may do otherwise than decisions say (see `plan.parts`). looks_up: it gathers from a table, or
+        scatters into one.
     """
 
     form: Form
@@ -53,9 +54,10 @@ class OpPattern:
     closed: frozenset[int] = frozenset()
     loop_role: int = NO_ROLE
     part: int = NO_PART
-    # (group, sides, unless summed) -> slots in the order in which they are tried, as far as asked for: plans ask for
+    looks_up: bool = False
+    # (group, sides, scope if that is no group) -> slots in the order in which they are tried, as far as asked for: plans ask for
     # the same few again and again.
-    candidates: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = field(
+    candidates: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -100,6 +102,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         pattern.kind,
         pattern.loop_role,
         pattern.part,
+        pattern.looks_up,
         form.sizes,
         form.kinds,
         form.extents,

@@ -9,13 +9,13 @@ from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.iteration import NO_PART, NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.workarounds import ALL, Workarounds
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import CONVOLUTION, RESULT
+from toast_cli.program.ops import CONVOLUTION, GATHER, RESULT, SCATTER
 from toast_cli.program.pins import NO_PINS, Pins
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles, carried_results, views
@@ -75,7 +75,11 @@ def make_problem(
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
         closed = _closed_axes(op, mesh, stated.manual.get(number))
-        key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role)
+        looks_up = op.name in (GATHER, SCATTER)
+        key = (
+            *(form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role),
+            *(NO_PART, looks_up),
+        )
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)

@@ -111,19 +111,24 @@ class Problem:
         return tuple(known[pattern.form, pattern.space, pattern.closed] for pattern in self.patterns)
 
     def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
-        """Other groups of the ops doing arithmetic that one decision splits and another about the same group leaves
+        """Other groups of the look-ups and ops doing arithmetic that one decision splits and another about the same group leaves
         alone: one of them may have the axis there."""
         key = decision._replace(axis=0), to._replace(axis=0)
         if key not in self._left_to:
             self._left_to[key] = frozenset(
                 group
-                for number in self.decisions.working
+                for number in (*self.decisions.working, *self._look_ups)
                 if claim_of(self.patterns[number], decision, self.resolution_place)
                 and not claim_of(self.patterns[number], to, self.resolution_place)
                 for group in self.patterns[number].groups
                 if group != decision[0]
             )
         return self._left_to[key]
+
+    @cached_property
+    def _look_ups(self) -> tuple[int, ...]:
+        """Patterns of look-ups in tables and their gradients."""
+        return tuple(number for number, pattern in enumerate(self.patterns) if pattern.looks_up)
 
     @cached_property
     def _left_to(self) -> dict[tuple[Decision, Decision], frozenset[int]]:
@@ -133,7 +138,7 @@ class Problem:
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
         return tuple(
-            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.part, s.rules)
+            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.part, p.looks_up, s.rules)
             for p, s in zip(self.patterns, self.assigners, strict=True)
         )
 

@@ -69,6 +69,7 @@ class SavedDecision:
     sides: tuple[int, ...] = ()
     unless: Traits | None = None
     unless_summed: bool = False
+    unless_look_ups: bool = False
     arguments: str = ""
     only: Traits | None = None
     places: tuple[SavedPlace, ...] = ()

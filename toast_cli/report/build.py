@@ -50,7 +50,7 @@ from toast_cli.report.model import (
 )
 from toast_cli.report.padding import padding_advice
 from toast_cli.report.tokens import tokens_of
-from toast_cli.search import SearchResult
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import reader
 from toast_cli.tactics import Expert, experts
 from toast_cli.tactics.strategies import PAIRS, baselines, better

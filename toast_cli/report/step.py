@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from toast_cli.cost.model import CollectiveUse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.problem import Problem
-from toast_cli.search import SearchResult
+from toast_cli.search.incumbent import SearchResult
 
 COMPUTE = 0
 # Collectives for which an op waits, its kernel, collectives that complete what it made.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.errors import InputError
-from toast_cli.explain.words import SUMS
+from toast_cli.explain.words import LOOKED_UP, SUMS
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
 from toast_cli.plan.mirrors import unmirror
 from toast_cli.plan.parts import ops_of_parts, parted_into
 from toast_cli.plan.problem import Problem
@@ -80,7 +80,7 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
         number_of = {ops: part for part, ops in ops_of_parts(problem).items()}
         return Override(axis, tuple(sorted((number_of[ops], slots) for ops, slots in _places(facts, path))))
     unless, only = facts.get("unless", ""), facts.get("only", "")
-    scopes = {"": NOWHERE, SUMS: SUMMED, **names}
+    scopes = {"": NOWHERE, SUMS: SUMMED, LOOKED_UP: LOOK_UPS, **names}
     for name in (target, *(scope for scope in (unless, only) if scope not in scopes)):
         if name not in names:
             raise InputError(

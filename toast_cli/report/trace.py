@@ -15,7 +15,7 @@ from typing import Any
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend.source import Source
 from toast_cli.report.step import COMPUTE, Step, step_of
-from toast_cli.search import SearchResult
+from toast_cli.search.incumbent import SearchResult
 
 _MICROSECONDS = 1e6
 IN_ORDER, BY_SIZE = 1, 2  # processes

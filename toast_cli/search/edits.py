@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from toast_cli.plan.decisions import Decision, Plan, Shard
 from toast_cli.plan.problem import Problem
 
 Move = tuple[Decision, ...]  # decisions taken together, in order
-Shards = tuple[Shard, ...]  # a move of nothing else
 
 
 class Edit(NamedTuple):
@@ -19,48 +19,45 @@ class Edit(NamedTuple):
     into: Move
 
 
-def like(to: Decision, unit: Move) -> Move:
-    """The same decision about all axes of a unit."""
-    return tuple(to._replace(axis=d.axis) for d in unit)
+def subject(decision: Shard) -> tuple[int, int, int]:
+    """Group, axis and part of the program: a plan decides about each once. The same group may take the same axis in
+    several parts of the program, at different priorities."""
+    return decision.group, decision.axis, decision.only
 
 
 def suited(problem: Problem, plan: Plan) -> Plan:
     """What every plan starts with, then of `plan` all that may follow it; in canonical order."""
     found = list(problem.fixed)
-    taken = {d[:2] for d in found if isinstance(d, Shard)}
+    taken = {subject(d) for d in found if isinstance(d, Shard)}
     for decision in plan:
         if problem.decisions.offers(decision) and (
-            decision[:2] not in taken if isinstance(decision, Shard) else decision not in found
+            subject(decision) not in taken if isinstance(decision, Shard) else decision not in found
         ):
             found.append(decision)
             if isinstance(decision, Shard):
-                taken.add(decision[:2])
+                taken.add(subject(decision))
     return problem.canonical(tuple(found))
 
 
 def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
-    """The plans an edit can lead to, in canonical order, each once: what it puts in may stand at any place that makes a
-    difference. None where the edit does not suit the plan."""
-    fixed = len(problem.fixed)
-    free = list(plan[fixed:])
+    """The plans an edit can lead to, in canonical order, each once. A decision that takes the place of one about the
+    same group and axis stays where that was; all else may stand at any place that makes a difference, together. None
+    where the edit does not suit the plan."""
+    free = list(plan[len(problem.fixed) :])
     if any(d not in free for d in edit.out):
         return
-    free = [d for d in free if d not in edit.out]
-    taken = {d[:2] for d in free if isinstance(d, Shard)}
-    if any(d[:2] in taken if isinstance(d, Shard) else d in free for d in edit.into):
-        return
-    if not edit.into:
-        yield problem.canonical((*problem.fixed, *free))
-        return
-    if edit.out != edit.into and [d[:2] for d in edit.out] == [
-        d[:2] for d in edit.into
-    ]:  # one becomes another: it stays where it is
-        instead = dict(zip(edit.out, edit.into, strict=True))
-        yield problem.canonical(tuple(instead.get(d, d) for d in plan))
+    instead: dict[Decision, Decision] = {}
+    if edit.out != edit.into:
+        pairs = zip(edit.out, edit.into, strict=False)
+        instead = dict(takewhile(lambda pair: pair[0][:2] == pair[1][:2], pairs))
+    moved = edit.into[len(instead) :]
+    free = [instead.get(d, d) for d in free if d in instead or d not in edit.out]
+    taken = [subject(d) if isinstance(d, Shard) else d for d in (*free, *moved)]
+    if len(set(taken)) < len(taken):
         return
     seen = {plan}
-    for place in _places(problem, free, edit.into):
-        result = problem.canonical((*problem.fixed, *free[:place], *edit.into, *free[place:]))
+    for place in _places(problem, free, moved) if moved else [0]:
+        result = problem.canonical((*problem.fixed, *free[:place], *moved, *free[place:]))
         if result not in seen:
             seen.add(result)
             yield result

@@ -1,4 +1,4 @@
-"""What ops of one pattern could iterate over on a mesh, whatever decisions lead there: everything, or what lies near.
+"""All that ops of one pattern could iterate over on a mesh, whatever decisions lead there.
 
 Enters: an `OpPattern` and the sizes of mesh axes. Leaves: `Iteration`s. There are as many as there are ways to put axes
 in order and onto the op's slots, so only small ops and meshes have few.
@@ -6,7 +6,6 @@ in order and onto the op's slots, so only small ops and meshes have few.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import permutations, product
 from math import prod
 
@@ -18,14 +17,9 @@ from toast_cli.plan.workarounds import without_split_space
 
 def every_iteration(pattern: OpPattern, sizes: tuple[int, ...]) -> list[Iteration]:
     """All that ops of a pattern could iterate over, each once."""
-    return iterations_of(pattern, sizes, _every_split(pattern.form, sizes, pattern.closed))
-
-
-def iterations_of(pattern: OpPattern, sizes: tuple[int, ...], splits: Iterable[SlotAxes]) -> list[Iteration]:
-    """All that ops of a pattern could iterate over where axes split them in one of these ways, each once."""
     form = pattern.form
     found: dict[Iteration, None] = {}
-    for split in splits:
+    for split in _every_split(form, sizes, pattern.closed):
         slot_axes = split if pattern.space is None else without_split_space(pattern.space, split, sizes)
         partial = axes_summed_over(form.kinds, slot_axes)
         slots = [(NOWHERE, *(slot for slots in dims for slot in slots)) for dims in form.results] if partial else []
@@ -36,21 +30,6 @@ def iterations_of(pattern: OpPattern, sizes: tuple[int, ...], splits: Iterable[S
             ):
                 found[lay_out(pattern, (slot_axes, wanted))] = None
     return list(found)
-
-
-def splits_near(pattern: OpPattern, sizes: tuple[int, ...], split: SlotAxes, axes: Iterable[int]) -> list[SlotAxes]:
-    """A way in which mesh axes split an op, and those that differ from it in one thing: one of `axes`, or all that
-    split one slot, split another slot or nothing."""
-    movable = frozenset(axes) - pattern.closed
-    moved = [(axis,) for axis in sorted(movable)] + [of for of in split if len(of) > 1 and movable.issuperset(of)]
-    found: dict[SlotAxes, None] = {split: None}
-    for move in moved:
-        rest = tuple(tuple([axis for axis in of if axis not in move]) for of in split)
-        found.setdefault(rest)
-        for slot, of in enumerate(rest):
-            for whole in dict.fromkeys(((*of, *move), (*move, *of))):
-                found.setdefault((*rest[:slot], whole, *rest[slot + 1 :]))
-    return [at for at in found if _is_legal(pattern.form, [prod(sizes[a] for a in of) for of in at])]
 
 
 def _every_split(form: Form, sizes: tuple[int, ...], closed: frozenset[int]) -> list[SlotAxes]:

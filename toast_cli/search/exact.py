@@ -1,79 +1,163 @@
-"""A plan with a proof: tree search, then a lower bound on every sharding of the program's arrays, whether a plan says
-it or not.
+"""A plan with a proof: the default search, then a lower bound on the step time of every sharding of the program's
+arrays, whether a plan says it or not.
 
-The bound (see `selection`) knows nothing of decisions, so what is proven does not depend on which of them are offered.
-It is the bound of a relaxed problem, and mostly tight: where the search has found a plan within the price of its own
-decisions of it, no plan is better. What takes a solver longer is for what follows a search (see `finish`).
+The bound is an integer program over the evaluator's own prices: ops of each pattern take any way in which the mesh axes
+can split them, and any way in which their partial results are scattered (see `integer_program`). Every plan is such an
+assignment, so no plan is faster than the cheapest. Dual ascent leaves most ways out first, and what is left is solved
+case by case (see `branches`). The bound ignores device memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, perm
+from typing import NamedTuple
 
 import numpy as np
 
 from toast_cli.cost.model import Cost
-from toast_cli.plan.decisions import Plan, length_of
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.interrupts import interruptible
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST
 from toast_cli.plan.problem import Problem
-from toast_cli.search.climb import climb_around
-from toast_cli.search.mcts import grow
-from toast_cli.search.model import Budget, Evaluate, Incumbent, OutOfBudget, SearchProgress, SearchResult
-from toast_cli.search.moves import Moves
+from toast_cli.search.branches import cases_of
+from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
+from toast_cli.search.integer_program import GAP, IntegerProgram
+from toast_cli.search.mcts import explore
 from toast_cli.search.objective import PRICE
-from toast_cli.search.selection import Bound, bound
+from toast_cli.search.pair_prices import PairPrices
+from toast_cli.search.ways import PatternWays
 
-EVALUATIONS = 6000  # of tree search, at most
-SOLVER_SECONDS = 60.0  # where the user sets no time
-QUICK_SHARE = 0.1  # of it: most proofs need no more, and what is better by single ops is looked for before the others
+EXACT_SECONDS, CERTIFY_SECONDS = 60.0, 30.0  # for the proof, where the user sets no time
+MOST_SPLITS = 20_000  # of one pattern, for which there is a bound
+CLOSE = PRICE / 2.0  # relative gap at which the solver may stop
 
 
-def exact(
-    problem: Problem,
-    evaluate: Evaluate,
-    budget: Budget,
-    rng: np.random.Generator,
-    progress: SearchProgress | None = None,
-    starts: Sequence[Plan] = (),
-) -> SearchResult:
-    """Tree search to its end, then the proof; see the module docstring."""
-    incumbent = Incumbent(problem, evaluate, budget, progress, starts)
+class Bound(NamedTuple):
+    """A lower bound on the seconds of a step; 0 where the program or the mesh is too large. closed: whether the known
+    plan is the best, as searches compare plans."""
+
+    seconds: float = 0.0
+    closed: bool = False
+
+
+class Known(NamedTuple):
+    """What is known before a proof.
+
+    Attributes:
+        possible: seconds that some plan takes, with the price of its decisions. enough: a bound of so many seconds says
+            that this plan is the best.
+    """
+
+    possible: float = inf
+    enough: float = inf
+
+    @classmethod
+    def of(cls, plan: Plan, cost: Cost) -> Known:
+        seconds = cost.step_seconds
+        return cls(seconds * (1.0 + PRICE * len(plan)), seconds / (1.0 + PRICE * max(1, len(plan))))
+
+
+class Deadline:
+    """When a proof must end. asked: whether the user wants it to end now."""
+
+    def __init__(self, seconds: float, asked: Callable[[], bool] = lambda: False) -> None:
+        self._seconds, self._start, self.asked = seconds, time.monotonic(), asked
+
+    def left(self) -> float:
+        """Seconds."""
+        return self._seconds - (time.monotonic() - self._start)
+
+    def passed(self, part: float = 0.0) -> bool:
+        """Whether no more than this part of the time is left."""
+        return self.asked() or self.left() <= part * self._seconds
+
+
+def exact(incumbent: Incumbent, rng: np.random.Generator) -> SearchResult:
+    """The default search to its end, then the proof; see the module docstring."""
     stopped, least = "plateau", Bound()
     try:
         try:
-            grow(incumbent, rng, EVALUATIONS)
-            climb_around(Moves(problem), incumbent.worth, incumbent.best)
-            climb_around(Moves(problem, local=True), incumbent.worth, incumbent.best)
+            explore(incumbent, rng)
         except OutOfBudget as why:
             stopped = str(why)
             if stopped != "iterations":
                 raise
+        known = Known.of(incumbent.best, incumbent.best_cost) if incumbent.fits(incumbent.best_cost) else Known()
         left = incumbent.seconds_left
-        seconds = QUICK_SHARE * (SOLVER_SECONDS if left is None else left)
-        known = sought(incumbent.best, incumbent.best_cost) if incumbent.fits(incumbent.best_cost) else (inf, inf)
-        least = bound(problem, seconds, incumbent.is_over, budget.asked, *known)
+        least = bound(incumbent.problem, Deadline(EXACT_SECONDS if left is None else left, incumbent.is_over), known)
     except OutOfBudget as why:
         stopped = str(why)
     except KeyboardInterrupt:
         stopped = "interrupted"
     result = incumbent.result(stopped)
-    return replace(result, lower_bound=least.seconds, proven=is_proven(problem, result, least))
+    return replace(result, lower_bound=least.seconds, proven=is_proven(incumbent.problem, result, least))
+
+
+def certify(evaluator: Evaluator, result: SearchResult, seconds: float = CERTIFY_SECONDS) -> SearchResult:
+    """The result with what can be proven of it in so many seconds of wall time."""
+    start = time.monotonic()
+    with interruptible() as stop:
+        known = Known.of(result.plan, result.cost) if result.fits else Known()
+        least = bound(evaluator.problem, Deadline(seconds, lambda: stop.asked), known)
+    proven = is_proven(evaluator.problem, result, least)
+    taken = result.seconds + time.monotonic() - start
+    return replace(result, lower_bound=least.seconds, proven=proven, seconds=taken)
 
 
 def is_proven(problem: Problem, result: SearchResult, least: Bound) -> bool:
     """Whether no plan can be better than the result's, except by less than what decisions are charged."""
     if not result.fits or problem.goal.minimise != FASTEST.minimise or result.cost.step_seconds <= 0.0:
         return False
-    return least.closed or least.seconds >= sought(result.plan, result.cost)[1]
+    return least.closed or least.seconds >= Known.of(result.plan, result.cost).enough
 
 
-def sought(plan: Plan, cost: Cost) -> tuple[float, float]:
-    """(seconds of a step with what decisions must gain, what no plan may beat for this one to be the best)."""
-    return priced(plan, cost), cost.step_seconds / (1.0 + PRICE * max(1.0, length_of(plan)))
+def bound(problem: Problem, deadline: Deadline, known: Known = Known()) -> Bound:  # noqa: B008 - it is frozen
+    """What no sharding of the program's arrays can beat; `known.possible` at most. The closer that is to the truth, the
+    sooner the bound is found."""
+    axes = sum(size > 1 for size in problem.mesh.sizes)
+    if any((len(p.form.sizes) + 1) ** axes * perm(axes) > MOST_SPLITS for p in problem.patterns):
+        return Bound()
+    ways = PatternWays(problem)
+    prices = PairPrices(ways)
+    if known.possible == inf:
+        return _solved(ways, prices, Bound(), deadline, known)
+    ascent = prices.ascent(known.possible * (1.0 + GAP))
+    least = min(ascent.run(ended=lambda: deadline.passed(0.5)), known.possible)
+    if least >= known.possible:
+        return Bound(least, closed=True)
+    found, every = Bound(max(least, known.enough), closed=True), ways.of_pattern
+    cases = cases_of(ways, ascent, known.enough, lambda: deadline.passed(0.4))
+    for number, case in enumerate(cases):
+        needed = known.enough if found.closed else found.seconds  # then the bound on all cases is no larger
+        if case.below(needed, deadline.passed) >= needed:
+            continue
+        ways.take(every)
+        ways.keep(case.left)
+        share = Deadline(deadline.left() / (len(cases) - number), deadline.asked)
+        of_case = _solved(ways, prices, Bound(case.bound), share, known)
+        if deadline.asked():
+            return Bound()
+        found = Bound(min(found.seconds, of_case.seconds), found.closed and of_case.closed)
+    return found
 
 
-def priced(plan: Plan, cost: Cost) -> float:
-    """Seconds of a step with what each decision must gain, as searches compare plans."""
-    return cost.step_seconds * (1.0 + PRICE * length_of(plan))
+def _solved(ways: PatternWays, prices: PairPrices, least: Bound, deadline: Deadline, known: Known) -> Bound:
+    """The bound on assignments of these ways, of which `least` is known; by the integer program, and if that is not
+    enough by the one that charges for decisions as searches do."""
+    program = IntegerProgram(ways, prices)
+    if deadline.passed() or not program.state(deadline.passed):
+        return least
+    found = program.solve(max(1.0, deadline.left()), deadline.asked, CLOSE)
+    seconds = min(known.possible, max(least.seconds, found))
+    if seconds >= known.enough:
+        return Bound(seconds, closed=True)
+    most = program.take_decisions(PRICE * seconds)
+    pinned = any(any((*pattern.operand_pins, *pattern.result_pins)) for pattern in ways.problem.patterns)
+    if pinned or deadline.passed() or not seconds < known.possible <= seconds + most:
+        return Bound(seconds)
+    charged = program.solve(max(1.0, deadline.left()), deadline.asked, CLOSE)
+    return Bound(seconds, known.possible <= charged * (1.0 + PRICE))

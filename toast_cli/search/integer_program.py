@@ -2,7 +2,7 @@
 
 One variable for each way, and one for each pair of shardings between which an array is moved where it is read (as in
 Alpa, arXiv:2201.12023, and XLA's former auto-sharder). What an assignment costs is never more than a plan like it does
-(see `ways` and `pair_prices`). Enters: `PatternWays` and `PairPrices`. Leaves: a `Solution`.
+(see `ways` and `pair_prices`). Enters: `PatternWays` and `PairPrices`. Leaves: a lower bound.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.search.pair_prices import Goal, PairPrices
-from toast_cli.search.solver import Solution, solved
-from toast_cli.search.ways import PatternWay, PatternWays
+from toast_cli.search.solver import lower_bound
+from toast_cli.search.ways import PatternWays
 
 MOST_VARIABLES = 400_000  # of all ways and what lies between them
 GAP = 1e-5  # relative, at which HiGHS may stop
@@ -45,55 +44,32 @@ class IntegerProgram:
                 return False
         return True
 
-    def solve(
-        self,
-        seconds: float | None,
-        asked: Callable[[], bool],
-        gap: float = GAP,
-        nodes: int | None = None,
-        *,
-        relaxed: bool = False,
-    ) -> Solution:
-        """The solver's bound and values, when it ends or has spent so many seconds of wall time; nothing where the user
-        asks it to end before.
+    def solve(self, seconds: float, asked: Callable[[], bool], gap: float = GAP) -> float:
+        """A lower bound on the cost, in seconds of a step; 0 where there is none.
 
         Args:
-            gap: relative, at which it may stop. nodes: of its tree, after so many of which it stops. relaxed: whether a
-                pattern may take several ways in part. Mostly none does, and it takes a fraction of the time.
+            seconds: of wall time, at most. asked: whether the user wants it to end. gap: relative, at which it may stop.
         """
         from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
         from scipy.sparse import csr_array
 
         entries = [(row, column, value) for row, (of, _, _) in enumerate(self._rows) for column, value in of.items()]
         rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
-        scale, whole = max(self.cost), len(self._ways)
+        scale = max(self.cost)
         if scale <= 0.0:
-            return Solution()
+            return 0.0
         program = {
             "c": np.array(self.cost) / scale,
-            "integrality": np.arange(len(self.cost)) < (0 if relaxed else whole),
+            "integrality": np.arange(len(self.cost)) < len(self._ways),
             "bounds": Bounds(0.0, 1.0),
             "constraints": LinearConstraint(
                 csr_array((values, (rows, columns)), shape=(len(self._rows), len(self.cost))),
                 [low for _, low, _ in self._rows],
                 [high for _, _, high in self._rows],
             ),
-            "options": {
-                name: limit
-                for name, limit in (("mip_rel_gap", gap), ("time_limit", seconds), ("node_limit", nodes))
-                if limit is not None
-            },
+            "options": {"mip_rel_gap": gap, "time_limit": seconds},
         }
-        found = solved(program, asked)
-        return found._replace(bound=scale * found.bound)
-
-    def picked(self, values: NDArray[np.float64]) -> list[PatternWay]:
-        """[patterns] the way that a solution gives each; the one it has most of, if several in part."""
-        ways, found = self._ways, []
-        for number, of in enumerate(ways.of_pattern):
-            variables = ways.variables(number)
-            found.append(of[int(np.argmax(values[variables.start : variables.stop]))])
-        return found
+        return scale * lower_bound(program, asked)
 
     def _take_ways(self) -> None:
         """Each pattern is split in one way; a total is cut only as all who read it take it."""

@@ -1,272 +1,314 @@
-"""Moves between plans: which decisions may follow a plan, and the plans one edit away from it.
+"""Moves: the changes that the search makes to plans, in one table of neighbourhoods (`NEIGHBOURHOODS`).
 
-Of a coarse grain (see `grains`) several axes are decided about together, as if they were one.
+A neighbourhood is a function from a plan to edits: decisions taken out and decisions put in (see `edits`). Each exists
+because some programs need it; `benchmarks/moves.py` shows what each is worth.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from itertools import permutations
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations, permutations
 
 from toast_cli.evaluate.evaluator import GroupSeconds
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import NOWHERE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import Edit, Move, like
-from toast_cli.search.grains import Grain
-from toast_cli.search.units import Units
-from toast_cli.search.wide_edits import about_axes, families
+from toast_cli.search.edits import Edit, Move, subject
 
-SecondsOf = Callable[[Plan], GroupSeconds]  # see `Evaluator.seconds_between`
-
-# Of the seconds where the group is that most are spent where it is: a part with less is not tried.
+# An addition is tried only if at least this fraction of the time that the busiest group takes is at stake.
 LEAST_STAKE = 2e-3
 
 
-class Moves(Units):
+class Moves:
     """The moves of one problem.
 
-    Attributes:
-        local: whether decisions may come to hold in a part of the program only (`Shard.only`).
-
     Args:
-        seconds: where a plan's time goes, by groups; what is added that does not hold everywhere is tried first where
-            most is.
+        seconds: seconds of a step by groups (see `Evaluator.seconds_between`). Additions that hold in a part of the
+            program only are tried in the order of the seconds at stake.
     """
 
-    def __init__(
-        self, problem: Problem, grain: Grain | None = None, *, local: bool = False, seconds: SecondsOf | None = None
-    ) -> None:
-        super().__init__(problem, grain)
-        self.local, self._seconds = local, seconds
-        self._loop_reads = problem.roles.index(LOOP_READS) if LOOP_READS in problem.roles else NOWHERE
+    def __init__(self, problem: Problem, seconds: Callable[[Plan], GroupSeconds] | None = None) -> None:
+        self.problem, self._seconds = problem, seconds
+        self.choices = problem.decisions.choices
+        self.macros = _macros(problem)
         self._loop_edges = [
             d
-            for d in problem.decisions.choices
+            for d in self.choices
             if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
-        # Group and axis -> decisions by which arguments rest whole that would be split.
-        self._resting: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
+        # (group, axis) -> decisions that keep arguments whole which that split would divide.
+        self._storage: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
         for kept, groups in problem.decisions.rests.items():
             for group in groups:
-                self._resting[group, kept.axis].append(kept)
-        self._about = [tuple(d[:2] for d in unit if isinstance(d, Shard)) for unit in self.units]  # empty: of a role
+                self._storage[group, kept.axis].append(kept)
+
+    # -- what may be appended ----------------------------------------------------------------------------------------
 
     def after(self, plan: Plan) -> list[Move]:
-        """What may be appended: each group takes each axis once; `Replicate` needs something split over its axes. What
-        loops read may be gathered before them over all of these axes at once: what is split over several in one
-        dimension is gathered over all of them together."""
-        taken = {d[:2] for d in plan if isinstance(d, Shard)}
-        axes = {axis for _, axis in taken}
-        held = set(plan)
+        """What may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. What
+        loops read may be gathered ahead of the loops over all axes at once."""
+        taken, held = _taken(plan), set(plan)
+        axes = {axis for _, axis, _ in taken}
         found = [
-            unit
-            for unit, about in zip(self.units, self._about, strict=True)
-            if (taken.isdisjoint(about) if about else all(d.axis in axes and d not in held for d in unit))
+            d for d in self.choices if (subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held)
         ]
-        allowed = {d for unit in found for d in unit}
-        reads = tuple(sorted(d for d in allowed if isinstance(d, Replicate) and d.role == self._loop_reads))
-        together = [reads] if len(reads) > 1 and reads not in found else []
-        return [*found, *(move for move in self.macros if allowed.issuperset(move)), *together]
+        allowed = set(found)
+        reads = tuple(d for d in self._loop_edges if d in allowed and self.problem.roles[d.role] == LOOP_READS)
+        together = [reads] if len(reads) > 1 else []
+        return [*((d,) for d in found), *(move for move in self.macros if allowed.issuperset(move)), *together]
 
-    def small_edits(self, plan: Plan) -> list[Edit]:
-        """Everything that takes out, moves or adds; decisions every plan starts with stay."""
+    def held(self, plan: Plan) -> Plan:
+        """The decisions of a plan that may be changed."""
+        return plan[len(self.problem.fixed) :]
+
+    # -- neighbourhoods ----------------------------------------------------------------------------------------------
+
+    def single(self, plan: Plan) -> list[Edit]:
+        """Takes out, moves or adds a decision or a macro."""
         held = self.held(plan)
         return [
-            *(Edit(unit, ()) for unit in held),
-            *(Edit(unit, unit) for unit in held if isinstance(unit[0], Shard)),
+            *(Edit((d,), ()) for d in held),
+            *(Edit((d,), (d,)) for d in held if isinstance(d, Shard)),
             *(Edit((), move) for move in self.after(plan)),
         ]
 
-    def exchanges(self, plan: Plan) -> list[Edit]:
-        """Everything that lets two axes change places, moves all that is decided about one axis, changes one side or
-        the scope of a decision, or puts one unit in place of another of its kind: on the same axes, or of the same
-        group or role.
-        """
+    def replace(self, plan: Plan) -> list[Edit]:
+        """Puts one decision in place of another of its kind: on the same axis, or about the same group or role."""
         present = set(plan)
-        absent = [unit for unit in self.units if present.isdisjoint(unit)]
-        return [
-            *about_axes(self, plan),
-            *families(self, plan),
-            *self.variations(plan),
-            *self.variations_everywhere(plan),
-            *self.rests(plan),
-            *self.at_work_only(plan),
-            *self.outside_loops(plan),
-            *(Edit(out, into) for out in self.held(plan) for into in absent if _alike(out[0], into[0])),
-        ]
+        absent = [d for d in self.choices if d not in present]
+        return [Edit((out,), (into,)) for out in self.held(plan) for into in absent if _alike(out, into)]
 
-    def variations(self, plan: Plan) -> list[Edit]:
-        """Everything that changes one side of one decision, or where it holds; of decisions about several axes of a
-        part in all of them.
-        """
-        variants = self.problem.decisions.variants
-        return [Edit(unit, like(to, unit)) for unit in self.held(plan) for to in variants(unit[0])]
-
-    def variations_everywhere(self, plan: Plan) -> list[Edit]:
-        """The same of all decisions about one group at once, whatever their axes: a side may pay only where nothing of
-        the group is on the other."""
-        variants, about = self.problem.decisions.variants, defaultdict[int, list[Shard]](list)
-        for decision in plan[len(self.problem.fixed) :]:
-            if isinstance(decision, Shard):
-                about[decision.group].append(decision)
-        found: list[Edit] = []
-        for unit in map(tuple, about.values()):
-            if len({self.part_of[d.axis] for d in unit}) > 1:
-                into = (like(to, unit) for decision in unit for to in variants(decision))
-                found += [Edit(unit, other) for other in dict.fromkeys(into)]
+    def axes(self, plan: Plan) -> list[Edit]:
+        """Moves, exchanges or copies everything that is decided about an axis; of what is split over two axes it
+        exchanges the scopes and the order."""
+        decisions, offers = self.held(plan), self.problem.decisions.offers
+        axes = sorted({d.axis for d in decisions})
+        about = {axis: tuple(d for d in decisions if d.axis == axis) for axis in axes}
+        found = [Edit(move, move) for move in about.values()] if len(axes) > 1 else []
+        for one, other in combinations(axes, 2):
+            swap = {one: other, other: one}
+            either = tuple(d for d in decisions if d.axis in swap)
+            shared = {d[0] for d in about[one]} & {d[0] for d in about[other]}
+            both = tuple(d for d in either if d[0] in shared)
+            for moved in dict.fromkeys((either, both)):
+                into = tuple(d._replace(axis=swap[d.axis]) for d in moved)
+                if into and all(map(offers, into)):
+                    found.append(Edit(moved, into))
+            pairs = combinations([d for d in both if isinstance(d, Shard)], 2)
+            crossed = (edit for one, other in pairs if one.group == other.group for edit in _crosswise(one, other))
+            found += [edit for edit in crossed if all(map(offers, edit.into))]
+        for one, other in permutations(axes, 2):
+            into = tuple(filter(offers, (d._replace(axis=other) for d in about[one])))
+            if into and into != about[other]:
+                found.append(Edit(about[other], into))
         return found
 
-    def local_edits(self, plan: Plan) -> list[Edit]:
-        """Everything that lets a decision hold in a part of the program only, or takes out another about the same group
-        besides: the batch is split over one axis in attention, where it was split over two everywhere."""
-        if not self.local:
-            return []
-        parts, held = self.problem.decisions.parts, self.held(plan)
-        about = [
-            (unit, other)
-            for unit, other in permutations(held, 2)
-            if isinstance(unit[0], Shard) and isinstance(other[0], Shard) and unit[0].group == other[0].group
-        ]
-        return [
-            *(Edit(unit, like(to, unit)) for unit in held for to in parts(unit[0])),
-            *(Edit((*unit, *other), like(to, unit)) for unit, other in about for to in parts(unit[0])),
-        ]
+    def families(self, plan: Plan) -> list[Edit]:
+        """Changes the scope of all decisions about a family of groups on one axis, or moves them to another axis:
+        layers that are alike have groups of their own."""
+        groups, decisions = self.problem.dimensions.groups, self.problem.decisions
+        alike: dict[tuple[int, int], list[Shard]] = defaultdict(list)
+        for d in self.held(plan):
+            if isinstance(d, Shard):
+                alike[groups[d.group].family, d.axis].append(d)
+        taken, found = _taken(plan), list[Edit]()
+        for (_, axis), members in alike.items():
+            if len(members) < 2:
+                continue
+            changes: dict[object, list[tuple[Decision, Decision]]] = defaultdict(list)
+            for d in members:
+                for to in decisions.variants(d):
+                    if isinstance(to, Shard) and to.sides == d.sides:
+                        changes["scope", to.unless, to.only].append((d, to))
+                for other in range(len(self.problem.mesh.sizes)):
+                    moved = d._replace(axis=other)
+                    if other != axis and decisions.offers(moved) and subject(moved) not in taken:
+                        changes["axis", other].append((d, moved))
+            for pairs in changes.values():
+                if len(pairs) > 1:
+                    found.append(Edit(tuple(d for d, _ in pairs), tuple(to for _, to in pairs)))
+        return found
 
-    def local_additions(self, plan: Plan) -> list[Edit]:
-        """Everything that splits a part of the program along a group that the plan does not split over these axes,
-        first where most of a step's time is."""
-        if not self.local:
-            return []
+    def scopes(self, plan: Plan) -> list[Edit]:
+        """Changes the side or the scope of a decision, or of all decisions about its group, whatever their axes."""
+        found: list[Edit] = []
+        for unit in self._by_group(plan):
+            variants = (to for d in unit for to in self.problem.decisions.variants(d))
+            into = (tuple(to._replace(axis=d.axis) for d in unit) for to in variants)
+            found += [Edit(unit, other) for other in dict.fromkeys(into)]
+        return found
+
+    def parts(self, plan: Plan) -> list[Edit]:
+        """Lets a decision hold only in the ops that also have another group, and may take out another decision about
+        the same group: the batch is split over one axis in attention and over two everywhere else."""
         parts = self.problem.decisions.parts
-        return self._worth_trying(plan, (like(to, unit) for unit in self._absent(plan) for to in parts(unit[0])))
+        shards = [d for d in self.held(plan) if isinstance(d, Shard)]
+        pairs = [(d, other) for d, other in permutations(shards, 2) if d.group == other.group]
+        return [
+            *(Edit((d,), (to,)) for d in shards for to in parts(d)),
+            *(Edit((d, other), (to,)) for d, other in pairs for to in parts(d)),
+        ]
 
-    def varied_additions(self, plan: Plan) -> list[Edit]:
-        """Everything that splits along a group that the plan does not split over these axes, but leaves some ops alone
-        or takes another side of a conflict than the units do; first where most of a step's time is. Split everywhere
-        it may lose what no variation of it can win back."""
-        variants, known = self.problem.decisions.variants, set(self.units)
-        moves = (like(to, unit) for unit in self._absent(plan) for to in variants(unit[0]))
-        return self._worth_trying(plan, (move for move in moves if move not in known))
+    def additions(self, plan: Plan) -> list[Edit]:
+        """Adds a decision that leaves some ops alone, takes another side of a conflict, or holds in a part of the
+        program only."""
+        decisions, known = self.problem.decisions, set(self.choices)
+        return self._by_stake(
+            plan,
+            (
+                to
+                for d in self._absent(plan)
+                for to in (*decisions.variants(d), *decisions.parts(d))
+                if to not in known
+            ),
+        )
 
-    def _absent(self, plan: Plan) -> list[Move]:
-        """The first unit about each group and each part of the grain that the plan does not split it over."""
-        taken = {d[:2] for d in plan if isinstance(d, Shard)}
-        absent: dict[tuple[tuple[int, int], ...], Move] = {}
-        for unit, about in zip(self.units, self._about, strict=True):
-            if about and taken.isdisjoint(about):
-                absent.setdefault(about, unit)
-        return list(absent.values())
-
-    def _worth_trying(self, plan: Plan, moves: Iterable[Move]) -> list[Edit]:
-        """Edits that add one of these moves: those with most seconds at stake first, those with next to none left
-        out."""
-        found = [Edit((), move) for move in moves]
-        if self._seconds is None:
-            return found
-        seconds = self._seconds(plan)
-        least = LEAST_STAKE * max(seconds.values(), default=0.0)
-
-        def stake(edit: Edit) -> float:
-            first = edit.into[0]
-            if not isinstance(first, Shard):
-                return 0.0
-            if first.only != NOWHERE:
-                return seconds.get((first.group, first.only), 0.0)
-            return seconds.get((first.group, first.group), 0.0) - seconds.get((first.group, first.unless), 0.0)
-
-        return sorted((edit for edit in found if stake(edit) > least), key=lambda edit: -stake(edit))
-
-    def rests(self, plan: Plan) -> list[Edit]:
-        """Everything that keeps one kind of arguments whole over an axis that the plan splits them over, or over all of
-        them.
-        """
-        split = {d[:2] for d in plan if isinstance(d, Shard)}
-        held = {d for d in plan if not isinstance(d, Shard)}
+    def storage(self, plan: Plan) -> list[Edit]:
+        """Keeps a kind of arguments whole at rest where the plan splits them; or splits something more, or otherwise,
+        at work but not at rest."""
+        split, held = {d[:2] for d in plan if isinstance(d, Shard)}, set(plan)
         kept: dict[int, list[Decision]] = defaultdict(list)
         for decision, groups in self.problem.decisions.rests.items():
             if decision not in held and any((group, decision.axis) in split for group in groups):
                 kept[decision.role].append(decision)
-        alone = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
-        return alone + [Edit((), tuple(decisions)) for decisions in kept.values() if len(decisions) > 1]
-
-    def at_work_only(self, plan: Plan) -> list[Edit]:
-        """Everything that splits what is computed and keeps all arguments whole that would rest split by it: a unit
-        more, or another scope of one held.
-        """
-        held = set(plan)
-        edits = [*(Edit((), unit) for unit in self.after(plan)), *self.variations(plan)]
-        found = []
-        for out, into in edits:
-            resting = {d for about in into if isinstance(about, Shard) for d in self._resting.get(about[:2], ())}
-            if kept := tuple(sorted(resting - held)):
-                found.append(Edit(out, (*into, *kept)))
+        found = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
+        found += [Edit((), tuple(decisions)) for decisions in kept.values() if len(decisions) > 1]
+        for out, into in self._more(plan):
+            resting = {d for about in into if isinstance(about, Shard) for d in self._storage.get(about[:2], ())}
+            if resting - held:
+                found.append(Edit(out, (*into, *sorted(resting - held))))
         return found
 
-    def outside_loops(self, plan: Plan) -> list[Edit]:
-        """Everything that splits something more or in another way, with what loops read gathered before them and what
-        they add up summed behind them, over all axes: where loops communicate in every trip either alone gains nothing.
-        """
+    def loops(self, plan: Plan) -> list[Edit]:
+        """Splits something more, or otherwise, with what loops read gathered ahead of them and what they accumulate
+        reduced after them: where loops communicate in every trip one of these alone gains nothing."""
         if not self._loop_edges:
             return []
-        held = set(plan)
-        edits = [
-            *(Edit((), unit) for unit in self.units if isinstance(unit[0], Shard)),
-            *self.variations(plan),
-            *self.variations_everywhere(plan),
-        ]
-        found = []
-        for out, into in edits:
+        held, found = set(plan), list[Edit]()
+        for out, into in self._more(plan):
             axes = {d.axis for d in (*plan, *into) if isinstance(d, Shard)}
             if edges := tuple(d for d in self._loop_edges if d.axis in axes and d not in held):
                 found.append(Edit(out, (*into, *edges)))
         return found
 
-    def handed_over(self, plan: Plan, to: Iterable[Move] | None = None) -> list[Edit]:
-        """Everything that leaves a part of the ops that a decision splits to another group, on the same axes: the
-        sequence is split but in attention, and there the heads are (Ulysses). Either alone gains nothing.
-
-        Args:
-            to: what may have that part, where that is not any unit.
-        """
-        taken = {d[:2] for d in plan if isinstance(d, Shard)}
+    def hand_over(self, plan: Plan) -> list[Edit]:
+        """Leaves some ops that a group's decisions split to another group on the same axes: the sequence is split but
+        for attention, where the heads are (Ulysses); the batch is split but for look-ups, where the features are. Where
+        loops read something it is also gathered ahead of them."""
+        taken, held = _taken(plan), set(plan)
+        others: dict[int, list[Move]] = defaultdict(list)  # axis -> what may be handed the ops there
+        for move in (*((d,) for d in self.choices), *self.macros):
+            if isinstance(move[0], Shard) and all(o.axis == move[0].axis and subject(o) not in taken for o in move):
+                others[move[0].axis].append(move)
         found = []
-        for unit in self.held(plan):
-            first = unit[0]
-            if not isinstance(first, Shard):
-                continue
-            axes = {d.axis for d in unit}
-            others = [
-                other
-                for other in (self.units if to is None else to)
-                if isinstance(other[0], Shard)
-                and {d.axis for d in other} == axes
-                and taken.isdisjoint(d[:2] for d in other)
-            ]
-            for variant in self.problem.decisions.variants(first):
-                left = self.problem.left_to(first, variant)
-                kept = like(variant, unit)
-                found += [Edit(unit, (*kept, *other)) for other in others if any(d[0] in left for d in other)]
+        for unit in self._by_group(plan):
+            axes = [d.axis for d in unit]
+            reads = tuple(
+                e
+                for e in self._loop_edges
+                if e.axis in axes and e not in held and self.problem.roles[e.role] == LOOP_READS
+            )
+            for variant in self.problem.decisions.variants(unit[0]):
+                left = self.problem.left_to(unit[0], variant)
+                kept = tuple(variant._replace(axis=axis) for axis in axes)
+                for move in others[axes[0]]:
+                    if any(o[0] in left for o in move):
+                        into = tuple(o._replace(axis=axis) for axis in axes for o in move)
+                        into = tuple(o for o in into if o.axis == axes[0] or subject(o) not in taken)
+                        found += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
+                        found += [Edit(unit, (*kept, *into, *reads))] if reads else []
         return found
 
-    def handed_over_in_loops(self, plan: Plan) -> list[Edit]:
-        """The same, to whole families of groups too, with what loops read gathered before them over those axes, where
-        else loops would communicate in every trip: the batch is split but where gradients of weights are summed over
-        it, and there the weights are."""
-        if self._loop_reads == NOWHERE:
-            return []
-        held = set(plan)
-        found = []
-        for out, into in self.handed_over(plan, [*self.units, *self.macros]):
-            axes = {d.axis for d in into}
-            reads = [d for d in self._loop_edges if d.role == self._loop_reads and d.axis in axes and d not in held]
-            if reads:
-                found.append(Edit(out, (*into, *reads)))
-        return found
+    # -- shared by neighbourhoods ------------------------------------------------------------------------------------
+
+    def _by_group(self, plan: Plan) -> list[tuple[Shard, ...]]:
+        """Each decision to split something, and all about one group together where there are several."""
+        about: dict[int, list[Shard]] = defaultdict(list)
+        for d in self.held(plan):
+            if isinstance(d, Shard):
+                about[d.group].append(d)
+        alone = [(d,) for members in about.values() for d in members]
+        return [*alone, *(tuple(members) for members in about.values() if len(members) > 1)]
+
+    def _more(self, plan: Plan) -> Iterator[Edit]:
+        """Splits something more, or changes the side or scope of a decision."""
+        yield from (Edit((), move) for move in self.after(plan) if isinstance(move[0], Shard))
+        yield from self.scopes(plan)
+
+    def _absent(self, plan: Plan) -> list[Decision]:
+        """For each group and axis that the plan does not pair, the first decision about them."""
+        taken, absent = _taken(plan), dict[tuple[int, int], Decision]()
+        for d in self.choices:
+            if isinstance(d, Shard) and subject(d) not in taken:
+                absent.setdefault(d[:2], d)
+        return list(absent.values())
+
+    def _by_stake(self, plan: Plan, added: Iterable[Decision]) -> list[Edit]:
+        """Edits that add one of these decisions, those with most seconds at stake first; those with next to none are
+        left out."""
+        if self._seconds is None:
+            return [Edit((), (d,)) for d in added]
+        seconds = self._seconds(plan)
+        least = LEAST_STAKE * max(seconds.values(), default=0.0)
+
+        def stake(d: Decision) -> float:
+            if not isinstance(d, Shard):
+                return 0.0
+            if d.only != NOWHERE:
+                return seconds.get((d.group, d.only), 0.0)
+            return seconds.get((d.group, d.group), 0.0) - seconds.get((d.group, d.unless), 0.0)
+
+        staked = [(stake(d), d) for d in added]
+        return [Edit((), (d,)) for s, d in sorted(staked, key=lambda pair: -pair[0]) if s > least]
+
+
+Neighbourhood = Callable[[Moves, Plan], list[Edit]]
+NEIGHBOURHOODS: dict[str, Neighbourhood] = {
+    "single": Moves.single,
+    "axes": Moves.axes,
+    "scopes": Moves.scopes,
+    "replace": Moves.replace,
+    "parts": Moves.parts,
+    "families": Moves.families,
+    "additions": Moves.additions,
+    "storage": Moves.storage,
+    "loops": Moves.loops,
+    "hand over": Moves.hand_over,
+}
+
+
+def _macros(problem: Problem) -> list[Move]:
+    """Several decisions that often pay only together: one group over all axes; over one axis a family of groups, or
+    all groups of the weights, the largest first."""
+    weights, groups = problem.weight_bytes, problem.dimensions.groups
+    together: dict[tuple[str, int, int], list[Shard]] = defaultdict(list)
+    for d in problem.decisions.choices:
+        if isinstance(d, Shard) and not any(d.sides) and d.unless == NOWHERE:
+            together["group", d.group, 0].append(d)
+            together["family", groups[d.group].family, d.axis].append(d)
+            if d.group in weights:
+                together["weights", 0, d.axis].append(d)
+    found = [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in together.values()]
+    return [move for move in dict.fromkeys(found) if len(move) > 1]
+
+
+def _taken(plan: Plan) -> set[tuple[int, int, int]]:
+    """What a plan decides about (see `subject`)."""
+    return {subject(d) for d in plan if isinstance(d, Shard)}
 
 
 def _alike(one: Decision, other: Decision) -> bool:
-    """Whether two decisions are of one kind and about the same axis, or about the same group or role."""
     return type(one) is type(other) and (one.axis == other.axis or one[0] == other[0])
+
+
+def _crosswise(one: Shard, other: Shard) -> list[Edit]:
+    """Edits of two decisions about one group that exchange their scopes, their sides, or their axes."""
+    pair: Move = (one, other)
+    exchanged: list[Move] = [
+        (one._replace(unless=other.unless, only=other.only), other._replace(unless=one.unless, only=one.only)),
+        (one._replace(sides=other.sides), other._replace(sides=one.sides)),
+        (one._replace(axis=other.axis), other._replace(axis=one.axis)),
+    ]
+    return [Edit(pair, into) for into in dict.fromkeys(exchanged) if into != pair]

@@ -11,7 +11,7 @@ on what a plan takes, a dual ascent, or fewer ways.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -23,11 +23,10 @@ from toast_cli.evaluate.array_items import ArrayItem
 from toast_cli.evaluate.neighbour_items import NeighbourItem
 from toast_cli.plan.reshard import SLICE, ReshardHop, Way, communicates, copy_of, route, ways_of
 from toast_cli.plan.sharding import Sharding, axes_of
-from toast_cli.search.dual_ascent import PASSES, DualAscent, Edge, Floats, Integers, Payer, SharedPrice
+from toast_cli.search.dual_ascent import DualAscent, Edge, Floats, Integers, Payer, SharedPrice
 from toast_cli.search.ways import PatternWays
 
 Goal = Sharding | Way
-_WHOLE: Way = (-1, ())  # no copy but all of the array, see `unsliced_fusions`
 # Of an array and one that reads it: the ways that make it by sharding, those that read it, and what each pair pays for
 # which copy.
 Reading = tuple[
@@ -63,25 +62,11 @@ class _Route(NamedTuple):
 class PairPrices:
     """Seconds for pairs of ways."""
 
-    def __init__(self, ways: PatternWays, *, unsliced: bool = False) -> None:
-        """unsliced: whether an array that is not stored is charged for being made whole (see `unsliced_fusions`) where
-        any reader takes a piece of it, also where all take the same one: it could be made in pieces then. That leads to
-        good plans, but is no bound."""
-        self._ways, self._unsliced = ways, unsliced
+    def __init__(self, ways: PatternWays) -> None:
+        self._ways = ways
         # By what tells arrays and readers apart of which a move takes longer than of others.
         self._moved: dict[object, _Moved] = defaultdict(dict)
         self._routes: dict[object, _Route] = {}  # by shape and both shardings
-
-    def leave_out(self, possible: float, ended: Callable[[], bool], passes: int = PASSES) -> float:
-        """Leaves out ways that no sharding has which is faster than `possible` seconds, as far as so many passes over
-        all patterns tell.
-
-        Returns seconds that none beats; `possible` where none may be faster.
-        """
-        ascent = self.ascent(possible)
-        least = ascent.run(passes, ended)
-        self._ways.keep(ascent.left)
-        return min(possible, least) if all(self._ways.of_pattern) else possible
 
     def ascent(self, possible: float) -> DualAscent:
         """What bounds all assignments of the ways that there are, with a node for each pattern, before its first
@@ -128,8 +113,6 @@ class PairPrices:
                     for goal, price in zip(goals[s][t], seconds, strict=False):
                         if price:
                             prices[goal] += price
-                    if self._unsliced and item.making and (price := self._making_seconds(item, s, t)):
-                        prices[_WHOLE] += price
                 paid[s, t] = prices
             if any(paid.values()):
                 yield made, taken, paid
@@ -219,11 +202,6 @@ class PairPrices:
             hops = route(made, taken, self._ways.problem.mesh.sizes, item.shape)
             found = self._routes[key] = _Route(hops, ways_of(hops))
         return found
-
-    def _making_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding) -> float:
-        """Of making all of the item's arrays for one reader that takes a piece."""
-        uses = self._ways.kernels.unsliced_uses(replace(item, as_made=True), made, [taken])
-        return sum([use.seconds for use in uses])
 
     def _move_seconds(self, item: ArrayItem, made: Sharding, taken: Sharding, place: int, moved: _Moved) -> list[float]:
         """Of each move to one reader's copy of the item's arrays. moved: what is known of such arrays and readers."""

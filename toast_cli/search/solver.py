@@ -1,6 +1,4 @@
-"""HiGHS in a process of its own, so that Ctrl-C reaches a run that waits for it. Enters: an integer program, as
-arguments of `scipy.optimize.milp`. Leaves: its lower bound, and the best values found.
-"""
+"""HiGHS in a process of its own, so that Ctrl-C reaches a run that waits for it."""
 
 from __future__ import annotations
 
@@ -9,10 +7,7 @@ import signal
 from collections.abc import Callable
 from math import isfinite
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from toast_cli.child import may_fork
 from toast_cli.process import end_with_parent
@@ -20,24 +15,15 @@ from toast_cli.process import end_with_parent
 _POLL_SECONDS = 0.1
 
 
-class Solution(NamedTuple):
-    """What a solver knows of an integer program.
+def lower_bound(problem: dict[str, Any], asked: Callable[[], bool]) -> float:
+    """The lower bound that HiGHS finds for an integer program; 0 where it finds none.
 
-    Attributes:
-        bound: what no values can be cheaper than, 0 where it knows of none. values: [variables] the cheapest it has
-            found; None where it has found none.
-    """
-
-    bound: float = 0.0
-    values: NDArray[np.float64] | None = None
-
-
-def solved(problem: dict[str, Any], asked: Callable[[], bool]) -> Solution:
-    """What HiGHS makes of a program.
-
-    It does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
+    HiGHS does not look at signals, so it runs in a fork, which ends when the user asks for it. Workers may have no
     children, and Ctrl-C ends them as a whole; a process that runs jax must not be forked, and Ctrl-C waits there until
     the solver's time is over.
+
+    Args:
+        problem: arguments of `scipy.optimize.milp`.
     """
     if multiprocessing.current_process().daemon or not may_fork():
         return _solve(problem)
@@ -49,10 +35,10 @@ def solved(problem: dict[str, Any], asked: Callable[[], bool]) -> Solution:
     try:
         while not receiver.poll(_POLL_SECONDS):
             if asked():
-                return Solution()
-        return Solution(*receiver.recv())
+                return 0.0
+        return float(receiver.recv())
     except EOFError:  # it died, of memory perhaps
-        return Solution()
+        return 0.0
     finally:
         process.kill()
         process.join()
@@ -68,9 +54,8 @@ def _serve(problem: dict[str, Any], sender: Connection) -> None:
     sender.send(_solve(problem))
 
 
-def _solve(problem: dict[str, Any]) -> Solution:
+def _solve(problem: dict[str, Any]) -> float:
     from scipy.optimize import milp
 
-    found = milp(**problem)
-    bound = found.mip_dual_bound
-    return Solution(float(bound) if bound is not None and isfinite(bound) and bound > 0.0 else 0.0, found.x)
+    found = milp(**problem).mip_dual_bound
+    return float(found) if found is not None and isfinite(found) and found > 0.0 else 0.0

@@ -1,7 +1,7 @@
 """All ways to split the ops of each pattern, for a bound on the step time of any sharding at all.
 
 Of ways that are alike to all other patterns only the cheapest counts. A way is a variable of the integer program (see
-`selection`): they are numbered pattern after pattern. Enters: a `Problem`. Leaves: its ways, and what each takes by
+`exact`): they are numbered pattern after pattern. Enters: a `Problem`. Leaves: its ways, and what each takes by
 itself.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import compress
 
 import numpy as np
 
-from toast_cli.compiler.compilation import Compilation
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.cost.corrections import NO_CORRECTIONS
 from toast_cli.evaluate.items import WorkItem, make_items
@@ -61,14 +60,10 @@ class PatternWays:
         of_pattern: [patterns] ways.
     """
 
-    def __init__(
-        self, problem: Problem, some: Sequence[list[Iteration]] = (), compilation: Compilation | None = None
-    ) -> None:
-        """some: [patterns] what each may iterate over; empty: whatever it could. compilation: of the program, where it
-        is known."""
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem = _Free(**{field.name: getattr(problem, field.name) for field in fields(problem)})
         profile = find_profile(problem.mesh.chip)
-        self.items = make_items(problem, profile, compilation)
+        self.items = make_items(problem, profile)
         regions = region_prices(problem, profile)
         self.pricer = Pricer(problem, self.items, NO_CORRECTIONS, regions)
         self.kernels = WorkPricer(problem, profile, regions)
@@ -77,24 +72,8 @@ class PatternWays:
             self._work[work.pattern].append(work)
         self._windowed = frozenset().union(*(read.patterns for read in self.items.neighbours))
         self.sums = LeastSums(problem, self.items, self.pricer, self._operands_of)
-        self.look_at(some or [every_iteration(p, problem.mesh.sizes) for p in problem.patterns])
-
-    def look_at(self, some: Sequence[list[Iteration]]) -> None:
-        """Has the ways that these iterations make. some: [patterns]"""
-        self._every = some
-        self.take([self._made(number) for number in range(len(self.problem.patterns))])
-
-    def prefer(self, now: Sequence[Iteration], seconds: float) -> None:
-        """What each pattern does now is preferred: anything else counts with so much more."""
-        self.take(
-            [
-                [
-                    way if way.iteration.slot_axes == at.slot_axes else replace(way, seconds=way.seconds + seconds)
-                    for way in ways
-                ]
-                for ways, at in zip(self.of_pattern, now, strict=True)
-            ]
-        )
+        self._every = [every_iteration(pattern, problem.mesh.sizes) for pattern in problem.patterns]
+        self.take([self._made(number) for number in range(len(problem.patterns))])
 
     def __len__(self) -> int:
         """How many there are in all."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from toast_cli.cost.model import Cost
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
-from toast_cli.search.model import SearchResult
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.tactics.strategies import experts
 

@@ -20,7 +20,7 @@ from toast_cli.program.paths import slash_path
 from toast_cli.report.html.trees import Branch
 from toast_cli.report.modules import Modules
 from toast_cli.report.step import COMPUTE, Step, step_of
-from toast_cli.search import SearchResult
+from toast_cli.search.incumbent import SearchResult
 
 _MOMENTS = 600  # of memory in a step; more could not be told apart on a screen
 _BANDS = 8  # groups of modules with a band of their own in memory over the step

@@ -1,25 +1,29 @@
-"""What goes in and out of a search, and how plans are compared."""
+"""The incumbent of a search: evaluates each plan once, keeps the best, and ends the search when its budget is spent.
+
+Enters: an `Evaluator`, a `Budget` and plans to start from. Leaves: a `SearchResult`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
 
-import numpy as np
-
 from toast_cli.cost.model import Cost
-from toast_cli.plan.decisions import Decision, Plan
-from toast_cli.plan.problem import Problem
-from toast_cli.search.edits import suited
-from toast_cli.search.objective import Objective, Rank
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.plan.decisions import Plan
+from toast_cli.search.edits import Move, suited
+from toast_cli.search.objective import Objective
 
-Evaluate = Callable[[Plan], Cost]
 # best step seconds so far (inf: nothing fits yet), evaluations, elapsed seconds, fraction of the budget used
 SearchProgress = Callable[[float, int, float, float], None]
+
+
+# A search ends where this part of the plans looked at, and at least so many, came after the best one.
+FLAT, LEAST_FLAT = 0.5, 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,6 @@ class SearchResult:
     known_as: str = ""
 
 
-# problem, evaluate, budget, random numbers, whom to tell, plans to start from
-Search = Callable[
-    [Problem, Evaluate, Budget, np.random.Generator, "SearchProgress | None", Sequence[Plan]], SearchResult
-]
-
-
 class OutOfBudget(Exception):  # noqa: N818 - not an error: it ends a search from within
     """Raised by `Incumbent.look` when the budget is spent; carries why."""
 
@@ -76,33 +74,36 @@ class Incumbent:
 
     Infeasible plans lose against feasible ones; among infeasible ones less excess wins, so a search that cannot fit
     anything returns the plan of least memory. What is better otherwise, the goal says (see `objective`).
+
+    Quick costs look at memory at some moments only. So the cost of a plan that would be the best is the exact one, and
+    if it exceeds a bound after all, the moment of its peak is looked at from then on.
     """
 
     def __init__(
         self,
-        problem: Problem,
-        evaluate: Evaluate,
+        evaluator: Evaluator,
         budget: Budget,
-        progress: SearchProgress | None = None,
         starts: Sequence[Plan] = (),
+        progress: SearchProgress | None = None,
     ) -> None:
-        self.problem = problem
-        self.fixed: Plan = problem.fixed
-        self.starts = tuple(dict.fromkeys(suited(problem, plan) for plan in starts))
-        self._canonical = problem.canonical
-        self._evaluate = evaluate
-        self._budget = budget
-        self._progress = progress
+        """Looks at the plan that decides nothing, whatever the budget.
+
+        Args:
+            starts: plans worth a look, such as experts'; decisions that do not suit the problem are left out of them.
+        """
+        evaluator.unlearn()  # searches before this one must not change what it finds
+        self.evaluator, self.problem = evaluator, evaluator.problem
+        self.starts = tuple(dict.fromkeys(suited(self.problem, plan) for plan in starts))
+        self._budget, self._progress = budget, progress
         self._start = time.monotonic()
-        self.seen: dict[Plan, Cost] = {}
+        self.best: Plan = self.problem.fixed
+        self.reference = evaluator.cost(self.best)
+        self.objective = Objective(self.problem, self.reference)
+        self.best_cost = self._exact(self.best, self.reference)
+        self._best_rank = self.objective.rank(self.best, self.best_cost)
+        self.seen: dict[Plan, Cost] = {self.best: self.best_cost}
         self.best_found_at = 0
-        self.reference = evaluate(self.fixed)
-        self.objective = Objective(problem, self.reference)
-        self._best_rank = self.rank(self.fixed, self.reference)
-        self.best: Plan = self.fixed
-        self.best_cost = self.reference
-        self.seen[self.fixed] = self.reference
-        self._trail = [(0, self.reference)]
+        self._trail = [(0, self.best_cost)]
 
     @property
     def seconds(self) -> float:
@@ -126,8 +127,12 @@ class Incumbent:
             if self._budget.evaluations is not None and count >= self._budget.evaluations:
                 raise OutOfBudget("iterations")
             self.check()
-            cost = self.seen[plan] = self._evaluate(plan)
-            rank = self.rank(plan, cost)
+            cost = self.evaluator.cost(plan)
+            rank = self.objective.rank(plan, cost)
+            if rank < self._best_rank:
+                cost = self._exact(plan, cost)
+                rank = self.objective.rank(plan, cost)
+            self.seen[plan] = cost
             if rank < self._best_rank:
                 self._best_rank, self.best, self.best_cost, self.best_found_at = rank, plan, cost, count
                 self._trail.append((count, cost))
@@ -135,13 +140,14 @@ class Incumbent:
                 self.report()
         return cost
 
-    def allow(self, evaluations: int | None, seconds: float | None) -> None:
-        """Makes the budget so many evaluations and seconds from now on; None for no bound."""
-        self._budget = replace(
-            self._budget,
-            evaluations=None if evaluations is None else len(self.seen) + evaluations,
-            seconds=None if seconds is None else self.seconds + seconds,
-        )
+    def _exact(self, plan: Plan, cost: Cost) -> Cost:
+        """The exact cost of a plan, unless its quick cost exceeds the bounds already."""
+        if not self.objective.met(cost):
+            return cost
+        cost = self.evaluator.exact_cost(plan, learn=False)
+        if not self.objective.met(cost):
+            self.evaluator.exact_cost(plan)  # learns the moment
+        return cost
 
     def check(self) -> None:
         """Raises OutOfBudget when time is up or the user wants it to end."""
@@ -159,25 +165,21 @@ class Incumbent:
         """Whether time is up or the user wants it to end."""
         return self._budget.asked() or self.seconds_left == 0.0
 
-    def extend(self, plan: Plan, move: tuple[Decision, ...]) -> Plan:
+    def is_flat(self) -> bool:
+        """Whether nothing better has been found for so long that little is to be expected."""
+        return len(self.seen) - self.best_found_at > max(LEAST_FLAT, FLAT * len(self.seen))
+
+    def extend(self, plan: Plan, move: Move) -> Plan:
         """The plan with the move's decisions appended, in canonical order."""
-        return self._canonical((*plan, *move))
+        return self.problem.canonical((*plan, *move))
 
     def fits(self, cost: Cost) -> bool:
         """Whether device memory and the goal's bounds are kept."""
         return self.objective.met(cost)
 
-    def rank(self, plan: Plan, cost: Cost) -> Rank:
-        """Smaller is better."""
-        return self.objective.rank(plan, cost)
-
-    def reward(self, plan: Plan, cost: Cost) -> float:
-        """Larger is better."""
-        return self.objective.reward(plan, cost)
-
     def worth(self, plan: Plan) -> float:
         """The reward of a plan in canonical order; raises OutOfBudget as `look` does."""
-        return self.reward(plan, self.look(plan))
+        return self.objective.reward(plan, self.look(plan))
 
     def report(self) -> None:
         if self._progress:
@@ -189,14 +191,14 @@ class Incumbent:
         improved = True
         while improved:
             before = self.best
-            for k in range(len(self.fixed), len(before)):
-                self.look(self._canonical((*before[:k], *before[k + 1 :])))
+            for k in range(len(self.problem.fixed), len(before)):
+                self.look(self.problem.canonical((*before[:k], *before[k + 1 :])))
                 if self.best != before:
                     break
             improved = self.best != before
 
     def _kept(self) -> tuple[Plan, ...]:
-        ranked = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.rank(plan, self.seen[plan]))
+        ranked = nsmallest(self._budget.keep, self.seen, key=lambda plan: self.objective.rank(plan, self.seen[plan]))
         return tuple(ranked)
 
     def result(self, stopped: str, *, proven: bool = False, lower_bound: float = 0.0) -> SearchResult:
