@@ -26,7 +26,7 @@ from toast_cli.plan.lower import lower as lower_plan
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.program.ops import ARGUMENT, RESULT
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 
 Split = Literal["fit", "test"]
@@ -189,7 +189,7 @@ def searched(problem: Problem) -> Plan:
     """What a short search finds."""
     from toast_cli.evaluate.evaluator import Evaluator
 
-    return run_search(Evaluator(problem, strategies(problem).values()), "mcts", 0, 300, None).plan
+    return run_search(Evaluator(problem, strategies(problem).values()), Settings(evaluations=300)).plan
 
 
 def store(plan: Plan) -> Stored:

@@ -44,7 +44,7 @@ STEP = jax.jit(step, donate_argnums=0)
 
 
 def plan_of(program: Any, **options: Any) -> toast.Plan:
-    return toast.partition(program, "h100-8", mesh_shape=SHAPE, pins=PINS, search="greedy", **options)
+    return toast.partition(program, "h100-8", mesh_shape=SHAPE, pins=PINS, iterations=100, **options)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from toast_cli.pipeline import Request
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import expert, experts, parse_wishes, starting_plans, strategy
 from toast_cli.tactics.strategies import baselines, ways_of
 
@@ -112,7 +112,7 @@ def test_searches_start_from_every_assignment() -> None:
     starts = starting_plans(problem)
     assert set(ways_of(problem, "fsdp").values()) <= set(starts)
     best = min(one.cost.step_seconds for one in experts(trained().evaluator)[0].values())
-    assert run_search(Evaluator(problem), "mcts", 0, 200, starts=starts).cost.step_seconds <= best
+    assert run_search(Evaluator(problem), Settings(evaluations=200), starts=starts).cost.step_seconds <= best
 
 
 # sample -> what Megatron must split, of the dimensions that it may not leave whole

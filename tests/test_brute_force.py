@@ -8,7 +8,7 @@ from programs import case_of, round_mesh
 from small_programs import PROGRAMS, random_program
 
 from toast_cli.plan.decisions import ASIDE, SUMMED, Replicate, Shard
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import starting_plans, strategy
 
 BEHIND = 1.01
@@ -26,7 +26,7 @@ def test_the_search_finds_the_best_of_all_shardings(name: str, mesh: str) -> Non
     case = case_of(small.run, *small.shapes, donate=small.donate, mesh=round_mesh(**MESHES[mesh]))
     best = best_of_all(case.problem)
     assert best.seconds <= best.least * 1.0005  # what it is measured against is the best
-    found = run_search(case.evaluator, "mcts", 0, 2000, starts=starting_plans(case.problem))
+    found = run_search(case.evaluator, Settings(evaluations=2000), starts=starting_plans(case.problem))
     assert best.least <= found.cost.step_seconds * (1.0 + 1e-6)
     assert found.cost.step_seconds <= best.seconds * BEHIND
 
@@ -36,7 +36,7 @@ def test_heads_where_tokens_attend_and_the_sequence_elsewhere(name: str) -> None
     """Heads have the axis until they are summed over, the sequence has it from there on, and the input rests whole."""
     small = PROGRAMS[name]
     case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
-    found = run_search(case.evaluator, "mcts", 0, 3000, starts=starting_plans(case.problem))
+    found = run_search(case.evaluator, Settings(evaluations=3000), starts=starting_plans(case.problem))
     assert found.cost.step_seconds <= best_of_all(case.problem).seconds * BEHIND
     assert any(isinstance(d, Shard) and d.unless == SUMMED for d in found.plan)
     assert any(isinstance(d, Replicate) for d in found.plan)
@@ -48,7 +48,7 @@ def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     small = random_program(number)
     case = case_of(small.run, *small.shapes, donate=small.donate, mesh=round_mesh(data=4, model=2))
     best = best_of_all(case.problem)
-    found = run_search(case.evaluator, "mcts", 0, 300)
+    found = run_search(case.evaluator, Settings(evaluations=300))
     assert best.least * (1.0 - 1e-6) <= min(best.seconds, found.cost.step_seconds)
 
 
@@ -57,7 +57,7 @@ def test_every_combination_of_sides_is_proven(name: str) -> None:
     """Each array is sorted along an axis of its own, so that each takes a side of its own."""
     small = PROGRAMS[name]
     case = case_of(small.run, *small.shapes, mesh=round_mesh(data=4))
-    proven = run_search(case.evaluator, "exact", 0, None, 60.0)
+    proven = run_search(case.evaluator, Settings(name="exact", seconds=60.0))
     assert proven.proven
     assert len({side for d in proven.plan if isinstance(d, Shard) for side in d.sides}) > 1
     assert proven.cost.step_seconds <= best_of_all(case.problem).seconds * 1.0001

@@ -14,18 +14,20 @@ import jax.numpy as jnp
 import pytest
 from programs import SAMPLES, case_of, round_mesh, sample
 
+import toast_cli.search.exact as exact_module
 from toast_cli.cli import main
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search import SearchResult, selection, solver
+from toast_cli.search import solver
 from toast_cli.search.branches import cases_of
-from toast_cli.search.certify import certify
+from toast_cli.search.exact import Bound, Deadline, Known, bound, certify
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.integer_program import IntegerProgram
 from toast_cli.search.objective import PRICE
 from toast_cli.search.pair_prices import PairPrices
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.search.ways import PatternWays
 
 UNBOUNDED = 1e6  # seconds: no test depends on the clock
@@ -46,9 +48,9 @@ def problem(name: str, spec: str, limit_bytes: int | None = None, **shape: int) 
 @pytest.mark.parametrize("name", ["mlp_tiny", "ssm_tiny"])
 def test_no_search_beats_the_certificate_of_another(name: str) -> None:
     evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
-    poor = run_search(evaluator, "mcts", 0, 3)
+    poor = run_search(evaluator, Settings(evaluations=3))
     certified = certify(evaluator, poor, UNBOUNDED)
-    good = run_search(evaluator, "mcts", 1, 2000)
+    good = run_search(evaluator, Settings(seed=1, evaluations=2000))
     assert 0.0 < certified.lower_bound <= good.cost.step_seconds * (1.0 + 1e-6)
     assert replace(certified, seconds=poor.seconds, lower_bound=0.0, proven=False) == poor
 
@@ -56,16 +58,16 @@ def test_no_search_beats_the_certificate_of_another(name: str) -> None:
 @pytest.mark.parametrize(("name", "spec"), [("mlp_tiny", "v4-32"), ("mlp_tiny", "h100-8")])
 def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> None:
     evaluator = Evaluator(problem(name, spec, data=4 if spec == "h100-8" else 8, model=2))
-    proven = certify(evaluator, run_search(evaluator, "mcts", 0), UNBOUNDED)
+    proven = certify(evaluator, run_search(evaluator), UNBOUNDED)
     assert proven.proven
     optimum = priced(proven)
-    assert all(priced(run_search(evaluator, "mcts", seed)) <= optimum * 1.0001 for seed in range(1, 3))
+    assert all(priced(run_search(evaluator, Settings(seed=seed))) <= optimum * 1.0001 for seed in range(1, 3))
 
 
 def test_what_is_left_out_does_not_change_the_bound() -> None:
     of = problem("mlp_tiny", "v4-32", data=8, model=2)
-    found = run_search(Evaluator(of), "mcts", 0)
-    full, quick = (selection.bound(of, UNBOUNDED, possible=known) for known in (inf, priced(found)))
+    found = run_search(Evaluator(of))
+    full, quick = (bound(of, Deadline(UNBOUNDED), Known(known)) for known in (inf, priced(found)))
     assert quick.seconds == pytest.approx(full.seconds, rel=PRICE / 2)
     assert full.seconds < priced(found)
 
@@ -75,7 +77,7 @@ def test_cases_are_all_there_is() -> None:
     of = problem("mlp_tiny", "v4-32", data=8, model=2)
     ways = PatternWays(of)
     prices = PairPrices(ways)
-    whole = selection.bound(of, UNBOUNDED).seconds
+    whole = bound(of, Deadline(UNBOUNDED)).seconds
     every, ascent = ways.of_pattern, prices.ascent(1.2 * whole)
     ascent.run(10)
     cases = cases_of(ways, ascent, 1.1 * whole)
@@ -85,7 +87,7 @@ def test_cases_are_all_there_is() -> None:
         ways.keep(case.left)
         program = IntegerProgram(ways, prices)
         assert program.state()
-        found.append(program.solve(None, lambda: False).bound)
+        found.append(program.solve(UNBOUNDED, lambda: False))
     assert len(cases) > 1
     assert min(found) == pytest.approx(whole, rel=1e-4)
     ways.take(every)
@@ -97,15 +99,15 @@ def test_a_proof_is_one_of_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is closed because what is faster there takes more decisions leaves the others to be looked at, though
     the bound on all can grow no more."""
     of = problem("mlp_tiny", "v4-32", data=8, model=2)
-    whole = selection.bound(of, UNBOUNDED).seconds
+    whole = bound(of, Deadline(UNBOUNDED)).seconds
     looked: list[float] = []
 
-    def of_ways(_: object, least: float, seconds: float) -> selection.Bound:
-        looked.append(least)
-        return selection.Bound(0.5 * whole, closed=len(looked) == 1)
+    def solved(_ways: object, _prices: object, least: Bound, _deadline: object, _known: object) -> Bound:
+        looked.append(least.seconds)
+        return Bound(0.5 * whole, closed=len(looked) == 1)
 
-    monkeypatch.setattr(selection._Bounding, "_of_ways", of_ways)
-    found = selection.bound(of, UNBOUNDED, possible=1.2 * whole, enough=1.1 * whole)
+    monkeypatch.setattr(exact_module, "_solved", solved)
+    found = bound(of, Deadline(UNBOUNDED), Known(1.2 * whole, 1.1 * whole))
     assert len(looked) > 1
     assert not found.closed
 
@@ -115,7 +117,7 @@ def test_sums_of_loops_have_a_bound(name: str, least: float) -> None:
     """A recurrence adds up gradients from step to step, which it may carry as they are: they are completed behind it at
     the soonest, which takes 0.1 % of a step of the first."""
     evaluator = Evaluator(problem(name, "v4-32", data=8, model=2))
-    certified = certify(evaluator, run_search(evaluator, "mcts", 0, 1500), UNBOUNDED)
+    certified = certify(evaluator, run_search(evaluator, Settings(evaluations=1500)), UNBOUNDED)
     assert least * certified.cost.step_seconds <= certified.lower_bound <= certified.cost.step_seconds
 
 
@@ -128,8 +130,8 @@ def test_gradients_that_nobody_takes_in_pieces_are_reduced_whole() -> None:
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((63, 63), (2**20, 63))]
     case = case_of(step, *shapes, mesh=round_mesh(data=4))
-    found = run_search(case.evaluator, "mcts", 0, 200)
-    least = selection.bound(case.problem, UNBOUNDED).seconds
+    found = run_search(case.evaluator, Settings(evaluations=200))
+    least = bound(case.problem, Deadline(UNBOUNDED)).seconds
     assert found.cost.communication_seconds > 2e-4
     assert least == pytest.approx(found.cost.step_seconds, abs=1e-5)
 
@@ -137,7 +139,7 @@ def test_gradients_that_nobody_takes_in_pieces_are_reduced_whole() -> None:
 def test_what_is_faster_by_less_than_its_decisions_are_worth_is_no_better() -> None:
     """Nothing is split, and reductions of a thousandth of the step would be faster in sixteen pieces."""
     evaluator = Evaluator(problem("ssm_tiny", "v4-32", data=8, model=2))
-    certified = certify(evaluator, run_search(evaluator, "mcts", 0, 1500), UNBOUNDED)
+    certified = certify(evaluator, run_search(evaluator, Settings(evaluations=1500)), UNBOUNDED)
     assert certified.plan == ()
     assert certified.cost.step_seconds > certified.lower_bound * (1.0 + PRICE)
     assert certified.proven
@@ -151,16 +153,16 @@ def priced(result: SearchResult) -> float:
 def test_nothing_is_proven_where_nothing_fits() -> None:
     """The bound does not know about memory."""
     tight = Evaluator(problem("mlp_tiny", "v4-32", limit_bytes=2**14, data=8, model=2))
-    certified = certify(tight, run_search(tight, "mcts", 0, 200))
+    certified = certify(tight, run_search(tight, Settings(evaluations=200)))
     assert not certified.proven
     assert not certified.fits
     assert certified.lower_bound > 0.0
 
 
 def test_meshes_of_many_axes_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toast_cli.search.selection.MOST_SPLITS", 10)
+    monkeypatch.setattr("toast_cli.search.exact.MOST_SPLITS", 10)
     small = Evaluator(problem("mlp_tiny", "v4-32", data=8, model=2))
-    certified = certify(small, run_search(small, "mcts", 0, 100))
+    certified = certify(small, run_search(small, Settings(evaluations=100)))
     assert certified.lower_bound == 0.0
     assert not certified.proven
 
@@ -197,6 +199,7 @@ def test_the_solver_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver, "may_fork", lambda: True)
     monkeypatch.setattr(solver, "_solve", lambda program: threading.Event().wait())
     looks = [False, False, True]
-    assert selection.bound(problem("mlp_tiny", "v4-32", data=16), 1000.0, asked=lambda: looks.pop(0)).seconds == 0.0
+    of = problem("mlp_tiny", "v4-32", data=16)
+    assert bound(of, Deadline(1000.0, lambda: looks.pop(0) if looks else True)).seconds == 0.0
     assert looks == []
     assert not multiprocessing.active_children()

@@ -67,7 +67,7 @@ def project(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 def test_a_project_lists_programs_meshes_and_options(project: Pipeline) -> None:
     assert toast("check", "--update") == 0
-    shared = {"seed": 3, "search": "mcts", "jobs": 1}
+    shared = {"seed": 3, "search": "mcts"}
     shaped = {"mesh_shape": "data=4,model=4", "iterations": 5, "pins": ("*=?",)}
     bounded = {"subject_to": ("peak_memory<=13GiB",)}  # max-memory bounds the search
     assert sorted(project.requests, key=lambda request: (request.program, request.mesh)) == [
@@ -102,7 +102,7 @@ def test_a_project_is_found_from_below(project: Pipeline, monkeypatch: pytest.Mo
 def test_programs_choose_from_the_project(project: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     Path("toast.yaml").write_text(YAML)
     assert toast("check", "models/a.mlir", "--max-step-time", "1s", "--seed", "0") == 0
-    assert project.requests == [Request("models/a.mlir", "v4-32", jobs=1)]
+    assert project.requests == [Request("models/a.mlir", "v4-32")]
     assert toast("check", "models/c.mlir") == 2
     assert "models/c.mlir: " in capsys.readouterr().err
 

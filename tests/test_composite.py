@@ -17,8 +17,8 @@ from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.sharding import shards
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS
-from toast_cli.search import SearchResult
-from toast_cli.search.run import run_search
+from toast_cli.search.incumbent import SearchResult
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 
 
@@ -28,7 +28,7 @@ def found(name: str, seeds: int = 1, **shape: int) -> tuple[Case, SearchResult]:
     source, dimensions = sample(name)
     mesh = load_spec("v4-32").mesh(shape or None)
     case = Case(source, Evaluator(make_problem(source.program, dimensions, mesh)))
-    results = [run_search(case.evaluator, "mcts", seed, 3000, None, 1) for seed in range(seeds)]
+    results = [run_search(case.evaluator, Settings(seed=seed, evaluations=3000)) for seed in range(seeds)]
     return case, min(results, key=lambda result: result.cost.step_seconds)
 
 
@@ -209,7 +209,7 @@ def convolutions(images: int) -> Case:
 def test_few_images_are_split_along_channels_or_space() -> None:
     few, many = convolutions(2), convolutions(256)
     for case, enough in ((few, False), (many, True)):
-        result = run_search(case.evaluator, "mcts")
+        result = run_search(case.evaluator)
         groups = {d.group for d in result.plan if isinstance(d, Shard)}
         images = case.group("x.0")
         ways = len(case.problem.mesh.sizes)
@@ -238,7 +238,7 @@ def test_little_memory_splits_weights_at_rest() -> None:
     plain = roomy.evaluator.exact_cost(batch)
     limit = int(plain.peak_bytes - 0.4 * plain.argument_bytes)
     tight = case_of(momentum_step, *shapes, donate=(0, 1), mesh=round_mesh(limit, data=16))
-    result = run_search(tight.evaluator, "mcts")
+    result = run_search(tight.evaluator)
     assert result.fits
     assert share_at_rest(tight, result.plan, WEIGHTS) <= 1 / 8
     assert share_at_rest(tight, result.plan, STATE) <= 1 / 8
@@ -259,12 +259,12 @@ def test_much_memory_leaves_weights_whole_where_little_memory_splits_them_at_res
 
     shapes = ({"down": arg(4, 4096, 1024), "up": arg(4, 1024, 4096)}, arg(2**13, 1024))
     roomy = case_of(step, *shapes, donate=(0,), mesh=round_mesh(data=16))
-    found = run_search(roomy.evaluator, "mcts")
+    found = run_search(roomy.evaluator)
     assert roomy.shard("x.0", "data") in found.plan
     assert share_at_rest(roomy, found.plan, WEIGHTS) == 1.0
     limit = int(found.cost.peak_bytes - 0.4 * found.cost.argument_bytes)
     tight = case_of(step, *shapes, donate=(0,), mesh=round_mesh(limit, data=16))
-    result = run_search(tight.evaluator, "mcts")
+    result = run_search(tight.evaluator)
     assert result.fits
     # Kinds of weights rest one by one: to split one of the two saves enough.
     assert share_at_rest(tight, result.plan, WEIGHTS) == (1 + 1 / 16) / 2

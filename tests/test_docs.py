@@ -332,7 +332,7 @@ batch = jnp.ones((32, 64))
 PARTITIONED = """
 import toast_cli
 for ending in ("mlir", "jax_export"):
-    toast_cli.partition("model.mlir", "v4-32", search="greedy").save(f"sharded.{ending}")
+    toast_cli.partition("model.mlir", "v4-32", iterations=100).save(f"sharded.{ending}")
 """
 # Arrays of the kind that the pages begin with: nobody has said where they lie.
 AFRESH = "params, opt_state, batch = jax.tree.map(lambda a: jnp.asarray(jax.device_get(a)), (params, opt_state, batch))"

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 from programs import SAMPLES
 
-from benchmarks.refinement import PAIRS, measure
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import load
@@ -19,9 +18,6 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import scattered_in
 from toast_cli.program.model import Program
-from toast_cli.search.grains import middle_grain
-from toast_cli.search.moves import Moves
-from toast_cli.search.wide_edits import about_axes
 from toast_cli.tactics import strategy
 
 
@@ -97,24 +93,3 @@ def test_pieces_of_one_axis_are_one_to_a_product() -> None:
     assert of[0] in uses
     seconds = [Evaluator(p).exact_cost(q).step_seconds for p, q in ((coarse, plan), (fine, mapped))]
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-9)
-
-
-@pytest.mark.parametrize(("spec", "coarse", "fine"), PAIRS[2:])
-def test_the_plan_on_a_finer_mesh_is_no_slower(spec: str, coarse: str, fine: str) -> None:
-    row = measure("mlp_tiny", program(), analyse(program()), spec, coarse, fine)
-    assert row["verdict"] == ""
-    assert 0.0 < row["fine_ms"] <= 1.01 * row["coarse_ms"]
-
-
-def test_a_fine_mesh_is_first_searched_as_its_links_go() -> None:
-    """Each dimension of the torus has an outer and an inner axis; over both together it is the coarse mesh's ring."""
-    mesh = load_spec("v5e-256").mesh({"a": 4, "b": 4, "c": 4, "d": 4})
-    problem = make_problem(program(), analyse(program()), mesh)
-    assert middle_grain(problem) == ((0, 2), (1, 3))
-    assert middle_grain(problem_on(a=4, b=2, c=2)) is None
-    moves = Moves(problem, middle_grain(problem))
-    one, other, *_ = (unit for unit in moves.units if isinstance(unit[0], Shard) and unit[0].group == 0)
-    plan = problem.canonical((*problem.fixed, *one))
-    assert len(one) == 2
-    assert {d.axis for edit in about_axes(moves, problem.canonical((*plan, *other))) for d in edit.out} == {0, 1, 2, 3}
-    assert all(len({d.axis % 2 for d in edit.out}) == 1 for edit in moves.exchanges(plan) if len(edit.out) == 2)

@@ -18,7 +18,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.goal import Bound, Figure, Goal, parse_goal
 from toast_cli.search.objective import Objective
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 
 BLOCK = str(SAMPLES / "block_tiny.mlirbc.zst")
 MLP = str(SAMPLES / "mlp_tiny.mlir")
@@ -76,7 +76,7 @@ def evaluator(goal: Goal, limit: int = 2**40) -> Evaluator:
 
 def best(goal: Goal, limit: int = 2**40) -> tuple[Evaluator, Cost, bool]:
     found = evaluator(goal, limit)
-    result = run_search(found, "mcts", 0, 400, None, 1)
+    result = run_search(found, Settings(evaluations=400))
     return found, result.cost, result.fits
 
 

@@ -18,8 +18,8 @@ from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.report.comparison import short
-from toast_cli.search.run import run_search
-from toast_cli.search.selection import bound
+from toast_cli.search.exact import Deadline, bound
+from toast_cli.search.run import Settings, run_search
 
 WIDTH, BATCH, TRIPS, LAYERS = 512, 2048, 8, 4
 WEIGHT = 4 * WIDTH * WIDTH  # bytes
@@ -62,7 +62,7 @@ def test_gathers_before_the_loop_save_time_and_take_memory() -> None:
 @pytest.mark.parametrize(("limit", "holds"), [(2**40, True), (8192 * KIB, True), (8191 * KIB, False)])
 def test_a_search_gathers_before_the_loop_where_the_memory_is(limit: int, holds: bool) -> None:
     of = case(limit)
-    found = run_search(of.evaluator, "mcts", 0, 200)
+    found = run_search(of.evaluator, Settings(evaluations=200))
     assert found.fits
     assert any(isinstance(d, Replicate) for d in found.plan) == holds
 
@@ -71,7 +71,7 @@ def test_no_sharding_is_faster_than_the_bound() -> None:
     """It takes gathers to stand before the loop: of this plan they do, and it is the best."""
     of = case()
     plan = (of.shard("x.0", "data"), *held(of, "data"))
-    assert bound(of.problem, 1e6).seconds == pytest.approx(of.evaluator.cost(plan).step_seconds, rel=1e-6)
+    assert bound(of.problem, Deadline(1e6)).seconds == pytest.approx(of.evaluator.cost(plan).step_seconds, rel=1e-6)
 
 
 def test_what_is_split_over_several_axes_is_held_over_all_at_once() -> None:
@@ -79,7 +79,7 @@ def test_what_is_split_over_several_axes_is_held_over_all_at_once() -> None:
     mesh = round_mesh(data=4, model=2)
     pins = ("ws*=data+model,None", "x=data+model,None")
     of = case_of(recurrent, [arg(WIDTH, WIDTH)] * LAYERS, arg(BATCH, WIDTH), mesh=mesh, pins=pins)
-    found = run_search(of.evaluator, "mcts", 0, 200)
+    found = run_search(of.evaluator, Settings(evaluations=200))
     assert {d for d in found.plan if isinstance(d, Replicate)} == set(held(of, "data", "model"))
     batch = (of.shard("x.0", "data"), of.shard("x.0", "model"))
     one, other, none = ((*batch, *more) for more in (held(of, "data"), held(of, "model"), ()))

@@ -28,7 +28,7 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.program.model import Program
 from toast_cli.program.roles import INPUTS, STATE, WEIGHTS, argument_roles
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -429,7 +429,7 @@ def test_one_state_argument_gets_the_plan_of_separate_ones(layout: str) -> None:
     plans = []
     for source in (separate("perceptron"), in_one("perceptron", layout)):
         evaluator = Evaluator(make_problem(source.program, analyse(source.program), MESH))
-        result = run_search(evaluator, "greedy")
+        result = run_search(evaluator, Settings(evaluations=300))
         plans.append((summary(evaluator.problem, result.plan), result.cost.step_seconds))
     assert plans[0][0] == plans[1][0]
     assert plans[0][1] == pytest.approx(plans[1][1], rel=0.05)  # a train state counts its steps, too

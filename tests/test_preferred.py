@@ -10,7 +10,7 @@ from programs import SAMPLES, evaluator_of, sample
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
 from toast_cli.plan.decisions import Plan
-from toast_cli.search.model import SearchResult
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import Expert, experts, strategy
 from toast_cli.tactics.preferred import MARGIN, SMALL_GAIN, preferred
 

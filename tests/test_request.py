@@ -13,8 +13,8 @@ from toast_cli.cli import options
 from toast_cli.cli.app import app
 from toast_cli.cli.project import KEYS
 from toast_cli.errors import UsageError
-from toast_cli.request import DEFAULTS, OPTIONS, Request, SearchName
-from toast_cli.search import SEARCHES
+from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request, SearchName
+from toast_cli.search.run import PLANS, SEARCHES
 
 BARE = Request("model.mlir", "v4-32")
 
@@ -25,8 +25,9 @@ def commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-def test_there_is_a_search_for_every_name() -> None:
+def test_there_is_a_search_for_every_name_and_a_budget_for_every_effort() -> None:
     assert set(SEARCHES) == set(SearchName)
+    assert set(PLANS) == set(Effort)
 
 
 def test_partition_has_every_option() -> None:
@@ -75,7 +76,8 @@ def test_project_files_may_set_what_is_declared_so() -> None:
         ({"memory_limit": "2GiB"}, "memory_limit", 2**31),
         ({"memory-limit": "2GiB"}, "memory_limit", 2**31),
         ({"search": "exact"}, "search", "exact"),
-        ({"search": SearchName.greedy}, "search", "greedy"),
+        ({"effort": "high"}, "effort", "high"),
+        ({"search": SearchName.exact}, "search", "exact"),
         ({"pin": ["w=data"]}, "pins", ("w=data",)),
         ({"seed": "3"}, "seed", 3),
         ({"confirm": 2, "confirm_budget": "10s"}, "confirm_seconds", 10.0),
@@ -95,6 +97,7 @@ def test_nothing_given_is_the_bare_request() -> None:
     ("given", "where"),
     [
         ({"search": "beam"}, "--search"),
+        ({"effort": "much"}, "--effort"),
         ({"iterations": 0}, "--iterations"),
         ({"budget": "0s"}, "--budget"),
         ({"memory_limit": "much"}, "--memory-limit"),

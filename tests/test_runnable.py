@@ -69,7 +69,7 @@ def losses(step):
 
 
 expected, end = losses(jax.jit(train_step))
-options = {"mesh_shape": "data=4,model=2", "pins": ["state.params['up']=data,model"], "search": "greedy"}
+options = {"mesh_shape": "data=4,model=2", "pins": ["state.params['up']=data,model"], "iterations": 100}
 plan = toast.partition(jax.jit(train_step, donate_argnums=0).lower(state, unused, batch), "h100-8", **options)
 auto = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
 explicit = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Explicit,) * 2)
@@ -183,7 +183,7 @@ def test_what_is_no_sharded_program_is_refused(tmp_path: Path) -> None:
         toast.load(ROOT / "sample_models" / "mlp_tiny.mlir")
     with pytest.raises(toast.ToastError, match="no such file"):
         toast.load(tmp_path / "nothing.mlir")
-    plan = toast.partition(ROOT / "sample_models" / "mlp_tiny.mlir", "h100-8", mesh_shape="data=8", search="greedy")
+    plan = toast.partition(ROOT / "sample_models" / "mlp_tiny.mlir", "h100-8", mesh_shape="data=8", iterations=100)
     plan.save(tmp_path / "sharded.mlir")
     step = toast.load(tmp_path / "sharded.mlir", devices=jax.devices()[:1])
     assert "on data=8" in repr(step)

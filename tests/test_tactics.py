@@ -16,7 +16,7 @@ from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
-from toast_cli.search.run import run_search
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import TACTICS, DoesNotApply, Look, applicable, parse_wishes, strategies, strategy
 from toast_cli.tactics.files import read_tactics
 from toast_cli.tactics.model import effective
@@ -164,19 +164,19 @@ def test_effective_plans_cost_what_the_whole_ones_do() -> None:
 
 def test_what_a_tactic_decides_stays_and_the_search_completes_it() -> None:
     of = parse_wishes(["data-parallel:data"]).state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), "mcts", 0, 300, None, 1)
+    result = run_search(Evaluator(of), Settings(evaluations=300))
     assert result.plan[: len(of.fixed)] == of.fixed
     assert {d.axis for d in result.plan[len(of.fixed) :]} >= {1}
-    free = run_search(Evaluator(problem("t2b_tiny")), "mcts", 0, 300, None, 1)
+    free = run_search(Evaluator(problem("t2b_tiny")), Settings(evaluations=300))
     assert free.cost.step_seconds <= result.cost.step_seconds * 1.01
 
 
 def test_search_names_the_only_axes_left_to_the_search() -> None:
     of = parse_wishes(["data-parallel:data", "search:model"]).state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), "mcts", 0, 300, None, 1)
+    result = run_search(Evaluator(of), Settings(evaluations=300))
     assert {d.axis for d in result.plan[len(of.fixed) :]} == {1}
     alone = parse_wishes(["search:model"]).state(problem("t2b_tiny"))
-    assert {d.axis for d in run_search(Evaluator(alone), "mcts", 0, 300, None, 1).plan} == {1}
+    assert {d.axis for d in run_search(Evaluator(alone), Settings(evaluations=300)).plan} == {1}
 
 
 # wishes -> arguments that the search may still keep whole, by axis; all on t2b_tiny
@@ -202,7 +202,7 @@ def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
 
 def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_splits() -> None:
     of = parse_wishes(["fsdp:data"]).state(problem("itx_decode_tiny"))
-    plan = run_search(Evaluator(of), "mcts", 0, 200).plan
+    plan = run_search(Evaluator(of), Settings(evaluations=200)).plan
     assert plan[: len(of.fixed)] == of.fixed
     assert ("weights", "data") not in kept(of, plan)
     whole = of.canonical((*plan, Replicate(of.roles.index("weights"), 0)))
@@ -211,7 +211,7 @@ def test_a_faster_plan_that_keeps_weights_whole_does_not_take_back_what_fsdp_spl
 
 def test_a_strategy_leaves_nothing_to_the_search() -> None:
     of = parse_wishes(strategy="fsdp+megatron").state(problem("t2b_tiny"))
-    result = run_search(Evaluator(of), "mcts", 0, 300, None, 1)
+    result = run_search(Evaluator(of), Settings(evaluations=300))
     assert result.plan == of.fixed
     assert result.evaluations <= 2
     assert of.fixed == strategies(problem("t2b_tiny"))["fsdp x megatron"]

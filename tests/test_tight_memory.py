@@ -14,7 +14,7 @@ PEAK_ERROR = find_profile(find_preset("v5e").chip).peak_error
 @pytest.mark.parametrize(("share", "remarked"), [(0.5, False), (1 - PEAK_ERROR / 2, True), (1.0, True), (1.2, False)])
 def test_a_peak_near_the_limit_is_remarked_on(share: float, remarked: bool) -> None:
     def run(limit: int | None) -> tuple[int, list[str]]:
-        request = Request("sample_models/mlp_tiny.mlir", "v5e-16", search="greedy", iterations=50, memory_limit=limit)
+        request = Request("sample_models/mlp_tiny.mlir", "v5e-16", iterations=50, memory_limit=limit)
         report = partition(request).report
         return report.predicted.peak_bytes, report.analysis.notes
 

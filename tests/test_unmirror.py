@@ -1,21 +1,16 @@
-"""One layer decided otherwise than the others: problems taken apart, and the search's use of it."""
+"""One layer decided otherwise than the others: problems taken apart."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import pytest
-from programs import Case, arg, evaluator_of, mesh_of, round_mesh, sample, source_of
+from programs import arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 
 from toast_cli.dimensions import analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.mirrors import mirrored_groups, taken_apart, unmirror
 from toast_cli.plan.patterns import make_problem
-from toast_cli.search.model import Budget
-from toast_cli.search.run import run_search
-from toast_cli.search.unmirror import unmirrored
 from toast_cli.tactics import strategies
 
 LAYERS = 6
@@ -74,41 +69,3 @@ def test_groups_taken_apart_are_named_and_complete() -> None:
         problem.dimensions.groups[ff].classes
     )
     assert all(member.startswith("params[0]") for member in groups[first].members)
-
-
-def test_where_one_layer_is_enough_the_others_stay_whole() -> None:
-    """Of six layers all but one fit whole: to split a weight of some costs less than to split one of each."""
-    whole = evaluator_of(SOURCE, MESH)
-    batch = Case(SOURCE, whole).shard("x.0", "data")
-    limit = whole.exact_cost((batch,)).peak_bytes - 2**20
-    tight = round_mesh(int(limit), data=4)
-    problem = make_problem(SOURCE.program, analyse(SOURCE.program), tight)
-    mirrored = run_search(Evaluator(problem), "mcts")
-    evaluator, found = unmirrored(Evaluator(problem), mirrored, Budget(300))
-    assert mirrored.fits and found.fits
-    assert found.cost.communication_seconds < 0.7 * mirrored.cost.communication_seconds
-    assert found.cost == evaluator.exact_cost(found.plan)
-    assert any(":" in group.name for group in evaluator.problem.dimensions.groups)
-    assert found.evaluations <= mirrored.evaluations + 301
-
-
-def test_what_says_where_decisions_hold_stays_one_group() -> None:
-    whole = evaluator_of(SOURCE, MESH)
-    case = Case(SOURCE, whole)
-    batch = case.shard("x.0", "data")
-    limit = whole.exact_cost((batch,)).peak_bytes - 2**20
-    problem = make_problem(SOURCE.program, analyse(SOURCE.program), round_mesh(int(limit), data=4))
-    mirrored = run_search(Evaluator(problem), "mcts")
-    inside = case.shard("x.0", "data", only="params[0]['up'].1")
-    evaluator, _ = unmirrored(Evaluator(problem), replace(mirrored, plan=(inside,)), Budget(300))
-    assert evaluator.problem is problem
-
-
-def test_where_nothing_is_gained_the_plan_stays_mirrored() -> None:
-    evaluator = evaluator_of(SOURCE, MESH)
-    result = run_search(evaluator, "mcts")
-    same, found = unmirrored(evaluator, result, Budget(300))
-    assert same is evaluator
-    assert found.plan == result.plan
-    none, unchanged = unmirrored(evaluator, result, Budget(3))
-    assert (none, unchanged) == (evaluator, result)

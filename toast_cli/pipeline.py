@@ -41,7 +41,7 @@ from toast_cli.search.diverse import different_plans
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
-from toast_cli.search.run import SEARCHES
+from toast_cli.search.run import PLANS, SEARCHES
 from toast_cli.tactics import Expert, parse_wishes
 from toast_cli.tactics.preferred import preferred
 
@@ -168,10 +168,10 @@ def partition(request: Request, progress: Progress | None = None, said: Said | N
 
 
 def _partition(request: Request, progress: Progress | None, said: Said | None) -> Outcome:
-    if request.search not in SEARCHES:
-        raise UsageError(
-            f"unknown search {request.search!r}", where="--search", hint=f"choose from {', '.join(SEARCHES)}"
-        )
+    for flag, word, known in (("--search", request.search, SEARCHES), ("--effort", request.effort, PLANS)):
+        if word not in known:
+            what = f"unknown {flag.removeprefix('--')} {word!r}"
+            raise UsageError(what, where=flag, hint=f"choose from {', '.join(known)}")
     if request.certify and parse_goal(request.minimise).minimise != FASTEST.minimise:
         raise UsageError("only step times are proven", where="--certify", hint="leave --minimise away, or --certify")
     timings: dict[str, float] = {}

@@ -56,8 +56,6 @@ COMMANDS = {
                 "--mesh",
                 "v4-32",
                 *QUICK,
-                "--jobs",
-                "2",
                 "-o",
                 "o.mlir",
                 "--json",

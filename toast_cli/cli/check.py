@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import SearchName
+from toast_cli.request import Effort, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import CheckVerdict
@@ -114,6 +114,7 @@ def check(
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: Annotated[SearchName | None, options.declared("search", default="mcts")] = None,
+    effort: Annotated[Effort | None, options.declared("effort", default="medium")] = None,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: Annotated[int | None, options.declared("seed", default="0")] = None,
@@ -134,7 +135,7 @@ def check(
         typer.Option(
             metavar="N",
             parser=whole_number(1, "--jobs"),
-            help="Number of checks at a time; for a single check, search processes.",
+            help="Number of checks at a time.",
         ),
     ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what failed.")] = False,
@@ -165,7 +166,7 @@ def check(
     return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
 
 
-def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None, said: Any = None) -> tuple[Report, Judged]:
+def judge_point(point: CheckPoint, progress: Any = None, said: Any = None) -> tuple[Report, Judged]:
     """Partition and judge. Raises ToastError where that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
@@ -184,7 +185,7 @@ def judge_point(point: CheckPoint, jobs: int = 1, progress: Any = None, said: An
         spec = load_spec(point.request.mesh)
         checks.refuse_other_mesh(stored, spec.chip.name, spec.devices)
     began = time.perf_counter()
-    report = pipeline.partition(replace(point.request, jobs=jobs), progress, said).report
+    report = pipeline.partition(point.request, progress, said).report
     seconds = time.perf_counter() - began
     verdict = checks.verdict(report, point.request.program, point.request.mesh, point.limits, stored, seconds)
     wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
@@ -214,7 +215,7 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told
     if done and not quiet:
         say("note", f"{len(done)} of {len(points)} checks are known from before (TOAST_CACHE=off makes them again)")
     if left and len(points) == 1:
-        done[0] = _judge_alone(points[0], jobs, quiet, verbose, told)
+        done[0] = _judge_alone(points[0], quiet, verbose, told)
     elif left:
         done.update(zip(left, _judge_all([points[k] for k in left], jobs, quiet), strict=True))
     for k in left:
@@ -222,7 +223,7 @@ def _judge(points: list[CheckPoint], jobs: int, quiet: bool, verbose: bool, told
     return [done[k] for k in range(len(points))]
 
 
-def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told: bool) -> Judged:
+def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, told: bool) -> Judged:
     """One point in this process, with progress.
 
     An error is one of the command, or a verdict where that is `told` to other programs.
@@ -232,7 +233,7 @@ def _judge_alone(point: CheckPoint, jobs: int, quiet: bool, verbose: bool, told:
 
     try:
         with progress_line(wanted=not quiet) as progress:
-            report, judged = judge_point(point, jobs, progress, None if quiet else say_confirmed)
+            report, judged = judge_point(point, progress, None if quiet else say_confirmed)
     except ToastError as error:
         if not told:
             raise

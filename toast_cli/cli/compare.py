@@ -12,7 +12,7 @@ from toast_cli.cli import options
 from toast_cli.cli.exits import DOES_NOT_FIT, OK
 from toast_cli.cli.progress import progress_line, say_confirmed
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import SearchName
+from toast_cli.request import Effort, SearchName
 
 
 def compare(
@@ -33,6 +33,7 @@ def compare(
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
+    effort: options.EffortName = Effort.medium,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -47,7 +48,6 @@ def compare(
     confirm: options.Confirm = 0,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,
-    jobs: options.Jobs = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:

@@ -14,7 +14,7 @@ from toast_cli.cli.progress import progress_line
 from toast_cli.cli.values import whole_number
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import FrameChoice, SearchName
+from toast_cli.request import Effort, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.explain import Explanation, Study
@@ -52,6 +52,7 @@ def explain(
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
+    effort: options.EffortName = Effort.medium,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -64,7 +65,6 @@ def explain(
     plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
-    jobs: options.Jobs = 1,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

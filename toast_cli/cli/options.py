@@ -11,7 +11,7 @@ import typer
 
 from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
-from toast_cli.request import OPTIONS, CompilerName, FrameChoice, Option, OptionKind, Request, SearchName
+from toast_cli.request import OPTIONS, CompilerName, Effort, FrameChoice, Option, OptionKind, Request, SearchName
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -45,6 +45,7 @@ MeshSpec = Annotated[
 
 _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.SEARCH: SearchName,
+    OptionKind.EFFORT: Effort,
     OptionKind.COMPILER: CompilerName,
     OptionKind.FRAMES: FrameChoice,
 }
@@ -66,6 +67,7 @@ def declared(name: str, default: str = "") -> Any:
 
 MeshShape = Annotated[str | None, declared("mesh_shape")]
 Search = Annotated[SearchName, declared("search")]
+EffortName = Annotated[Effort, declared("effort")]
 Budget = Annotated[str | None, declared("budget_seconds")]
 Iterations = Annotated[int | None, declared("iterations")]
 Seed = Annotated[int, declared("seed")]
@@ -78,7 +80,6 @@ SubjectTo = Annotated[list[str] | None, declared("subject_to")]
 Tactics = Annotated[list[str] | None, declared("tactics")]
 Strategy = Annotated[str | None, declared("strategy")]
 Certify = Annotated[bool, declared("certify")]
-Jobs = Annotated[int, declared("jobs")]
 SavedPlan = Annotated[str | None, declared("plan")]
 Complete = Annotated[bool, declared("complete")]
 Top = Annotated[int, declared("top")]

@@ -15,7 +15,7 @@ from toast_cli.cli.verdicts import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
-from toast_cli.request import CompilerName, FrameChoice, SearchName
+from toast_cli.request import CompilerName, Effort, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -81,6 +81,7 @@ def partition(
     ] = None,
     mesh_shape: options.MeshShape = None,
     search: options.Search = SearchName.mcts,
+    effort: options.EffortName = Effort.medium,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     seed: options.Seed = 0,
@@ -99,7 +100,6 @@ def partition(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
-    jobs: options.Jobs = 1,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -20,7 +20,7 @@ from toast_cli.cli.values import BestBy, bytes_or_none, metavar, one_of, whole_n
 from toast_cli.cli.workers import PointFailure, run_all
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import SearchName
+from toast_cli.request import Effort, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.sweep_table import SweepRow
@@ -92,6 +92,7 @@ def sweep(
         ),
     ] = BestBy.step_time,
     search: options.Search = SearchName.mcts,
+    effort: options.EffortName = Effort.medium,
     budget: options.Budget = None,
     iterations: options.Iterations = None,
     keep_shardings: options.KeepShardings = False,

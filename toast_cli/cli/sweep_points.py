@@ -76,7 +76,7 @@ def key_of(request: Request, program_digest: str, mesh_digest: str) -> str:
     from toast_cli import __version__
 
     facts = {
-        **asdict(replace(request, jobs=1)),
+        **asdict(request),
         "program content": program_digest,
         "mesh content": mesh_digest,
         "version": __version__,

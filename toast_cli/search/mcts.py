@@ -1,7 +1,8 @@
 """Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), then local search.
 
-Plans of experts are looked at first. A tenth of the budget is for the tree; local search improves the best plan and
-starts again from the best few, until nothing better has been found for a while (see `local`).
+Plans of experts are looked at first, then those of the tree: as many whatever the budget is, so that more of it never
+makes a worse plan. Local search improves the best plan and starts again from the best few, until nothing better has
+been found for a while (see `local`).
 
 A node is a plan in canonical order, so plans that are reached by different orders of equivalent decisions are one node.
 Every node is a complete plan; an edge appends a move. A simulation selects (PUCT, Rosin 2011), expands, rolls out, and
@@ -25,7 +26,7 @@ from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.local import LocalSearch
 from toast_cli.search.moves import Moves
 
-TREE_SHARE = 0.1  # of the budget
+TREE_PLANS = 500  # looked at before local search begins
 IDLE = 30  # simulations or restarts in a row that lead to known plans only: the space is exhausted
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 DRAWS, DEPTH = 3, 10  # moves drawn at each step of a roll-out, and its steps at most
@@ -60,7 +61,7 @@ def explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
     moves = Moves(incumbent.problem, incumbent.evaluator.seconds_between)
     local = LocalSearch(incumbent, moves, rng)
     tree, idle = TreeSearch(incumbent, moves, local, rng), 0
-    while incumbent.used < TREE_SHARE and idle < IDLE:
+    while len(incumbent.seen) < TREE_PLANS and idle < IDLE:
         before = len(incumbent.seen)
         tree.simulate()
         idle = 0 if len(incumbent.seen) > before else idle + 1

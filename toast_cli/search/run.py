@@ -14,7 +14,6 @@ from toast_cli.interrupts import interruptible
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
 from toast_cli.request import Effort, SearchName
-from toast_cli.search.edits import suited
 from toast_cli.search.exact import exact
 from toast_cli.search.incumbent import Budget, Incumbent, SearchProgress, SearchResult
 from toast_cli.search.mcts import mcts
@@ -59,7 +58,7 @@ class Settings:
 
 def run_search(
     evaluator: Evaluator,
-    settings: Settings = Settings(),  # noqa: B008 - it is frozen
+    settings: Settings = Settings(),
     starts: Sequence[Plan] = (),
     progress: SearchProgress | None = None,
 ) -> SearchResult:
@@ -74,9 +73,9 @@ def run_search(
         result = SEARCHES[settings.name](incumbent, np.random.default_rng(settings.seed))
     cost = evaluator.exact_cost(result.plan)
     result = replace(result, cost=cost, fits=incumbent.fits(cost))
-    if result.fits and result.stopped != "interrupted":
+    if result.fits and all(plan in incumbent.seen for plan in incumbent.starts):
         return result
-    # Plans that exceed the bounds were compared by quick costs; and an interrupted search has not seen all starts.
+    # Plans that exceed the bounds were compared by quick costs; and a search that ended early has not seen all starts.
     costs = {plan: evaluator.exact_cost(plan, learn=False) for plan in (result.plan, *incumbent.starts)}
     best = min(costs, key=lambda plan: incumbent.objective.rank(plan, costs[plan]))
     return replace(result, plan=best, cost=costs[best], fits=incumbent.fits(costs[best]))
@@ -107,7 +106,7 @@ def search_shapes(
             found = sorted([*found, (_rank(evaluator, result), number, evaluator, result)])[:FINALISTS]
             if result.stopped == "interrupted":
                 break
-        for rank, number, evaluator, before in list(found):
+        for _, number, evaluator, before in list(found):
             if before.stopped == "interrupted" or runs.is_spent():
                 break
             result = runs.run(evaluator, 0.5 / FINALISTS)
