@@ -1,8 +1,8 @@
 """Decisions that hold in a part of a program only, predicted and compiled: tokens decoded one at a time over a cache of
 keys and values (the sample `itx_decode` with few layers and words).
 
-One row for each specification and plan: the search's, the best without such decisions that climbs find, and the fastest
-of the strategies that fit. `--compile` asks XLA:TPU, ahead of time, what it makes of them: collectives and the step.
+One row for each specification and plan: the search's, that of a search without such decisions, and the fastest of the
+strategies that fit. `--compile` asks XLA:TPU, ahead of time, what it makes of them: collectives and the step.
 Exits with 1 where the search's plan is slower than another.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,11 +25,9 @@ from benchmarks.real.measure import measured
 from sample_models.itx import ITX, decode_sample
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.pipeline import Request, partition
+from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import NOWHERE, Plan, Shard
-from toast_cli.search.climb import climb_around
-from toast_cli.search.mesh_search import Confirmed
-from toast_cli.search.model import Budget, Incumbent, OutOfBudget
-from toast_cli.search.moves import Moves
+from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 
 EVALUATIONS = 6000  # of plans without such decisions
@@ -97,13 +95,9 @@ def rows_of(path: str, mesh: str, *, compiles: bool) -> list[Row]:
 
 def everywhere(evaluator: Evaluator, plan: Plan, strategy: Plan) -> Plan:
     """The best plan found whose decisions hold everywhere: from the plan without what confines it, and a strategy."""
-    problem = evaluator.problem
-    incumbent = Incumbent(problem, Confirmed(evaluator), Budget(EVALUATIONS))
     start = tuple(d._replace(only=NOWHERE) if isinstance(d, Shard) else d for d in plan)
-    with suppress(OutOfBudget):
-        for of in (strategy, start):
-            climb_around(Moves(problem), incumbent.worth, problem.canonical(of))
-    return incumbent.best
+    with patch.object(DecisionSpace, "parts", lambda _space, _decision: []):
+        return run_search(evaluator, Settings(evaluations=EVALUATIONS), (strategy, start)).plan
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.program.model import Program
-from toast_cli.search.run import run_search
+from toast_cli.search.run import PLANS, Settings, run_search
 from toast_cli.tactics import experts, starting_plans
 
 MESHES = ("v4-32", "v5e-16", "a100-16", "h100-8", "p100-8", "v6e-64")
@@ -65,7 +65,7 @@ def measure(name: str, program: Program, dimensions: Dimensions, mesh: str, opti
     for seed in range(options.seeds):
         evaluator = Evaluator(problem)  # afresh: what one seed has learnt must not help the next
         results.append(
-            run_search(evaluator, options.search, seed, options.iterations, None, options.jobs, starts=starts)
+            run_search(evaluator, Settings(options.search, seed, options.iterations, effort=options.effort), starts)
         )
     seconds = time.monotonic() - start
     times = [1e3 * r.cost.step_seconds if r.fits else float("inf") for r in results]
@@ -108,7 +108,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--search", default="mcts")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--from-nothing", action="store_true", help="without the strategies to start from")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--effort", choices=list(PLANS), default="medium")
     parser.add_argument("--tiny", action="store_true", help="the tiny twins too")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args(arguments)

@@ -128,7 +128,7 @@ def run_once(path: Path, mesh: str, options: argparse.Namespace, checkout: Path)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "toast_cli", "partition", str(path.resolve()), "--mesh", mesh, "--quiet"]
-        command += ["-o", str(Path(folder) / "out.mlir"), "--json", str(report), "--jobs", str(options.jobs)]
+        command += ["-o", str(Path(folder) / "out.mlir"), "--json", str(report)]
         start = time.monotonic()
         environment = environment_of(checkout, options.bytecode)
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=checkout, env=environment)
@@ -168,8 +168,6 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     memoised. As in `toast partition`, cycles are not looked for; time is that of the processor, which other work on the
     machine changes less.
     """
-    import numpy as np
-
     from toast_cli.cost.model import Cost
     from toast_cli.dimensions import analyse
     from toast_cli.evaluate.evaluator import Evaluator
@@ -178,22 +176,24 @@ def evaluation_rates(mesh: str) -> dict[str, float]:
     from toast_cli.plan.decisions import Plan
     from toast_cli.plan.patterns import make_problem
     from toast_cli.process import without_cycle_collection
-    from toast_cli.search import SEARCHES, Budget
+    from toast_cli.search.run import Settings, run_search
 
     program = load(str(stored_programs()["t2b_train"])).program
     evaluator = Evaluator(make_problem(program, analyse(program), load_spec(mesh).mesh(None)))
-    plans: list[Plan] = []
+    plans, cost = list[Plan](), evaluator.cost
 
     def evaluate(plan: Plan) -> Cost:
         plans.append(plan)
-        return evaluator.cost(plan)
+        return cost(plan)
+
+    evaluator.cost = evaluate  # type: ignore[method-assign]
 
     with without_cycle_collection():
         start = time.process_time()
-        SEARCHES["mcts"](evaluator.problem, evaluate, Budget(2000), np.random.default_rng(0), None)
+        run_search(evaluator, Settings(evaluations=2000))
         searched = time.process_time()
         for plan in plans:
-            evaluator.cost(plan)
+            cost(plan)
         ended = time.process_time()
     return {"in a search": len(plans) / (searched - start), "warm": len(plans) / (ended - searched)}
 
@@ -217,7 +217,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--beside", type=Path, metavar="CHECKOUT", help="run another checkout's command as well, in turn"
     )
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args(arguments)
 
