@@ -140,7 +140,7 @@ def test_the_clock_ends_a_search(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     start, counted = clock.seconds, Counted(evaluator, tick)
     result = run_search(evaluator, Settings(name, seconds=0.145))
     assert result.stopped == "budget"
-    assert counted.calls <= 15
+    assert counted.calls <= 16  # of which one is the reference
     assert clock.seconds - start < 0.16
 
 

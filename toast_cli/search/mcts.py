@@ -1,8 +1,8 @@
 """Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), then local search.
 
-Plans of experts are looked at first, then those of the tree: as many whatever the budget is, so that more of it never
-makes a worse plan. Local search improves the best plan and starts again from the best few, until nothing better has
-been found for a while (see `local`).
+Plans of experts are looked at first, then the tree grows; local search improves the best plan and starts again from the
+best few, until nothing better has been found for a while (see `local`). Nothing depends on the budget but where all
+ends, so a larger one never leads to a worse plan.
 
 A node is a plan in canonical order, so plans that are reached by different orders of equivalent decisions are one node.
 Every node is a complete plan; an edge appends a move. A simulation selects (PUCT, Rosin 2011), expands, rolls out, and
@@ -26,8 +26,8 @@ from toast_cli.search.incumbent import Incumbent, OutOfBudget, SearchResult
 from toast_cli.search.local import LocalSearch
 from toast_cli.search.moves import Moves
 
-TREE_PLANS = 500  # looked at before local search begins
-IDLE = 30  # simulations or restarts in a row that lead to known plans only: the space is exhausted
+TREE = 500  # plans that have been looked at when the tree ends
+IDLE = 30  # simulations in a row that lead to known plans only: the space is exhausted
 EXPLORATION = 0.7  # PUCT constant, for rewards scaled to [0, 1]
 DRAWS, DEPTH = 3, 10  # moves drawn at each step of a roll-out, and its steps at most
 IMPROVE = 60  # plans that the local search at the end of a roll-out looks at
@@ -61,16 +61,11 @@ def explore(incumbent: Incumbent, rng: np.random.Generator) -> None:
     moves = Moves(incumbent.problem, incumbent.evaluator.seconds_between)
     local = LocalSearch(incumbent, moves, rng)
     tree, idle = TreeSearch(incumbent, moves, local, rng), 0
-    while len(incumbent.seen) < TREE_PLANS and idle < IDLE:
+    while len(incumbent.seen) < TREE and idle < IDLE:
         before = len(incumbent.seen)
         tree.simulate()
         idle = 0 if len(incumbent.seen) > before else idle + 1
-    local.improve(incumbent.best)
-    idle = 0
-    while not incumbent.is_flat() and idle < IDLE:
-        before = len(incumbent.seen)
-        local.restart()
-        idle = 0 if len(incumbent.seen) > before else idle + 1
+    local.run()
 
 
 class TreeSearch:
