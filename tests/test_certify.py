@@ -67,7 +67,7 @@ def test_mcts_reaches_the_proven_optimum_on_two_axes(name: str, spec: str) -> No
 def test_what_is_left_out_does_not_change_the_bound() -> None:
     of = problem("mlp_tiny", "v4-32", data=8, model=2)
     found = run_search(Evaluator(of))
-    full, quick = (bound(of, Deadline(UNBOUNDED), Known(known)) for known in (inf, priced(found)))
+    full, quick = (bound(of, Deadline(UNBOUNDED), Known(known, known)) for known in (inf, priced(found)))
     assert quick.seconds == pytest.approx(full.seconds, rel=PRICE / 2)
     assert full.seconds < priced(found)
 
