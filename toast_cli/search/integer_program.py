@@ -48,7 +48,7 @@ class IntegerProgram:
         """A lower bound on the cost, in seconds of a step; 0 where there is none.
 
         Args:
-            seconds: of wall time, at most. asked: whether the user wants it to end. gap: relative, at which it may stop.
+            seconds: of wall time, at most. asked: whether the user wants it to end. gap: relative, at which it may end.
         """
         from scipy.optimize import Bounds, LinearConstraint  # heavy, and few runs ask for a proof
         from scipy.sparse import csr_array

@@ -34,9 +34,7 @@ class Moves:
         self.choices = problem.decisions.choices
         self.macros = _macros(problem)
         self._loop_edges = [
-            d
-            for d in self.choices
-            if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
+            d for d in self.choices if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
         # (group, axis) -> decisions that keep arguments whole which that split would divide.
         self._storage: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
@@ -51,9 +49,10 @@ class Moves:
         loops read may be gathered ahead of the loops over all axes at once."""
         taken, held = _taken(plan), set(plan)
         axes = {axis for _, axis, _ in taken}
-        found = [
-            d for d in self.choices if (subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held)
-        ]
+        found: list[Decision] = []
+        for d in self.choices:
+            if subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held:
+                found.append(d)
         allowed = set(found)
         reads = tuple(d for d in self._loop_edges if d in allowed and self.problem.roles[d.role] == LOOP_READS)
         together = [reads] if len(reads) > 1 else []
@@ -157,12 +156,7 @@ class Moves:
         decisions, known = self.problem.decisions, set(self.choices)
         return self._by_stake(
             plan,
-            (
-                to
-                for d in self._absent(plan)
-                for to in (*decisions.variants(d), *decisions.parts(d))
-                if to not in known
-            ),
+            (to for d in self._absent(plan) for to in (*decisions.variants(d), *decisions.parts(d)) if to not in known),
         )
 
     def storage(self, plan: Plan) -> list[Edit]:
