@@ -49,10 +49,11 @@ class Moves:
         loops read may be gathered ahead of the loops over all axes at once."""
         taken, held = _taken(plan), set(plan)
         axes = {axis for _, axis, _ in taken}
-        found: list[Decision] = []
-        for d in self.choices:
-            if subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held:
-                found.append(d)
+        found = [
+            d
+            for d in self.choices
+            if (subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held)
+        ]
         allowed = set(found)
         reads = tuple(d for d in self._loop_edges if d in allowed and self.problem.roles[d.role] == LOOP_READS)
         together = [reads] if len(reads) > 1 else []
