@@ -9,7 +9,7 @@ from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import NO_PART, NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
@@ -78,7 +78,7 @@ def make_problem(
         looks_up = op.name in (GATHER, SCATTER)
         key = (
             *(form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role),
-            *(NO_PART, looks_up),
+            looks_up,
         )
         at = numbers.get(key)
         if at is None:
