@@ -296,7 +296,9 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
     sizes = problem.mesh.sizes
     for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
         found = problem.dimensions.groups[group]
-        count = sizes[axis] * prod(sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == group})
+        count = sizes[axis] * prod(
+            sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == group}
+        )
         if found.size % count and found.size > count:
             padded = -(-found.size // count) * count
             return (
