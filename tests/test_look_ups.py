@@ -15,6 +15,7 @@ from spmd_cases import wrong_results
 
 from toast_cli import xla
 from toast_cli.emit.spmd import emit_spmd
+from toast_cli.evaluate.iteration_memo import IterationMemo
 from toast_cli.explain import Study
 from toast_cli.explain.decisions import explain_decision
 from toast_cli.explain.words import decision_text
@@ -94,6 +95,22 @@ def test_the_promise_holds(form: str) -> None:
         executable = compiled(case, plan, form)
         assert worst_error(case.source, lowered, form) < 1e-5
     assert collectives(case, executable) == (promised if form == "spmd" else on_cpu(case, promised))
+
+
+def test_tables_that_have_the_batch_are_told_from_those_that_have_not() -> None:
+    """Each element of the batch has a table of its own in the second look-up: nothing is to be sent there."""
+
+    def run(one: Any, each: Any, ids: Any) -> Any:
+        return one[ids], jax.vmap(lambda table, k: table[k], in_axes=0)(each, ids)
+
+    shapes = arg(VOCAB, EMBED), arg(BATCH, VOCAB, EMBED), arg(BATCH, dtype=jnp.int32)
+    case = case_of(run, *shapes, mesh=round_mesh(data=8))
+    plan = (case.shard("ids.0", "data", unless="look-ups"),)
+    rows = IterationMemo(case.problem)
+    steps = rows.steps(plan)
+    numbers = [rows.row(view, steps) for view in rows.views]
+    found = [rows.iteration(case.problem.op_pattern[op], numbers) for op in case.ops("gather")]
+    assert [case.text(of.operands[0]) for of in found] == ["-|-", "data|-|-"]
 
 
 def test_it_is_said_and_kept(tmp_path: Path) -> None:

@@ -261,11 +261,8 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 def is_looked_up_by(pattern: OpPattern, group: int) -> bool:
     """Whether ops of a pattern look up rows of a table by indices that have this group, which the table has not; or
     scatter into it by such indices."""
-    return (
-        pattern.looks_up
-        and group in pattern.groups
-        and not any(pattern.groups[slot] == group for slots in pattern.form.operands[0] for slot in slots)
-    )
+    slots = [slot for slot, other in enumerate(pattern.groups) if other == group]
+    return bool(slots) and pattern.looked_up.issuperset(slots)
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

@@ -250,6 +250,8 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 
 def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
+    if group is None and not facts["arguments"]:
+        raise TypeError("a decision is about no dimension and no arguments")
     only = None if facts.get("only") is None else _traits(facts["only"])  # files of before do not have it
     return SavedDecision(
         _text(facts["axis"]),
