@@ -14,6 +14,7 @@ from toast_cli.emit.minimal import Chooser
 from toast_cli.emit.moved_views import constraints_before_views
 from toast_cli.emit.propagate import numbered
 from toast_cli.plan.decisions import Plan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import CARRY, REDUCE
 
 
@@ -29,7 +30,7 @@ def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:
     """XLA sums up all of it else, on each device, and cuts the result."""
     case = case_of(lambda x: jnp.sin(x).sum(1), arg(64, 64), mesh=round_mesh(data=4))
     (reduction,) = (number for number, op in enumerate(case.program.ops) if op.name == REDUCE)
-    shardings = [((),) * len(value.shape) for value in case.program.values]
+    shardings: list[Sharding] = [((),) * len(value.shape) for value in case.program.values]
     shardings[case.program.ops[reduction].results[0]] = ((0,),)
     lowered = by_hand({"data": 4}, shardings, required={(reduction, 0): ((0,), ())})
     with numbered(case.source, lowered):
