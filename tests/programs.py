@@ -25,7 +25,7 @@ from toast_cli.dimensions import Dimensions, analyse
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Axis, Chip, Link, Mesh, load_spec
-from toast_cli.plan.decisions import NOWHERE, Plan, Replicate, Shard
+from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.patterns import make_problem
@@ -49,6 +49,7 @@ ROUND_CHIP = Chip(
     sources={},
 )
 LINK_BYTES_PER_SECOND = 1e8
+_SCOPES = {"": NOWHERE, "look-ups": LOOK_UPS}  # of `Case.shard`, that are no dimensions
 # Its compiler: what all of XLA does, at the rates above.
 PLAIN = find_profile(ROUND_CHIP)
 
@@ -173,7 +174,7 @@ class Case:
     def shard(self, place: str, axis: str, side: int = 0, unless: str = "", only: str = "") -> Shard:
         group = self.group(place)
         sides = tuple(side for _ in self.problem.dimensions.groups[group].resolutions)
-        without, within = (self.group(scope) if scope else NOWHERE for scope in (unless, only))
+        without, within = (_SCOPES[scope] if scope in _SCOPES else self.group(scope) for scope in (unless, only))
         return Shard(group, self.problem.mesh.names.index(axis), sides, without, within)
 
     def replicate(self, role: str, axis: str) -> Replicate:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import Case, arg, case_of
 
-from toast_cli.plan.decisions import Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
+from toast_cli.search.edits import subject
 
 Pile = list[Any]
 SIZES = (4, 8, 16)
@@ -96,7 +97,8 @@ def cases(draw: st.DrawFn, loops: bool = True) -> Case:
 
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
-    """Plans of at most six decisions: each group takes each axis once, `Replicate` stands last."""
+    """Plans of at most six decisions: each group takes each axis once in a part of the program, `Replicate` stands
+    last."""
     if not problem.decisions.choices:
         return st.just(())
     choices = problem.decisions.choices
@@ -106,6 +108,5 @@ def plans(problem: Problem) -> st.SearchStrategy[Plan]:
     )
 
 
-def _place(decision: Shard | Replicate) -> tuple[bool, int, int]:
-    group = decision.group if isinstance(decision, Shard) else decision.role
-    return isinstance(decision, Shard), group, decision.axis
+def _place(decision: Decision) -> tuple[object, ...]:
+    return subject(decision) if isinstance(decision, Shard) else decision

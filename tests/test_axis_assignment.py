@@ -12,7 +12,7 @@ from random_programs import cases, plans
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.iteration_memo import IterationMemo
 from toast_cli.plan.axis_assignment import assigned_order
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, lay_out
 from toast_cli.plan.problem import Problem
 
@@ -29,6 +29,7 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
     ]
     closed = {d.axis for d in plan if isinstance(d, Replicate) and d.role in (pattern.role, pattern.kind)}
     axes: list[list[int]] = [[] for _ in pattern.groups]
+    table = {pattern.groups[s] for slots in form.operands[0] for s in slots} if pattern.looked_up else set()
 
     def count(of: list[int]) -> int:
         total = 1
@@ -49,6 +50,8 @@ def plain_choice(problem: Problem, pattern: OpPattern, plan: Plan) -> Choice:
 
         slots = [s for s, group in enumerate(pattern.groups) if group == decision.group]
         if decision.unless == SUMMED and any(form.kinds[s] is SlotKind.REDUCTION for s in slots):
+            return []
+        if decision.unless == LOOK_UPS and pattern.looked_up and not table & {decision.group}:
             return []
         if pattern.strands and any(chosen(s) == ASIDE for s in slots):
             return []

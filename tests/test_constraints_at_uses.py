@@ -6,15 +6,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from emitted import by_hand
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit.minimal import Chooser
 from toast_cli.emit.moved_views import constraints_before_views
 from toast_cli.emit.propagate import numbered
-from toast_cli.plan.decisions import Override, Plan
-from toast_cli.plan.lower import lower
-from toast_cli.plan.parts import with_parts
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.sharding import Sharding
 from toast_cli.program.ops import CARRY, REDUCE
 
 
@@ -29,10 +29,10 @@ def chooser_of(case: Case, plan: Plan) -> Chooser:
 def test_what_a_reduction_reads_a_piece_of_is_cut_in_front_of_it() -> None:
     """XLA sums up all of it else, on each device, and cuts the result."""
     case = case_of(lambda x: jnp.sin(x).sum(1), arg(64, 64), mesh=round_mesh(data=4))
-    problem = with_parts(case.problem, case.problem.op_pattern)
     (reduction,) = (number for number, op in enumerate(case.program.ops) if op.name == REDUCE)
-    plan = problem.canonical((Override(0, ((problem.patterns[problem.op_pattern[reduction]].part, (0,)),)),))
-    lowered = lower(problem, plan)
+    shardings: list[Sharding] = [((),) * len(value.shape) for value in case.program.values]
+    shardings[case.program.ops[reduction].results[0]] = ((0,),)
+    lowered = by_hand({"data": 4}, shardings, required={(reduction, 0): ((0,), ())})
     with numbered(case.source, lowered):
         chooser = Chooser(case.source, lowered)
         assert chooser.choose().unsettled == ()

@@ -142,6 +142,11 @@ WRONG = [
     ('{"schema": "toast.plan/1", "program": "m", "axes": {"data": "8"}, "decisions": []}', "'8' is not a number"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": [], "decisions": []}', "the plan is damaged"),
     ('{"schema": "toast.plan/1", "program": "m", "axes": {}, "decisions": [3]}', "the plan is damaged"),
+    (
+        '{"schema": "toast.plan/1", "program": "m", "axes": {}, "decisions": [{"axis": "data", "group": null, '
+        '"unless": null, "sides": [], "arguments": "", "places": []}]}',
+        "a decision is about no dimension and no arguments",
+    ),
 ]
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.plan.axis_assignment import START, AxisAssigner, AxisClaim, SplitRules, assigned_order, claim_of
-from toast_cli.plan.decisions import Decision, Override, Plan, Shard
-from toast_cli.plan.iteration import NO_PART, NO_ROLE, Choice, Iteration, OpPattern, lay_out
+from toast_cli.plan.decisions import Decision, Plan, Shard
+from toast_cli.plan.iteration import NO_ROLE, Choice, Iteration, OpPattern, lay_out
 from toast_cli.plan.loop_reads import LOOP_EDGES, LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding
@@ -85,23 +85,13 @@ class View:
 
 
 def touches(decision: Decision) -> tuple[int, ...]:
-    """What a decision reaches: by twice its number a group, below -1 an argument role, by odd numbers parts."""
-    if isinstance(decision, Override):
-        return tuple([_part(part) for part, _ in decision.places])
-    return (_group(decision.group) if isinstance(decision, Shard) else _role(decision.role),)
+    """What a decision reaches: a group, by its number, or an argument role, by a number below -1."""
+    return (decision.group if isinstance(decision, Shard) else _role(decision.role),)
 
 
 def groups_of(touches: Iterable[int]) -> tuple[int, ...]:
     """The groups among what decisions reach, in ascending order."""
-    return tuple(sorted(what // 2 for what in touches if what >= 0 and what % 2 == 0))
-
-
-def _group(group: int) -> int:
-    return 2 * group
-
-
-def _part(part: int) -> int:
-    return 2 * part + 1
+    return tuple(sorted(what for what in touches if what >= 0))
 
 
 def _role(role: int) -> int:
@@ -133,8 +123,7 @@ class IterationMemo:
         found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             roles = [_role(role) for role in (pattern.role, pattern.kind, pattern.loop_role) if role != NO_ROLE]
-            part = [] if pattern.part == NO_PART else [_part(pattern.part)]
-            kinds = found[frozenset([*map(_group, pattern.groups), *roles, *part])]
+            kinds = found[frozenset([*pattern.groups, *roles])]
             kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
         views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
         if LOOP_READS in self._problem.roles:

@@ -8,13 +8,14 @@ from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import UsageError
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.study import Study
-from toast_cli.explain.words import different_text, ops_count, override_texts, places_of, role_name
+from toast_cli.explain.words import role_name
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.sharding import shards
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.quantities import format_bytes, format_count, format_seconds
+from toast_cli.search.edits import subject
 from toast_cli.search.objective import Objective
 from toast_cli.tactics.model import DIMENSIONS
 
@@ -78,14 +79,6 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
             f"It keeps {role} replicated over {axis} between steps, whatever other decisions say. "
             "That takes no gathers, and more memory."
         ]
-    if isinstance(decision, Override):
-        return [
-            f"{different_text(ops_count(problem, decision))} over {axis} from what the other decisions say: "
-            f"{', '.join(override_texts(problem, decision))}.",
-            *(f"{study.place(ops[0])}: {f'{name} is split' if name else 'nothing is split'}"
-              f"{f', and in {format_count(len(ops) - 1)} alike' if len(ops) > 1 else ''}."
-              for name, _, ops in places_of(problem, decision)[:_LISTED] if ops),
-        ]  # fmt: skip
     group = problem.dimensions.groups[decision.group]
     meaning = f": {DIMENSIONS[group.role]}" if group.role in DIMENSIONS else ""
     alike = f", {format_count(len(group.classes))} alike" if len(group.classes) > 1 else ""
@@ -158,7 +151,7 @@ def _instead(study: Study, number: int, decision: Decision) -> list[Change]:
     """The best plans that have something else in its place, or have it at another place."""
     problem = study.problem
     rest = (*study.plan[: number - 1], *study.plan[number:])
-    held = {d[:2] for d in rest if isinstance(d, Shard)}
+    held = {subject(d) for d in rest if isinstance(d, Shard)}
     tried: dict[Plan, str] = {}
 
     def offer(plan: Plan, what: str) -> None:
@@ -170,7 +163,7 @@ def _instead(study: Study, number: int, decision: Decision) -> list[Change]:
         if type(other) is not type(decision):
             continue
         same_axis, same_group = other.axis == decision.axis, other[0] == decision[0]
-        fresh = other not in study.plan and not (isinstance(other, Shard) and other[:2] in held)
+        fresh = other not in study.plan and not (isinstance(other, Shard) and subject(other) in held)
         if fresh and (same_axis or same_group):
             what = study.words(other)
             offer((*study.plan[: number - 1], other, *study.plan[number:]), f"{what} instead")

@@ -16,9 +16,7 @@ from toast_cli.explain.collective_rows import WholeUse, look, rows_of, whole_use
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import (
-    different_text,
     kept_text,
-    ops_count,
     part_name,
     scope_name,
     scope_texts,
@@ -26,7 +24,7 @@ from toast_cli.explain.words import (
 )
 from toast_cli.frontend.source import Source
 from toast_cli.plan.axis_assignment import claim_of
-from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.lower import lower
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -132,8 +130,6 @@ class Study:
         axis = problem.mesh.names[decision.axis]
         if isinstance(decision, Replicate):
             return f"{kept_text(problem, decision)} over {axis}"
-        if isinstance(decision, Override):
-            return f"{different_text(ops_count(problem, decision))} over {axis}"
         name = problem.dimensions.groups[decision.group].name
         where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
         return " ".join([f"{name}{self._sides(decision)} over {axis}", *where])
@@ -163,9 +159,6 @@ class Study:
         of = self.problem.patterns[pattern]
         groups = {of.groups[slot] for slot in slots}
         for number, decision in enumerate(self.plan, 1):
-            if isinstance(decision, Override) and decision.axis == axis and self._overrides(pattern, decision):
-                return number
-        for number, decision in enumerate(self.plan, 1):
             if isinstance(decision, Shard) and claim_of(of, decision, self.problem.resolution_place) is None:
                 continue
             if isinstance(decision, Shard) and decision.axis == axis and decision.group in groups:
@@ -181,15 +174,18 @@ class Study:
         return 0, ""
 
     def why_not(self, pattern: int, number: int) -> str:
-        """Why a decision about a dimension an op has does not split it there; empty where it does."""
+        """Why a decision about a dimension an op has does not split it there; empty where it does, or a pin does."""
         of, decision = self.problem.patterns[pattern], self.plan[number - 1]
         if not isinstance(decision, Shard):
             return ""
         axis, size = decision.axis, self.problem.mesh.sizes[decision.axis]
         slots = [slot for slot, group in enumerate(of.groups) if group == decision.group]
         axes = self.iterations[pattern].slot_axes
+        if claim_of(of, decision, self.problem.resolution_place) is None:
+            return "it leaves these ops to other decisions"
         if any(axis in axes[slot] for slot in slots):
-            return ""
+            giver = self.giver(pattern, slots, axis)
+            return "" if giver in (0, number) else f"decision {giver} splits it already"
         holder, name = self.holder(pattern, axis)
         if name:
             return f"{self.problem.mesh.names[axis]} is taken there by {name}" + (
@@ -198,8 +194,6 @@ class Study:
         for k, other in enumerate(self.plan, 1):
             if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
                 return f"{self.numbered(k)} keeps it replicated"
-            if isinstance(other, Override) and other.axis == axis and self._overrides(pattern, other):
-                return f"{self.numbered(k)} gives it a different sharding"
         if all(of.form.kinds[slot] is SlotKind.BLOCKED for slot in slots):
             return "the operation needs it whole"
         for slot in slots:
@@ -207,10 +201,6 @@ class Study:
             if of.form.sizes[slot] % (taken * size):
                 return f"{of.form.sizes[slot] // taken} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
-
-    def _overrides(self, pattern: int, decision: Override) -> bool:
-        """Whether a decision is about ops of a pattern."""
-        return claim_of(self.problem.patterns[pattern], decision, self.problem.resolution_place) is not None
 
     def place(self, op: int, inside: str = "") -> str:
         return self.source.location(op, inside) or self.problem.program.ops[op].name

@@ -7,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
-from toast_cli.plan.parts import ops_of_parts
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import STATE, WEIGHTS
-from toast_cli.quantities import format_plural
 from toast_cli.tactics.model import weight_groups
 
 # In place of a group's name, of a decision that leaves ops alone which sum over its own group.
@@ -23,7 +21,6 @@ LOOKED_UP = "look up rows of tables"
 _KEPT = {ACCUMULATORS: "kept whole", LOOP_READS: "gathered before the loop"}
 # So many dimensions of one name are counted instead of listed.
 _MANY = 4
-_LISTED = 3  # names of ops
 _NUMBERED = re.compile(r"_\d+$")
 
 
@@ -33,24 +30,22 @@ def summary(problem: Problem, plan: Plan) -> str:
         return "everything replicated"
     in_weights = set(weight_groups(problem))
     over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
-    axes_of: dict[int, list[int]] = defaultdict(list)
+    axes_of: dict[int, dict[int, None]] = defaultdict(dict)
     for k, decision in enumerate(plan):
         if isinstance(decision, Shard) and not _only_at_rest(plan, k, in_weights):
-            axes_of[decision.group].append(decision.axis)
+            axes_of[decision.group][decision.axis] = None
     for group, axes in axes_of.items():
         over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
     parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
     idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
-    different = {op for d in plan if isinstance(d, Override) for _, _, ops in places_of(problem, d) for op in ops}
-    said = [different_text(len(different))] if different else []
-    return "; ".join([*parts, *(_at_rest(problem, plan, in_weights) or _whole(problem, plan)), *said, *idle])
+    return "; ".join([*parts, *(_at_rest(problem, plan, in_weights) or _whole(problem, plan)), *idle])
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
     """Mesh axes (of more than one device) over which nothing is split: no decision is about them and no pin names
     them."""
     pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
-    used = {d.axis for d in plan if isinstance(d, Shard | Override)} | {
+    used = {d.axis for d in plan if isinstance(d, Shard)} | {
         axis for pin in pins for axes in pin for axis in axes or ()
     }
     return [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1 and axis not in used]
@@ -105,52 +100,10 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         if role == LOOP_READS:
             return f"gather {role} over {axis} once, before the loop, and hold it"
         return f"keep {role} replicated over {axis} between steps"
-    if isinstance(decision, Override):
-        return f"over {axis}, {', '.join(override_texts(problem, decision))}"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
     where = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
     return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside_text(problem, decision)}"
-
-
-def places_of(problem: Problem, decision: Override) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """[places] the name of what the axis splits there (empty: nothing), the slots, and the ops."""
-    ops_of = ops_of_parts(problem)
-    found = []
-    for part, slots in decision.places:
-        ops = ops_of.get(part, ())
-        groups = problem.patterns[problem.op_pattern[ops[0]]].groups if ops and slots else ()
-        found.append((problem.dimensions.groups[groups[slots[0]]].name if groups else "", slots, ops))
-    return found
-
-
-def ops_count(problem: Problem, decision: Override) -> int:
-    """How many ops a decision gives a sharding of their own."""
-    return sum(len(ops) for _, _, ops in places_of(problem, decision))
-
-
-def different_text(count: int) -> str:
-    """`18 ops use a different sharding`: different from what the decisions about dimensions give them."""
-    return f"{format_plural(count, 'op')} {'uses' if count == 1 else 'use'} a different sharding"
-
-
-def override_texts(problem: Problem, decision: Override) -> list[str]:
-    """`split ff in 12 ops (dot_general, add)`, `nothing in 3 ops (reduce)`: what the axis splits where, most first."""
-    ops_by_name: dict[str, list[int]] = defaultdict(list)
-    for name, _, ops in places_of(problem, decision):
-        ops_by_name[name] += ops
-    return [
-        f"{f'split {name}' if name else 'nothing'} in {format_plural(len(ops), 'op')} ({_kinds(problem, ops)})"
-        for name, ops in sorted(ops_by_name.items(), key=lambda it: (not it[0], -len(it[1])))
-    ]
-
-
-def _kinds(problem: Problem, ops: Sequence[int]) -> str:
-    """Names of the ops, the heavy ones first."""
-    program = problem.program
-    order = sorted(ops, key=lambda op: (-program.ops[op].flops, op))
-    names = list(dict.fromkeys(program.ops[op].name.rpartition(".")[2] for op in order))
-    return ", ".join([*names[:_LISTED], *(["…"] if len(names) > _LISTED else [])])
 
 
 def role_name(problem: Problem, decision: Replicate) -> str:

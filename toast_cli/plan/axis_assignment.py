@@ -22,17 +22,16 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from toast_cli.dimensions.model import Form, SlotKind
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.iteration import Choice, OpPattern, SlotAxes, Space
 from toast_cli.plan.workarounds import without_split_space
 
 START = 0  # the state in which nothing is decided
-NO_FURTHER = -1  # last among the slots of a claim: no later claim on the axis counts
 
 
 class AxisClaim(NamedTuple):
     """What a decision comes to in one op. slots: those that the axis may split, the first choice first; none: nobody is
-    to have it. Where `NO_FURTHER` is the last of them nobody else is."""
+    to have it."""
 
     axis: int
     slots: tuple[int, ...]
@@ -116,15 +115,13 @@ class AxisAssigner:
         axis, slots = claim
         if not slots:
             return AssignmentState(slot_axes, gone | {axis}, waiting)
-        if axis in gone and any(other.axis == axis and other.slots[-1] == NO_FURTHER for other in waiting):
-            return assigned
         taken = NOWHERE if axis in gone else self._eligible(slot_axes, claim)
         if taken != NOWHERE:
             slot_axes = (*slot_axes[:taken], (*slot_axes[taken], axis), *slot_axes[taken + 1 :])
             gone = gone | {axis}
         if axis in gone and axis not in self._partial(slot_axes):
             waiting = tuple([other for other in waiting if other.axis != axis])
-        elif scatter := tuple([slot for slot in slots if slot in self._scatters or slot == NO_FURTHER]):
+        elif scatter := tuple([slot for slot in slots if slot in self._scatters]):
             waiting = tuple(sorted((*waiting, AxisClaim(axis, scatter)), key=_axis))
         return AssignmentState(slot_axes, gone, waiting)
 
@@ -132,11 +129,7 @@ class AxisAssigner:
         """The first slot that can be split further by the axis; NOWHERE if none."""
         rules, sizes = self.rules, self._sizes
         for slot in claim.slots:
-            if (
-                slot == NO_FURTHER
-                or slot in rules.whole
-                or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[claim.axis])
-            ):
+            if slot in rules.whole or rules.limits[slot] % (_count(slot_axes[slot], sizes) * sizes[claim.axis]):
                 continue
             if all(_count(slot_axes[major], sizes) == rules.full[major] for major in rules.majors[slot]):
                 return slot
@@ -230,9 +223,6 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
     if isinstance(decision, Replicate):
         roles = pattern.role, pattern.kind, pattern.loop_role
         return AxisClaim(decision.axis, ()) if decision.role in roles else None
-    if isinstance(decision, Override):
-        slots = next((slots for part, slots in decision.places if part == pattern.part), None)
-        return None if slots is None else final_claim(decision.axis, slots)
     if decision.group not in pattern.groups or decision.unless in pattern.groups:
         return None
     if decision.only != NOWHERE and decision.only not in pattern.groups:
@@ -242,11 +232,6 @@ def claim_of(pattern: OpPattern, decision: Decision, resolutions: dict[int, int]
     if slots is None:
         slots = pattern.candidates[key] = _by_side(pattern, decision, resolutions)
     return AxisClaim(decision.axis, slots) if slots else None
-
-
-def final_claim(axis: int, slots: tuple[int, ...]) -> AxisClaim:
-    """What an override that names these slots comes to."""
-    return AxisClaim(axis, (*slots, NO_FURTHER) if slots else ())
 
 
 def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -> tuple[int, ...]:
@@ -276,9 +261,8 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 def is_looked_up_by(pattern: OpPattern, group: int) -> bool:
     """Whether ops of a pattern look up rows of a table by indices that have this group, which the table has not; or
     scatter into it by such indices."""
-    return pattern.looks_up and group in pattern.groups and not any(
-        pattern.groups[slot] == group for slots in pattern.form.operands[0] for slot in slots
-    )
+    slots = [slot for slot, other in enumerate(pattern.groups) if other == group]
+    return bool(slots) and pattern.looked_up.issuperset(slots)
 
 
 def _count(axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:

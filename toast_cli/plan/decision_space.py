@@ -14,7 +14,7 @@ from toast_cli.dimensions.model import Dimensions, SlotKind
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.axis_assignment import is_looked_up_by
-from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Replicate, Shard
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Replicate, Shard
 from toast_cli.plan.iteration import OpPattern
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.program.model import Program
@@ -130,11 +130,7 @@ class DecisionSpace:
         return [d for d in found if d != decision]
 
     def offers(self, decision: Decision) -> bool:
-        """Whether a search may decide so: `choices`, all that `variants` and `parts` lead to from them, and what is
-        said of the problem's own parts."""
-        if isinstance(decision, Override):
-            known = {pattern.part for pattern in self.patterns}
-            return decision.axis not in self.closed and all(part in known for part, _ in decision.places)
+        """Whether a search may decide so: `choices`, and all that `variants` and `parts` lead to from them."""
         if isinstance(decision, Replicate):
             return decision in self._offered or decision in self.rests
         if decision in self._offered:

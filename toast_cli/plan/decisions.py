@@ -44,37 +44,12 @@ class Replicate(NamedTuple):
     axis: int
 
 
-class Override(NamedTuple):
-    """Over mesh axis `axis`, some ops do otherwise than all other decisions say, whatever those are.
-
-    places: numbers of parts of the program (`OpPattern.part`), in ascending order, each with the slot of its ops that
-    the axis splits, and behind it those on which their partial results are scattered, if any: the first that can be
-    split. No slot: the axis splits nothing there.
-    """
-
-    axis: int
-    places: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-Decision = Shard | Replicate | Override
+Decision = Shard | Replicate
 Plan = tuple[Decision, ...]
 
 
 # Whether no op can tell which of two decisions came first.
 Commute = Callable[[Shard, Shard], bool]
-
-
-PLACE = 0.1  # how much one place of an `Override` says, of a decision: many belong together
-
-
-def length_of(plan: Plan) -> float:
-    """How much a plan says, in decisions, of an `Override` each place. Overrides are looked for at the end."""
-    length: float = len(plan)
-    for decision in reversed(plan):
-        if not isinstance(decision, Override):
-            break
-        length += PLACE * len(decision.places) - 1
-    return length
 
 
 def independent(a: Shard, b: Shard) -> bool:
@@ -84,8 +59,7 @@ def independent(a: Shard, b: Shard) -> bool:
 
 def canonical(plan: Plan, commute: Commute = independent) -> Plan:
     """The one order that stands for all equivalent ones: the lexicographically first of those that only exchange
-    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands behind those,
-    and `Override`s come last, as they are.
+    neighbours that commute (the normal form of a trace). `Replicate` commutes with everything and stands behind those.
     """
     ordered: list[Shard] = []
     keys: list[_Key] = []
@@ -99,7 +73,7 @@ def canonical(plan: Plan, commute: Commute = independent) -> Plan:
             ordered.insert(place, decision)
             keys.insert(place, key)
     whole = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
-    return (*ordered, *whole, *dict.fromkeys(d for d in plan if isinstance(d, Override)))
+    return (*ordered, *whole)
 
 
 _Key = tuple[int, int, tuple[int, ...], int, int]

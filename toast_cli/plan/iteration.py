@@ -13,7 +13,6 @@ from toast_cli.plan.decisions import NOWHERE
 from toast_cli.plan.sharding import Sharding
 
 NO_ROLE = -1
-NO_PART = -1
 SlotAxes = tuple[tuple[int, ...], ...]  # [slots] mesh axes that split each
 PinnedSharding = tuple[tuple[int, ...] | None, ...]
 
@@ -38,9 +37,8 @@ class OpPattern:
         buffer. kind: the same of its kind of arguments (see `Problem.roles`). loop_role: a third one, see
         `loop_reads.weight_views`.
     result_pins, operand_pins: shardings insisted on, per array, or None. space: of a convolution with windows.
-    closed: mesh axes that cannot split it, those over which a manual region is. part: of the program, if it is in one
-        that may do otherwise than decisions say (see `plan.parts`). looks_up: it gathers from a table, or
-        scatters into one.
+    closed: mesh axes that cannot split it, those over which a manual region is. looked_up: slots of the indices of
+        a look-up in a table, or of a scatter into one, that are no dimensions of the table.
     """
 
     form: Form
@@ -53,10 +51,9 @@ class OpPattern:
     space: Space | None = None
     closed: frozenset[int] = frozenset()
     loop_role: int = NO_ROLE
-    part: int = NO_PART
-    looks_up: bool = False
-    # (group, sides, scope if that is no group) -> slots in the order in which they are tried, as far as asked for: plans ask for
-    # the same few again and again.
+    looked_up: frozenset[int] = frozenset()
+    # (group, sides, scope if that is no group) -> slots in the order in which they are tried, as far as known: plans
+    # ask for the same few again and again.
     candidates: dict[tuple[int, tuple[int, ...], int], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -101,8 +98,7 @@ def decisive(pattern: OpPattern) -> tuple[object, ...]:
         pattern.role,
         pattern.kind,
         pattern.loop_role,
-        pattern.part,
-        pattern.looks_up,
+        pattern.looked_up,
         form.sizes,
         form.kinds,
         form.extents,

@@ -9,7 +9,7 @@ from toast_cli.dimensions.model import Dimensions, Form, SlotKind, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS, Accumulation, find_accumulations, ops_of
 from toast_cli.plan.decisions import NOWHERE
-from toast_cli.plan.iteration import NO_PART, NO_ROLE, OpPattern, PinnedSharding, Space
+from toast_cli.plan.iteration import NO_ROLE, OpPattern, PinnedSharding, Space
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips, weight_views
 from toast_cli.plan.pins import number_pins, unused_pins
 from toast_cli.plan.problem import Problem
@@ -75,11 +75,8 @@ def make_problem(
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
         closed = _closed_axes(op, mesh, stated.manual.get(number))
-        looks_up = op.name in (GATHER, SCATTER)
-        key = (
-            *(form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role),
-            *(NO_PART, looks_up),
-        )
+        looked_up = _looked_up(op, form)
+        key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
         at = numbers.get(key)
         if at is None:
             at = numbers[key] = len(patterns)
@@ -101,6 +98,13 @@ def make_problem(
         argument_kind=argument_kind,
         accumulations=accumulations,
     )
+
+
+def _looked_up(op: Op, form: Form) -> frozenset[int]:
+    """Slots of a look-up in a table, or of a scatter into one, that are no dimensions of the table."""
+    if op.name not in (GATHER, SCATTER):
+        return frozenset()
+    return frozenset(range(len(form.sizes))).difference(*form.operands[0])
 
 
 def _closed_axes(op: Op, mesh: Mesh, manual: tuple[str, ...] | None) -> frozenset[int]:

@@ -111,8 +111,8 @@ class Problem:
         return tuple(known[pattern.form, pattern.space, pattern.closed] for pattern in self.patterns)
 
     def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
-        """Other groups of the look-ups and ops doing arithmetic that one decision splits and another about the same group leaves
-        alone: one of them may have the axis there."""
+        """Other groups of the look-ups and ops doing arithmetic that one decision splits and another about the same
+        group leaves alone: one of them may have the axis there."""
         key = decision._replace(axis=0), to._replace(axis=0)
         if key not in self._left_to:
             self._left_to[key] = frozenset(
@@ -128,7 +128,7 @@ class Problem:
     @cached_property
     def _look_ups(self) -> tuple[int, ...]:
         """Patterns of look-ups in tables and their gradients."""
-        return tuple(number for number, pattern in enumerate(self.patterns) if pattern.looks_up)
+        return tuple(number for number, pattern in enumerate(self.patterns) if pattern.looked_up)
 
     @cached_property
     def _left_to(self) -> dict[tuple[Decision, Decision], frozenset[int]]:
@@ -138,7 +138,7 @@ class Problem:
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] what says how each chooses: equal ones choose alike under every plan."""
         return tuple(
-            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.part, p.looks_up, s.rules)
+            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.looked_up, s.rules)
             for p, s in zip(self.patterns, self.assigners, strict=True)
         )
 

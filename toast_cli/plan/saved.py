@@ -19,8 +19,7 @@ from typing import Any
 from toast_cli.dimensions.model import Group
 from toast_cli.errors import InputError
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import ASIDE, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
-from toast_cli.plan.parts import ops_of_parts, parted_into
+from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import ROLES
@@ -50,19 +49,9 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class SavedPlace:
-    """What ops do otherwise. ops: by number. slots: of them that the axis splits, the first choice first. what: each
-    op's name and the types of its results, by which it is known again."""
-
-    ops: tuple[int, ...]
-    slots: tuple[int, ...]
-    what: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class SavedDecision:
-    """A `Shard` of `group` (not where ops have `unless`, or sum over it; only where they have `only`), a `Replicate` of
-    the arguments called `arguments`, or an `Override` in `places`; `axis` by name."""
+    """A `Shard` of `group` (not where ops have `unless`, sum over it, or look up rows of tables; only where they have
+    `only`), or a `Replicate` of the arguments called `arguments`; `axis` by name."""
 
     axis: str
     group: Traits | None = None
@@ -72,7 +61,6 @@ class SavedDecision:
     unless_look_ups: bool = False
     arguments: str = ""
     only: Traits | None = None
-    places: tuple[SavedPlace, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,21 +77,18 @@ class SavedPlan:
 
 def save_plan(problem: Problem, plan: Plan) -> bytes:
     """The plan as JSON, with a final newline."""
-    traits, axes, ops_of = traits_of(problem), problem.mesh.names, ops_of_parts(problem)
+    traits, axes = traits_of(problem), problem.mesh.names
     decisions = []
     for decision in plan:
-        if isinstance(decision, Override):
-            places = [(ops_of[part], slots) for part, slots in decision.places]
-            saved = tuple(SavedPlace(ops, slots, tuple(_op(problem, op) for op in ops)) for ops, slots in places)
-            decisions.append(SavedDecision(axes[decision.axis], places=saved))
-        elif isinstance(decision, Replicate):
-            decisions.append(SavedDecision(axes[decision.axis], arguments=problem.roles[decision.role]))
+        axis = axes[decision.axis]
+        if isinstance(decision, Replicate):
+            decisions.append(SavedDecision(axis, arguments=problem.roles[decision.role]))
         else:
             unless = traits[decision.unless] if decision.unless >= 0 else None
-            summed = decision.unless == SUMMED
+            summed, look_ups = decision.unless == SUMMED, decision.unless == LOOK_UPS
             only = traits[decision.only] if decision.only != NOWHERE else None
             group = traits[decision.group]
-            decisions.append(SavedDecision(axes[decision.axis], group, decision.sides, unless, summed, only=only))
+            decisions.append(SavedDecision(axis, group, decision.sides, unless, summed, look_ups, only=only))
     facts = {
         "schema": SCHEMA,
         "program": problem.program.name,
@@ -130,20 +115,10 @@ def read_plan(path: str) -> SavedPlan:
 def apply_plan(problem: Problem, saved: SavedPlan, *, complete: bool = False) -> Problem:
     """The problem with the saved decisions fixed, and what did not carry over among its notices. complete: a search may
     add to them."""
-    problem = with_places(problem, saved)
     plan, notes = carried_over(problem, saved)
     closed = problem.closed if complete else frozenset(range(len(problem.mesh.names)))
     notices = (*(f"{saved.path}: {note}" for note in notes), *problem.notices)
     return replace(problem, fixed=plan, closed=closed, notices=notices)
-
-
-def with_places(problem: Problem, saved: SavedPlan) -> Problem:
-    """The problem with the ops of which the plan says that they do otherwise in parts, as far as they are here."""
-    known = [place for d in saved.decisions for place in d.places if _is_here(problem, place)]
-    try:
-        return parted_into(problem, [(place.ops, place.slots) for place in known])
-    except ValueError:
-        return problem
 
 
 def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
@@ -232,12 +207,6 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
     if decision.axis not in names:
         return None, f"this mesh has {', '.join(names)}"
     axis = names.index(decision.axis)
-    if decision.places:
-        part_of = {ops: part for part, ops in ops_of_parts(problem).items()}
-        places = [(part_of.get(place.ops), place.slots) for place in decision.places if _is_here(problem, place)]
-        if len(places) < len(decision.places) or any(part is None for part, _ in places):
-            return None, "it is about single ops, and this program has others"
-        return Override(axis, tuple(sorted((part, slots) for part, slots in places if part is not None))), ""
     if decision.group is None:
         if decision.arguments not in problem.roles:
             return None, f"there are no such arguments here, but {', '.join(ROLES)}"
@@ -247,7 +216,8 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
             some = f" ({', '.join(map(slash_path, traits.members[:2]))})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
     group = found[decision.group]
-    unless = SUMMED if decision.unless_summed else NOWHERE if decision.unless is None else found[decision.unless]
+    unless = NOWHERE if decision.unless is None else found[decision.unless]
+    unless = SUMMED if decision.unless_summed else LOOK_UPS if decision.unless_look_ups else unless
     here = problem.dimensions.groups[group]
     counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
     filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
@@ -266,23 +236,7 @@ def _changes(old: Traits, new: Group) -> list[str]:
     return changes
 
 
-def _op(problem: Problem, number: int) -> str:
-    """`stablehlo.add f32[8,128]`: by what an op is known."""
-    program = problem.program
-    op = program.ops[number]
-    return " ".join([op.name, *(str(program.values[value]) for value in op.results or op.operands)])
-
-
-def _is_here(problem: Problem, place: SavedPlace) -> bool:
-    count = len(problem.program.ops)
-    return len(place.ops) == len(place.what) and all(
-        op < count and _op(problem, op) == what for op, what in zip(place.ops, place.what, strict=True)
-    )
-
-
 def _words(decision: SavedDecision) -> str:
-    if decision.places:
-        return f"a different sharding of {sum(len(place.ops) for place in decision.places)} ops over {decision.axis}"
     if decision.group is None:
         return f"{slash_path(decision.arguments)} replicated over {decision.axis}"
     return f"{decision.group.name} over {decision.axis}"
@@ -296,6 +250,8 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 
 def _decision(facts: Any) -> SavedDecision:
     group, unless = (None if facts[key] is None else _traits(facts[key]) for key in ("group", "unless"))
+    if group is None and not facts["arguments"]:
+        raise TypeError("a decision is about no dimension and no arguments")
     only = None if facts.get("only") is None else _traits(facts["only"])  # files of before do not have it
     return SavedDecision(
         _text(facts["axis"]),
@@ -303,15 +259,10 @@ def _decision(facts: Any) -> SavedDecision:
         tuple(map(_side, facts["sides"])),
         unless,
         facts.get("unless_summed") is True,
+        facts.get("unless_look_ups") is True,
         _text(facts["arguments"]),
         only,
-        tuple(map(_place, facts.get("places", ()))),
     )
-
-
-def _place(facts: Any) -> SavedPlace:
-    ops, slots = (tuple(_number(number) for number in facts[key]) for key in ("ops", "slots"))
-    return SavedPlace(ops, slots, tuple(_text(text) for text in facts["what"]))
 
 
 def _traits(facts: Any) -> Traits:

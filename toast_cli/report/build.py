@@ -13,11 +13,11 @@ from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.collective_rows import whole_uses
 from toast_cli.explain.sides import side_texts
-from toast_cli.explain.words import decision_text, idle_axes, ops_count, part_name, places_of, scope_name, summary
+from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, summary
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Mesh
 from toast_cli.plan.accumulation import ACCUMULATORS
-from toast_cli.plan.decisions import Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
 from toast_cli.plan.loop_reads import LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -40,7 +40,6 @@ from toast_cli.report.model import (
     GroupFacts,
     LiveValue,
     MeshFacts,
-    PlaceFacts,
     PlanFacts,
     PredictedFacts,
     ProgramFacts,
@@ -265,10 +264,6 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         elif problem.roles[decision.role] == LOOP_READS:
             count = sum(1 for _ in read_in_trips(problem.program, problem.free))
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
-    if isinstance(decision, Override):
-        places = [PlaceFacts(list(ops), list(slots), name) for name, slots, ops in places_of(problem, decision)]
-        count = ops_count(problem, decision)
-        return DecisionFacts("override", format_plural(count, "op"), axis, {}, count, 0, text, places=places)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
     unless = scope_name(problem, decision)
@@ -301,7 +296,9 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
     sizes = problem.mesh.sizes
     for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
         found = problem.dimensions.groups[group]
-        count = sizes[axis] * prod(sizes[d.axis] for d in plan if isinstance(d, Shard) and d.group == group)
+        count = sizes[axis] * prod(
+            sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == group}
+        )
         if found.size % count and found.size > count:
             padded = -(-found.size // count) * count
             return (

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.words import different_text, kept_text, ops_count, part_name, scope_name, scope_texts, summary
+from toast_cli.explain.words import kept_text, part_name, scope_name, scope_texts, summary
 from toast_cli.plan.axis_assignment import AxisAssigners
-from toast_cli.plan.decisions import ASIDE, Decision, Override, Plan, Replicate
+from toast_cli.plan.decisions import ASIDE, Decision, Plan, Replicate
 from toast_cli.plan.problem import Problem
 from toast_cli.report.build import other_shape
 from toast_cli.report.confirmation import confirmation_facts
@@ -165,8 +165,6 @@ def short(problem: Problem, decision: Decision) -> str:
     axis = problem.mesh.names[decision.axis]
     if isinstance(decision, Replicate):
         return f"{kept_text(problem, decision)} over {axis}"
-    if isinstance(decision, Override):
-        return f"{different_text(ops_count(problem, decision))} over {axis}"
     groups = problem.dimensions.groups
     side = f" (side {'/'.join('-' if s == ASIDE else str(s) for s in decision.sides)})" if any(decision.sides) else ""
     where = scope_texts(scope_name(problem, decision), part_name(problem, decision))

@@ -37,27 +37,18 @@ class MeshFacts:
 
 
 @dataclass(frozen=True)
-class PlaceFacts:
-    """What some ops do otherwise than other decisions say."""
-
-    ops: list[int]  # numbers, in the order of the program
-    slots: list[int]  # of these ops that the axis splits, the first choice first; empty: nothing
-    splits: str  # the dimension's name; empty: nothing
-
-
-@dataclass(frozen=True)
 class DecisionFacts:
-    kind: str  # "shard", "replicate" or "override"
-    target: str  # class group ("batch"), argument group ("weights"), or how many ops ("18 ops")
+    kind: str  # "shard" or "replicate"
+    target: str  # class group ("batch") or argument group ("weights")
     axis: str
     sides: dict[str, int]  # resolution group -> chosen side
-    classes: int  # dimension classes in the group (shard), arguments in it (replicate), ops (override)
-    size: int  # elements along the largest of them; 0 for replicate and override
+    classes: int  # dimension classes in the group (shard), arguments in it (replicate)
+    size: int  # elements along the largest of them; 0 for replicate
     text: str  # in words
-    unless: str = ""  # class group: ops that have it are left out; "sum over it": ops that sum over its own
+    # Class group: ops that have it are left out. "sum over it": those that sum over its own; "look up rows of tables".
+    unless: str = ""
     only: str = ""  # class group: ops that do not have it are left out
     choices: list[str] = field(default_factory=list)  # [sides] which dimension of which array each of them splits
-    places: list[PlaceFacts] = field(default_factory=list)  # what which ops do (override)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.explain.words import different_text, scope_texts
+from toast_cli.explain.words import scope_texts
 from toast_cli.folding import NamedArray, fold
 from toast_cli.program.paths import slash_path
 from toast_cli.quantities import (
@@ -111,9 +113,7 @@ def decisions(report: Report, width: int) -> RenderableType:
 
 
 def decision_name(decision: DecisionFacts) -> str:
-    """`shard batch`, `replicate weights`, `18 ops use a different sharding`."""
-    if decision.kind == "override":
-        return different_text(decision.classes)
+    """`shard batch`, `replicate weights`."""
     return f"{decision.kind} {slash_path(decision.target)}"
 
 
@@ -318,14 +318,17 @@ def _as_many(patterns: Sequence[str], room: int) -> str:
 
 def _local_sizes(report: Report) -> list[str]:
     """[decisions] elements along the dimension before and after each decision: `2,048 → 256`; empty for a replicate."""
-    local: dict[str, int] = {}
+    over: dict[str, set[str]] = defaultdict(set)  # dimension -> axes of the decisions so far
     texts = []
     for decision in report.plan.decisions:
-        before = local.get(decision.target, decision.size)
+        if decision.kind != "shard":
+            texts.append("")
+            continue
+        others = over[decision.target] - {decision.axis}
+        over[decision.target].add(decision.axis)
+        before = -(-decision.size // prod(report.mesh.axes.get(axis, 1) for axis in others))
         after = -(-before // report.mesh.axes.get(decision.axis, 1))
-        if decision.kind == "shard":
-            local[decision.target] = after
-        texts.append(f"{format_count(before)} → {format_count(after)}" if decision.kind == "shard" else "")
+        texts.append(f"{format_count(before)} → {format_count(after)}")
     return texts
 
 

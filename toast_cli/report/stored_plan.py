@@ -8,9 +8,8 @@ from toast_cli.errors import InputError
 from toast_cli.explain.words import LOOKED_UP, SUMS
 from toast_cli.hardware.yamltree import nearest
 from toast_cli.inputs import read_json
-from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, SUMMED, Decision, Override, Plan, Replicate, Shard
+from toast_cli.plan.decisions import LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.mirrors import unmirror
-from toast_cli.plan.parts import ops_of_parts, parted_into
 from toast_cli.plan.problem import Problem
 from toast_cli.report.json_file import read_report
 
@@ -36,16 +35,10 @@ def stored_parted(path: str) -> bool:
 
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where
-    the plan decides them apart, and with ops in parts where some do otherwise. Raises InputError where they do not
-    belong to the program."""
+    the plan decides them apart. Raises InputError where they do not belong to the program."""
     read_report(path)
     decisions = read_json(path, _REMAKE)["plan"]["decisions"]
     problem = _taken_apart(problem, decisions)
-    places = [place for d in decisions if isinstance(d, dict) for place in _places(d, path)]
-    try:
-        problem = parted_into(problem, places)
-    except ValueError as error:
-        raise InputError(f"the report is of another program: {error}", where=path) from None
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
     plan = [_decision(decision, names, problem, path) for decision in decisions]
     return problem, problem.canonical(tuple(plan))
@@ -60,14 +53,6 @@ def _taken_apart(problem: Problem, decisions: Any) -> Problem:
     return unmirror(problem, apart)[0] if apart else problem
 
 
-def _places(facts: Any, path: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """[places] of an override: ops and slots; none of other decisions."""
-    try:
-        return [(tuple(map(int, place["ops"])), tuple(map(int, place["slots"]))) for place in facts.get("places", ())]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError("a decision of the report cannot be read", where=path, hint="make the report anew") from None
-
-
 def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) -> Decision:
     try:
         kind, target, axis = facts["kind"], facts["target"], problem.mesh.names.index(facts["axis"])
@@ -76,9 +61,8 @@ def _decision(facts: Any, names: dict[str, int], problem: Problem, path: str) ->
         raise InputError("a decision of the report cannot be read", where=path, hint="make the report anew") from None
     if kind == "replicate" and target in problem.roles:
         return Replicate(problem.roles.index(target), axis)
-    if kind == "override":
-        number_of = {ops: part for part, ops in ops_of_parts(problem).items()}
-        return Override(axis, tuple(sorted((number_of[ops], slots) for ops, slots in _places(facts, path))))
+    if kind not in ("shard", "replicate"):
+        raise InputError(f"a decision of kind {kind!r} is not supported", where=path, hint="make the report anew")
     unless, only = facts.get("unless", ""), facts.get("only", "")
     scopes = {"": NOWHERE, SUMS: SUMMED, LOOKED_UP: LOOK_UPS, **names}
     for name in (target, *(scope for scope in (unless, only) if scope not in scopes)):

@@ -193,10 +193,13 @@ class Moves:
         for attention, where the heads are (Ulysses); the batch is split but for look-ups, where the features are. Where
         loops read something it is also gathered ahead of them."""
         taken, held = _taken(plan), set(plan)
-        others: dict[int, list[Move]] = defaultdict(list)  # axis -> what may be handed the ops there
+        others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> what may be handed the ops there
         for move in (*((d,) for d in self.choices), *self.macros):
-            if isinstance(move[0], Shard) and all(o.axis == move[0].axis and subject(o) not in taken for o in move):
-                others[move[0].axis].append(move)
+            shards = tuple(
+                o for o in move if isinstance(o, Shard) and o.axis == move[0].axis and subject(o) not in taken
+            )
+            if len(shards) == len(move):
+                others[move[0].axis].append(shards)
         found = []
         for unit in self._by_group(plan):
             axes = [d.axis for d in unit]

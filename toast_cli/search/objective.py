@@ -12,7 +12,7 @@ from math import inf, log
 from operator import attrgetter
 
 from toast_cli.cost.model import Cost
-from toast_cli.plan.decisions import Plan, length_of
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import PEAK_MEMORY, STEP_TIME, Bound, Figure
 from toast_cli.plan.problem import Problem
 
@@ -75,7 +75,7 @@ class Objective:
 
     def rank(self, plan: Plan, cost: Cost) -> Rank:
         """Smaller is better; a decision must pay for itself (`PRICE`), and ties go to a fixed order."""
-        excess, length = self.excess(cost), length_of(plan)
+        excess, length = self.excess(cost), len(plan)
         if excess > 0.0:
             return (1, _rounded(excess + PRICE * length), length, InWords(plan))
         *first, last = self._minimised
@@ -84,7 +84,7 @@ class Objective:
 
     def reward(self, plan: Plan, cost: Cost) -> float:
         """Log of how much better than the reference, less the price, less a penalty that grows with the excess."""
-        gain, weight = -PRICE * length_of(plan), 1.0
+        gain, weight = -PRICE * len(plan), 1.0
         for figure in self._minimised:
             gain += weight * (figure.reference - log(figure.read(cost) + figure.least))
             weight *= _WEIGHT
