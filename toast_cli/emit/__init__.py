@@ -21,6 +21,7 @@ from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.emit.weigh import Price
 from toast_cli.errors import UsageError
+from toast_cli.frontend.left_out import refuse_left_out
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 
@@ -36,11 +37,16 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "python": emit_python,
 }
 
+# These hold shardings and not the program.
+WITHOUT_NUMBERS = ("specs", "python")
+
 
 def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     """The program in one of `FORMATS`. Raises `UsageError` for another, and for programs a format cannot hold."""
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
+    if format not in WITHOUT_NUMBERS:
+        refuse_left_out(source.module, source.path)
     return FORMATS[format](source, lowered)
 
 
@@ -54,6 +60,7 @@ def write(
     """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
     `emit_shardy`. price: see `toast_cli.emit.weigh`."""
     if format in ("stablehlo", "bytecode"):
+        refuse_left_out(source.module, source.path)
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate, price=price)
-    note = misread_note(source, lowered) if format in ("specs", "python") else ""
+    note = misread_note(source, lowered) if format in WITHOUT_NUMBERS else ""
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

@@ -18,6 +18,7 @@ from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
+from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
@@ -107,13 +108,14 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         take_known_branches(module)
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
+    notices = left_out_notices(module)
     copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
     if held.names.issuperset(PRODUCTS):
         rewrite_inner_products(module)
     findings = take_shardings(module, function, path)
-    notices = sharding_notices(findings.count, keep_shardings)
+    notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
         notices += collective_notices(function)
     notices += region_notices(function)
