@@ -13,7 +13,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.branches import DECIDED, take_known_branches
 from toast_cli.frontend.counted_indices import PICKS, share_batches
-from toast_cli.frontend.foreign import is_known, refuse_foreign
+from toast_cli.frontend.foreign import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import inline_calls
@@ -87,6 +87,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
+    drop_declarations(module)
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
         translate_leftovers(module, path)
