@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf, prod
 
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
@@ -371,6 +371,7 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         *_nameless(problem.program),
         *source.notices,
         *problem.notices,
+        *filter(None, [version_note(problem.mesh.chip)]),
     ]
     if dimensions.misaligned:
         count = format_plural(len(dimensions.misaligned), "reshape")

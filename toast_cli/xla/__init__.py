@@ -57,6 +57,7 @@ from toast_cli.xla.running import (
     run_sharded,
     tpu_devices,
 )
+from toast_cli.xla.versions import untested_here
 
 __all__ = [
     "ADVANCE",
@@ -104,6 +105,7 @@ __all__ = [
     "stablehlo_to_hlo_text",
     "stablehlo_version",
     "tpu_devices",
+    "untested_here",
     "walk_ops",
     "with_picked_dimensions",
     "write_bytecode",
