@@ -1,5 +1,4 @@
-"""The native modules of jaxlib, under one name each, with the names in them that toast uses; and how their exceptions are
-taken."""
+"""The native modules of jaxlib, checked for the names that toast uses; and how their exceptions are taken."""
 
 from __future__ import annotations
 
