@@ -13,6 +13,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.branches import DECIDED, take_known_branches
 from toast_cli.frontend.counted_indices import PICKS, share_batches
+from toast_cli.frontend.effects import EFFECTS, bind_effects
 from toast_cli.frontend.foreign import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
@@ -120,6 +121,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     if any(kind_of(name).per_device for name in held.names):
         notices += collective_notices(function)
     notices += region_notices(function)
+    if not held.names.isdisjoint(EFFECTS):
+        bind_effects(module)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
