@@ -46,6 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Compiling for a mesh needs none of its devices, and a program must not claim the accelerators of this machine.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA says which devices it finds
     for stream in (sys.stdout, sys.stderr):
         # Names in a program may hold what a terminal's encoding cannot.
         reconfigure = getattr(stream, "reconfigure", None)

@@ -158,7 +158,8 @@ def sharding_notices(count: int, keep: bool) -> list[str]:
     if not count:
         return []
     what = "1 sharding already in the program is" if count == 1 else f"{count} shardings already in the program are"
-    return [f"{what} kept" if keep else f"{what} dropped (--keep-shardings keeps them)"]
+    kept = f"{what} kept where {'it lies' if count == 1 else 'they lie'} along the axes of the mesh"
+    return [kept if keep else f"{what} dropped (--keep-shardings keeps them)"]
 
 
 def collective_notices(function: Any) -> list[str]:

@@ -287,12 +287,14 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
 
 
 def _idle(problem: Problem, plan: Plan, axis: int) -> str:
-    why = (
-        "no tactic uses it, and the search was not allowed to"
-        if axis in problem.closed
-        else f"splitting over it pays nowhere{_odd(problem, plan, axis)}"
-    )
-    return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
+    size, odd = problem.mesh.sizes[axis], _odd(problem, plan, axis)
+    if axis in problem.closed:
+        why = "no tactic uses it, and the search was not allowed to"
+    elif odd or any(group.size % size == 0 for group in problem.dimensions.groups):
+        why = f"splitting over it pays nowhere{odd}"
+    else:
+        why = "its size divides no dimension that toast can split"
+    return f"mesh axis {problem.mesh.names[axis]} ({size}) is not used: {why}"
 
 
 def _odd(problem: Problem, plan: Plan, axis: int) -> str:
