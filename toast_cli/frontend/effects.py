@@ -66,7 +66,8 @@ def has_effect(operation: Any) -> bool:
 
 def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses, with `place` of
-    it. shardy: whether Shardy reads the program, which forgets on which device a custom call runs."""
+    it. shardy: whether Shardy reads the program, which forgets on which device a custom call runs and, in jaxlib 0.12,
+    an outfeed."""
     found: list[tuple[Any, str, str]] = []
 
     def visit(operation: Any) -> Any:
@@ -75,6 +76,8 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
             found.append((operation, "partition_id asks on which device it runs", BEFORE))
         elif operation.name == "stablehlo.all_reduce" and "channel_handle" in attributes:
             found.append((operation, "all_reduce adds up over devices", BEFORE))
+        elif shardy and operation.name == "stablehlo.outfeed":
+            found.append((operation, "outfeed needs a device, which Shardy forgets", "write it with --format hlo"))
         elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
             found.append(
                 (operation, f"the custom call {_target(operation)} has side effects", "write it with --format hlo")
@@ -84,7 +87,7 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     if found:
         operation, what, hint = found[0]
-        raise UsageError(f"{what}, which XLA's partitioner refuses here", where=place(operation), hint=hint)
+        raise UsageError(f"{what}; XLA's partitioner refuses it here", where=place(operation), hint=hint)
 
 
 def _target(operation: Any) -> str:
