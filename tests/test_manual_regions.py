@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from toast_cli.cost.collectives import collective_seconds
 from toast_cli.cost.model import BY_HAND
@@ -28,7 +28,7 @@ from toast_cli.verify.partitioned import collectives_after_partitioning
 from toast_cli.verify.traffic import compare_traffic
 
 P = PartitionSpec
-MESH = AbstractMesh((4, 4), ("data", "model"))
+MESH = AbstractMesh((4, 4), ("data", "model"), (AxisType.Auto,) * 2)
 AXES = {"data": 4, "model": 4}
 ROUND = [(k, (k + 1) % 4) for k in range(4)]
 TRIPS = 4

@@ -17,6 +17,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
@@ -259,7 +260,12 @@ class Reader:
             changed = False
             for number in range(len(self.ops) - 1, -1, -1):
                 op = self.ops[number]
-                if not kept[number] and (not op.results or op.name == ARGUMENT or any(needed[v] for v in op.results)):
+                if not kept[number] and (
+                    not op.results
+                    or op.name == ARGUMENT
+                    or any(needed[v] for v in op.results)
+                    or is_placed(self.operations[number])
+                ):
                     kept[number] = True
                     for v in op.operands:
                         needed[v] = True

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf, prod
 
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
@@ -287,12 +287,14 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
 
 
 def _idle(problem: Problem, plan: Plan, axis: int) -> str:
-    why = (
-        "no tactic uses it, and the search was not allowed to"
-        if axis in problem.closed
-        else f"splitting over it pays nowhere{_odd(problem, plan, axis)}"
-    )
-    return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
+    size, odd = problem.mesh.sizes[axis], _odd(problem, plan, axis)
+    if axis in problem.closed:
+        why = "no tactic uses it, and the search was not allowed to"
+    elif odd or any(group.size % size == 0 for group in problem.dimensions.groups):
+        why = f"splitting over it pays nowhere{odd}"
+    else:
+        why = "its size divides no dimension that toast can split"
+    return f"mesh axis {problem.mesh.names[axis]} ({size}) is not used: {why}"
 
 
 def _odd(problem: Problem, plan: Plan, axis: int) -> str:
@@ -371,6 +373,7 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         *_nameless(problem.program),
         *source.notices,
         *problem.notices,
+        *filter(None, [version_note(problem.mesh.chip)]),
     ]
     if dimensions.misaligned:
         count = format_plural(len(dimensions.misaligned), "reshape")

@@ -9,6 +9,7 @@ from toast_cli.xla.attributes import (
     constant_number,
     dot_dimension_numbers,
     dot_dimensions,
+    holds_resource,
     is_custom_rule,
     location_name,
     picked_dimensions,
@@ -56,6 +57,7 @@ from toast_cli.xla.running import (
     run_sharded,
     tpu_devices,
 )
+from toast_cli.xla.versions import untested_here
 
 __all__ = [
     "ADVANCE",
@@ -77,6 +79,7 @@ __all__ = [
     "hlo_proto_to_stablehlo",
     "hlo_sharding_devices",
     "hlo_text_to_proto",
+    "holds_resource",
     "inline_function",
     "ir",
     "is_custom_rule",
@@ -102,6 +105,7 @@ __all__ = [
     "stablehlo_to_hlo_text",
     "stablehlo_version",
     "tpu_devices",
+    "untested_here",
     "walk_ops",
     "with_picked_dimensions",
     "write_bytecode",
