@@ -12,6 +12,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.branches import DECIDED, take_known_branches
+from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.foreign import is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
@@ -100,6 +101,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
+    if not held.names.isdisjoint(BODIES):
+        copy_captured_constants(module, path)
     restore_gspmd_regions(module, function, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
