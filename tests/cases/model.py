@@ -1,0 +1,44 @@
+"""A situation of the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from programs import arg, source_of, source_of_text
+
+from toast_cli.frontend import Source
+
+X, Y = arg(64, 32), arg(32, 64)
+SQUARE = arg(32, 32)
+ROWS = arg(16, dtype="int32")
+ONE = arg(dtype="int32")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """program: a JAX function of `arguments`, or MLIR text. refused: form -> what its error says. wrong: form -> why it
+    is known to go wrong, and what is to be mended. runs: whether virtual CPU devices can run it; compiles: whether
+    XLA:CPU compiles it."""
+
+    program: Callable[..., Any] | str
+    arguments: tuple[Any, ...] = ()
+    donate: tuple[int, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    runs: bool = True
+    compiles: bool = True
+
+    def source(self) -> Source:
+        if isinstance(self.program, str):
+            return source_of_text(self.program)
+        return source_of(self.program, *self.arguments, donate=self.donate)
+
+
+def case(program: Callable[..., Any] | str, *arguments: Any, **more: Any) -> Situation:
+    return Situation(program, arguments, **more)
+
+
+def every_form(reason: str) -> dict[str, str]:
+    return dict.fromkeys(("stablehlo", "hlo", "spmd"), reason)
