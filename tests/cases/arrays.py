@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from cases.model import SQUARE, X, Y, Situation, case
 from jax import lax
 from programs import arg
+
+from cases.model import SQUARE, Situation, X, Y, case
 
 UNARY = (
     "abs cbrt ceil cosine exponential exponential_minus_one floor log_plus_one logistic negate round_nearest_afz "
@@ -58,7 +59,7 @@ ARRAYS: dict[str, Situation] = {
         lambda w, x: w - 0.1 * jax.grad(lambda v: jnp.mean(jnp.tanh(x @ v) ** 2))(w), SQUARE, X, donate=(0,)
     ),
     "layer normalisation": case(
-        jax.grad(lambda s, x: jnp.sum(((x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True)) * s) ** 3)),
+        jax.grad(lambda s, x: jnp.sum(((x - x.mean(-1)[:, None]) * lax.rsqrt(x.var(-1)[:, None]) * s) ** 3)),
         arg(32), X,
     ),
     "experts by one-hot": case(

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from cases.model import ROWS, SQUARE, X, Situation, case
 from jax import lax
 from programs import arg
+
+from cases.model import ROWS, SQUARE, Situation, X, case
 
 A, V = "tensor<64x32xf32>", "tensor<64xf32>"
 
@@ -28,9 +29,12 @@ _ADDING = """^bb0(%x: tensor<f32>, %y: tensor<f32>):
         %s = stablehlo.add %x, %m : tensor<f32>
         stablehlo.return %s : tensor<f32>"""
 _COMPARING = """^bb0(%x: tensor<f32>, %y: tensor<f32>):
-        %m = stablehlo.multiply %x, %bound : tensor<f32>
-        %n = stablehlo.multiply %y, %bound : tensor<f32>
-        %c = stablehlo.compare GE, %m, %n : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        %c = stablehlo.compare GE, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>"""
+_COMPARING_OUTSIDE = """^bb0(%x: tensor<f32>, %y: tensor<f32>):
+        %m = stablehlo.maximum %x, %bound : tensor<f32>
+        %n = stablehlo.maximum %y, %bound : tensor<f32>
+        %c = stablehlo.compare LT, %m, %n : (tensor<f32>, tensor<f32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>"""
 _WINDOW = "window_dimensions = array<i64: 1, 2>, window_strides = array<i64: 1, 2>"
 _SCATTER = """scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0],
@@ -39,7 +43,7 @@ REDUCE = f"""%0 = "stablehlo.reduce"(%a, %zero) <{{dimensions = array<i64: 1>}}>
   {_ADDING} }}) : ({A}, tensor<f32>) -> {V}"""
 OUTSIDE = {
     "reduce": (REDUCE, V),
-    "sort": (f'%0 = "stablehlo.sort"(%a) <{{dimension = 1 : i64}}> ({{ {_COMPARING} }}) : ({A}) -> {A}', A),
+    "sort": (f'%0 = "stablehlo.sort"(%a) <{{dimension = 1 : i64}}> ({{ {_COMPARING_OUTSIDE} }}) : ({A}) -> {A}', A),
     "map": (
         f"""%0 = "stablehlo.map"(%a) <{{dimensions = array<i64: 0, 1>}}> ({{
           ^bb0(%x: tensor<f32>):
@@ -80,7 +84,9 @@ OUTSIDE = {
             %j = stablehlo.add %k, %one : tensor<i32>
             stablehlo.return %j, %next : tensor<i32>, {A}
           }}
-          %r = stablehlo.negate %0#1 : {A}""".replace("%0:2", "%w:2").replace("%0#1", "%w#1").replace("%r =", "%0 ="),
+          %r = stablehlo.negate %0#1 : {A}""".replace("%0:2", "%w:2")
+        .replace("%0#1", "%w#1")
+        .replace("%r =", "%0 ="),
         A,
     ),
 }

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from cases.model import ONE, SQUARE, X, Situation, case
 from jax import lax
 from programs import arg
+
+from cases.model import ONE, SQUARE, Situation, X, case, every_form
 
 
 def until_small(x: jax.Array, w: jax.Array) -> Any:
@@ -29,6 +30,7 @@ def heavy_branches(x: jax.Array, w: jax.Array, i: jax.Array) -> Any:
     return lax.switch(i, [lambda v: v @ w, lambda v: jnp.sort(v, 0), lambda v: v - v.mean(0)], x)
 
 
+BRANCHES = "what a branch communicates is not promised"
 CONTROL: dict[str, Situation] = {
     "loop of known length": case(lambda x, w: lax.fori_loop(0, 5, lambda _, c: jnp.tanh(c @ w), x), X, SQUARE),
     "loop of unknown length": case(lambda x, n: lax.fori_loop(0, n % 4, lambda _, c: jnp.sin(c), x), X, ONE),
@@ -55,7 +57,7 @@ CONTROL: dict[str, Situation] = {
         X,
     ),
     "either": case(lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)), X, SQUARE),
-    "one of three": case(heavy_branches, X, SQUARE, ONE),
+    "one of three": case(heavy_branches, X, SQUARE, ONE, wrong=every_form(BRANCHES)),
     "either in a scan": case(
         lambda x, ws: lax.scan(
             lambda c, w: (lax.cond(c[0, 0] > 0, lambda v: v @ w, lambda v: -v, c), None), x, ws
@@ -64,7 +66,8 @@ CONTROL: dict[str, Situation] = {
         arg(4, 32, 32),
     ),
     "gradient of either": case(
-        jax.grad(lambda w, x: jnp.sum(lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)) ** 2)), SQUARE, X
+        jax.grad(lambda w, x: jnp.sum(lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)) ** 2)), SQUARE, X,
+        wrong=every_form(BRANCHES),
     ),
     "branch that returns an argument": case(
         lambda x, y, p: lax.cond(p > 0, lambda: (x, y), lambda: (y, x)), X, X, ONE

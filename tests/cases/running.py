@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from cases import SITUATIONS
 from programs import evaluator_of, round_mesh
 
+from cases import SITUATIONS
 from toast_cli import xla
 from toast_cli.emit import write
 from toast_cli.report.build import build_report
@@ -116,7 +116,8 @@ class Planned:
         whole = max(compared.promised_bytes, compared.compiled_bytes)
         if max(compared.extra_bytes, compared.missing_bytes) > max(0.05 * whole, SMALL_BYTES):
             for one in compared.differences:
-                yield f"{one.side}: {one.kind} over {'+'.join(one.axes)} of {one.bytes} bytes x {one.count:g} {one.place}"
+                axes = "+".join(one.axes)
+                yield f"{one.side}: {one.kind} over {axes} of {one.bytes} bytes x {one.count:g} {one.place}"
 
     def _numbers(self, executable: Any, devices: list[Any]) -> Iterator[str]:
         inputs, expected, shaken = self.whole.runs

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from cases.model import ONE, SQUARE, X, Y, Situation, case
 from jax import lax
 from programs import arg
+
+from cases.model import ONE, SQUARE, Situation, X, Y, case
 
 
 def of_type(dtype: str) -> Situation:
@@ -75,7 +76,7 @@ TYPES: dict[str, Situation] = {
     "many results": case(lambda x: tuple(x * k for k in range(40)), X),
     "many arguments": case(lambda *xs: sum(xs), *[X] * 40),
     "optimizer": case(
-        lambda p, m, v, g: (p - 0.1 * m / (jnp.sqrt(v) + 1e-8), 0.9 * m + g, 0.99 * v + g * g), X, X, X, X, donate=(0, 1, 2)
+        lambda p, m, v, g: (p - 0.1 * m / (jnp.sqrt(v) + 1e-8), 0.9 * m + g, 0.99 * v + g * g), *[X] * 4, donate=(0, 1)
     ),
     "a table as a constant": case(lambda x: x @ (jnp.arange(1024.0).reshape(32, 32) % 7), X),
     "random bits": case(lambda k: jax.random.normal(jax.random.wrap_key_data(k), (64, 32)), arg(2, dtype="uint32")),
