@@ -9,26 +9,7 @@ from programs import arg
 
 from cases.model import SQUARE, Situation, X, Y, case
 
-UNARY = (
-    "abs cbrt ceil cosine exponential exponential_minus_one floor log_plus_one logistic negate round_nearest_afz "
-    "round_nearest_even sign sine tan tanh"
-)
-BINARY = "add atan2 maximum minimum multiply subtract power remainder divide"
-A = "tensor<64x32xf32>"
-
-
-def text_of(names: str, operands: str) -> Situation:
-    """A chain of operations, each of the array before."""
-    lines = [f"%{k + 1} = stablehlo.{name} {operands.format(k)} : {A}" for k, name in enumerate(names.split())]
-    last = len(lines)
-    return case(
-        f"func.func public @main(%0: {A}, %w: {A}) -> {A} {{\n" + "\n".join(lines) + f"\nreturn %{last} : {A} }}"
-    )
-
-
 ARRAYS: dict[str, Situation] = {
-    "every function of one number": text_of(UNARY, "%{0}"),
-    "every function of two": text_of(BINARY, "%{0}, %w"),
     "special functions": case(
         lambda x: jax.scipy.special.gammaln(jnp.abs(x) + 1) + jax.scipy.special.erf(x) + jax.scipy.special.i0e(x), X
     ),

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from programs import arg, source_of, source_of_text
+import jax
+from programs import arg, source_of_text
 
+from toast_cli import xla
 from toast_cli.frontend import Source
 
 X, Y = arg(64, 32), arg(32, 64)
@@ -31,9 +33,14 @@ class Situation:
     compiles: bool = True
 
     def source(self) -> Source:
+        return source_of_text(self.module().operation.get_asm(enable_debug_info=True))
+
+    def module(self) -> Any:
+        """As the user has it."""
         if isinstance(self.program, str):
-            return source_of_text(self.program)
-        return source_of(self.program, *self.arguments, donate=self.donate)
+            return xla.parse_module(xla.make_context(), self.program)
+        jitted = jax.jit(self.program, donate_argnums=self.donate, keep_unused=True)
+        return jitted.lower(*self.arguments).compiler_ir("stablehlo")
 
 
 def case(program: Callable[..., Any] | str, *arguments: Any, **more: Any) -> Situation:

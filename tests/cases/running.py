@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
@@ -12,11 +14,14 @@ from typing import Any
 from programs import evaluator_of, round_mesh
 
 from cases import SITUATIONS
+from cases.model import Situation
 from toast_cli import xla
 from toast_cli.emit import write
+from toast_cli.plan.decisions import Plan
 from toast_cli.report.build import build_report
 from toast_cli.report.html.pictures import pictures
 from toast_cli.report.html.run_page import page
+from toast_cli.report.model import Report
 from toast_cli.report.promises import promises_of
 from toast_cli.report.trace import trace
 from toast_cli.search.run import run_search
@@ -31,15 +36,15 @@ from toast_cli.verify.traffic import compare_traffic
 FORMS = ("stablehlo", "hlo", "spmd")
 MESHES = {"4x2": {"data": 4, "model": 2}, "8": {"all": 8}}
 PLANS = 40  # looked at in a search
-SMALL_BYTES = 256  # a number or two for each device: losses, counts
+SMALL_BYTES = 64  # a number or two for each device: losses, counts
 
 
 class Whole:
     """A situation's program as it is, and what it makes of its inputs."""
 
-    def __init__(self, name: str) -> None:
-        self.situation = SITUATIONS[name]
-        self.source = self.situation.source()
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.source = situation.source()
 
     @cached_property
     def wide(self) -> Any:
@@ -68,13 +73,22 @@ class Whole:
 
 
 class Planned:
-    """A situation with the best plan that a short search finds on a mesh."""
+    """A program with a plan for a mesh: the best that a short search finds."""
 
-    def __init__(self, name: str, axes: dict[str, int]) -> None:
-        self.whole, self.axes = whole(name), axes
+    def __init__(self, whole: Whole, axes: dict[str, int]) -> None:
+        self.whole, self.axes = whole, axes
         self.evaluator = evaluator_of(self.whole.source, round_mesh(**axes))
         self.result = run_search(self.evaluator, "mcts", iterations=PLANS)
-        self.report = build_report(self.whole.source, self.evaluator, self.result, "mcts", 0, {})
+
+    def under(self, plan: Plan) -> Planned:
+        """The same program with another plan."""
+        other = copy(self)
+        other.result = replace(self.result, plan=plan, cost=self.evaluator.exact_cost(plan))
+        return other
+
+    @property
+    def report(self) -> Report:
+        return build_report(self.whole.source, self.evaluator, self.result, "mcts", 0, {})
 
     def read_pages(self) -> None:
         """Writes the page and the trace of the run."""
@@ -130,9 +144,9 @@ class Planned:
 
 @lru_cache(maxsize=4)
 def whole(name: str) -> Whole:
-    return Whole(name)
+    return Whole(SITUATIONS[name])
 
 
 @lru_cache(maxsize=4)
 def planned(name: str, mesh: str) -> Planned:
-    return Planned(name, MESHES[mesh])
+    return Planned(whole(name), MESHES[mesh])
