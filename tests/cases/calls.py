@@ -64,7 +64,7 @@ def either_by_hand(x: jax.Array, w: jax.Array) -> jax.Array:
     return by_hand(body, (P("data", "model"), P("model", None)), P("data", None))(x, w)
 
 
-MANUAL: dict[str, Any] = {"refused": {"spmd": BY_HAND, "hlo": WITHOUT_SHARDY}}
+MANUAL: dict[str, Any] = {"mesh": "4x2", "refused": {"spmd": BY_HAND, "hlo": WITHOUT_SHARDY}}
 
 
 @jax.custom_vjp
@@ -125,7 +125,7 @@ CALLS: dict[str, Situation] = {
     ),
     "region by hand": case(row_parallel, X, SQUARE, **MANUAL),
     "branches by hand": case(
-        either_by_hand, X, SQUARE, refused={"spmd": BY_HAND},
+        either_by_hand, X, SQUARE, mesh="4x2", refused={"spmd": BY_HAND},
         wrong={"stablehlo": "what a branch by hand communicates is not promised",
                "hlo": "shard_map is to be written with manual subgroups"},
     ),
