@@ -13,14 +13,14 @@ from toast_cli.errors import ToastError
 
 
 def trials() -> list[Any]:
-    """(situation, mesh, form): the first mesh in every run, the others in `make check-all`."""
+    """(situation, mesh, form): the first mesh in every run, the others and large programs in `make check-all`."""
     found = []
     for name, situation in SITUATIONS.items():
         for mesh in [situation.mesh] if situation.mesh else MESHES:
             for form in FORMS:
                 reason = situation.wrong.get(form)
                 marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-                if mesh != next(iter(MESHES)):
+                if situation.large or mesh != next(iter(MESHES)):
                     marks.append(pytest.mark.thorough)
                 found.append(pytest.param(name, mesh, form, marks=marks, id=f"{name}, {mesh}, {form}"))
     return found

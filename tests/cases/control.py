@@ -54,8 +54,7 @@ CONTROL: dict[str, Situation] = {
             lambda ws, x: jnp.sum(lax.scan(jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), None)), x, ws)[0] ** 2)
         ),
         arg(4, 32, 32),
-        X,
-    ),
+        X, large=True),
     "either": case(lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)), X, SQUARE),
     "one of three": case(heavy_branches, X, SQUARE, ONE, wrong=every_form(BRANCHES)),
     "either in a scan": case(
@@ -80,8 +79,7 @@ CONTROL: dict[str, Situation] = {
         jax.vmap(lambda r: lax.while_loop(lambda s: jnp.max(s) > 0.1, lambda s: s * 0.5, r)), X
     ),
     "power iteration": case(
-        lambda w: lax.fori_loop(0, 4, lambda _, v: (w @ v) / jnp.linalg.norm(w @ v), jnp.ones(32)), SQUARE
-    ),
+        lambda w: lax.fori_loop(0, 4, lambda _, v: (w @ v) / jnp.linalg.norm(w @ v), jnp.ones(32)), SQUARE, large=True),
     "conjugate gradients": case(conjugate_gradients, SQUARE, arg(32)),
     "Newton's steps": case(
         lambda x: lax.fori_loop(0, 3, lambda _, y: y - jax.vmap(jax.grad(lambda t: jnp.sum(jnp.cosh(t))))(y), x), X
@@ -96,8 +94,7 @@ CONTROL: dict[str, Situation] = {
             0, 3, lambda i, c: c + jax.random.normal(jax.random.fold_in(jax.random.wrap_key_data(k), i), c.shape), x
         ),
         arg(2, dtype="uint32"),
-        X,
-    ),
+        X, large=True),
     "Hessian times a vector": case(
         lambda x, v: jax.jvp(jax.grad(lambda y: jnp.sum(jnp.tanh(y @ y.T))), (x,), (v,))[1], X, X
     ),

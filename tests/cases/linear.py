@@ -78,7 +78,7 @@ LINEAR: dict[str, Situation] = {
     "Fourier of reals": case(lambda x: jnp.fft.irfft(jnp.fft.rfft(x)), X),
     "Fourier in two dimensions": case(lambda x: jnp.abs(jnp.fft.fft2(x)), BATCH),
     "Cholesky": case(lambda x: jnp.linalg.cholesky(positive(x)), BATCH),
-    "solved": case(lambda x, b: jnp.linalg.solve(positive(x), b), BATCH, BATCH),
+    "solved": case(lambda x, b: jnp.linalg.solve(positive(x), b), BATCH, BATCH, large=True),
     "solved by triangles": case(
         lambda x, b: lax.linalg.triangular_solve(positive(x), b, left_side=True, lower=True), BATCH, BATCH
     ),
@@ -86,11 +86,12 @@ LINEAR: dict[str, Situation] = {
         lambda x, b: lax.linalg.triangular_solve(positive(x), b, transpose_a=True), BATCH, BATCH
     ),
     "gradient of Cholesky": case(jax.grad(lambda x: jnp.sum(jnp.linalg.cholesky(positive(x)))), BATCH),
-    "determinant and inverse": case(lambda x: (jnp.linalg.slogdet(positive(x))[1], jnp.linalg.inv(positive(x))), BATCH),
+    "determinant and inverse": case(
+        lambda x: (jnp.linalg.slogdet(positive(x))[1], jnp.linalg.inv(positive(x))), BATCH, large=True),
     "orthogonal triangles": case(lambda x: jnp.abs(jnp.linalg.qr(x)[1]), BATCH),
     "eigenvalues": case(lambda x: jnp.linalg.eigvalsh(positive(x)), BATCH),
     "singular values": case(lambda x: jnp.linalg.svd(x, compute_uv=False), BATCH),
-    "matrix exponential": case(lambda x: jax.scipy.linalg.expm(0.01 * x), SQUARE),
+    "matrix exponential": case(lambda x: jax.scipy.linalg.expm(0.01 * x), SQUARE, large=True),
     "linear algebra in StableHLO": case(
         """func.func public @main(%x: tensor<8x16x16xf32>, %b: tensor<8x16x16xf32>) -> tensor<8x16x16xf32> {
           %i = stablehlo.iota dim = 1 : tensor<8x16x16xi32>

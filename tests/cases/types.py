@@ -73,13 +73,14 @@ TYPES: dict[str, Situation] = {
     "donated and returned as it is": case(lambda p, g: (p, g.sum()), X, X, donate=(0,)),
     "donated for another shape": case(lambda p: p.T + 1, X, donate=(0,)),
     "donated to several": case(lambda p, q: (q + 1, p + 1, p * q), X, X, donate=(0, 1)),
-    "many results": case(lambda x: tuple(x * k for k in range(40)), X),
-    "many arguments": case(lambda *xs: sum(xs), *[X] * 40),
+    "many results": case(lambda x: tuple(x * k for k in range(40)), X, large=True),
+    "many arguments": case(lambda *xs: sum(xs), *[X] * 40, large=True),
     "optimizer": case(
         lambda p, m, v, g: (p - 0.1 * m / (jnp.sqrt(v) + 1e-8), 0.9 * m + g, 0.99 * v + g * g), *[X] * 4, donate=(0, 1)
     ),
     "a table as a constant": case(lambda x: x @ (jnp.arange(1024.0).reshape(32, 32) % 7), X),
-    "random bits": case(lambda k: jax.random.normal(jax.random.wrap_key_data(k), (64, 32)), arg(2, dtype="uint32")),
+    "random bits": case(
+        lambda k: jax.random.normal(jax.random.wrap_key_data(k), (64, 32)), arg(2, dtype="uint32"), large=True),
     "random bits of the device": case(
         lambda k: jax.random.bits(jax.random.wrap_key_data(k, impl="rbg"), (64, 32)), arg(4, dtype="uint32")
     ),
@@ -88,6 +89,5 @@ TYPES: dict[str, Situation] = {
         arg(2, dtype="uint32"), X, SQUARE,
     ),
     "permutation": case(
-        lambda k, x: jax.random.permutation(jax.random.wrap_key_data(k), x), arg(2, dtype="uint32"), X
-    ),
+        lambda k, x: jax.random.permutation(jax.random.wrap_key_data(k), x), arg(2, dtype="uint32"), X, large=True),
 }  # fmt: skip
