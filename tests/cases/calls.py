@@ -181,7 +181,9 @@ CALLS: dict[str, Situation] = {
     "number of a device": case(
         read_text(
             f"""%p = stablehlo.partition_id : tensor<ui32>
-            %q = stablehlo.convert %p : (tensor<ui32>) -> tensor<f32>
+            %r = stablehlo.replica_id : tensor<ui32>
+            %s = stablehlo.add %p, %r : tensor<ui32>
+            %q = stablehlo.convert %s : (tensor<ui32>) -> tensor<f32>
             %b = stablehlo.broadcast_in_dim %q, dims = [] : (tensor<f32>) -> {A}
             %0 = stablehlo.add %b, %x : {A}
             return %0 : {A}"""

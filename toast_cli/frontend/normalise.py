@@ -22,7 +22,7 @@ from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
-from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
+from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
@@ -93,7 +93,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         module = in_stablehlo(module, path)
         held = held_by(module)
     function = entry_function(module, path)
-    if dynamic_argument(function) or not all(map(is_static, held.types)):
+    static = held.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, held.types))
+    if dynamic_argument(function) or not static:
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)
     if not held.names.isdisjoint(REWRITES):
