@@ -26,7 +26,7 @@ from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ADVANCE, ir
 
 REGION = "sdy.manual_computation"
-CONSTANT = "stablehlo.constant"
+CONSTANT, CUSTOM_CALL = "stablehlo.constant", "stablehlo.custom_call"
 CONSTRAINT_TARGET = "Sharding"
 MANUAL, WHOLE = "{manual}", "{replicated}"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
@@ -58,6 +58,7 @@ def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
         say_constants(module)
+        constrain_approximate_top_k(module)
         for region in xla.walk_ops(module, REGION):
             ways_in, ways_out = (
                 tuple(
@@ -114,6 +115,19 @@ def say_constants(module: Any) -> None:
                 array.replace_all_uses_except(there, [first.owner.operation, *spread])
 
 
+def constrain_approximate_top_k(module: Any) -> None:
+    """The conversion to HLO writes `ApproxTopK` out and refuses a sharding on it, so constraints behind it carry it."""
+    for operation in xla.walk_ops(module, CUSTOM_CALL):
+        said = GspmdNotation.attribute in operation.attributes
+        if said and operation.attributes["call_target_name"].value == "ApproxTopK":
+            text = operation.attributes[GspmdNotation.attribute].value
+            del operation.attributes[GspmdNotation.attribute]
+            each = text[1:-1].split(", ") if len(operation.results) > 1 else [text]
+            for array, sharding in zip(operation.results, each, strict=True):
+                there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, sharding)
+                array.replace_all_uses_except(there, there.owner.operation)
+
+
 def the_one_number(operation: Any) -> str | None:
     """The number that an array is full of, where it is a constant; None where there are several or it is not."""
     while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
@@ -144,7 +158,7 @@ def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding
 def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
     """What a custom call makes of a value, with a sharding on it."""
     made = ir.Operation.create(
-        "stablehlo.custom_call",
+        CUSTOM_CALL,
         results=[kind],
         operands=[value],
         attributes={
@@ -262,7 +276,7 @@ class GspmdNotation:
             return self._made_again(value, sharding, where)
         return [
             ir.Operation.create(
-                "stablehlo.custom_call",
+                CUSTOM_CALL,
                 results=[value.type],
                 operands=[value],
                 attributes={

@@ -12,6 +12,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.branches import DECIDED, take_known_branches
+from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.effects import EFFECTS, bind_effects
 from toast_cli.frontend.foreign import drop_declarations, is_known, refuse_foreign
@@ -23,7 +24,7 @@ from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
-from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
+from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
@@ -95,7 +96,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         module = in_stablehlo(module, path)
         held = held_by(module)
     function = entry_function(module, path)
-    if dynamic_argument(function) or not all(map(is_static, held.types)):
+    static = held.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, held.types))
+    if dynamic_argument(function) or not static:
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)
     if not held.names.isdisjoint(REWRITES):
@@ -103,6 +105,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
     inline_calls(module, ENTRY, path)
+    if not held.names.isdisjoint(BODIES):
+        copy_captured_constants(module, path)
     restore_gspmd_regions(module, function, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)

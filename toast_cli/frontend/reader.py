@@ -22,7 +22,15 @@ from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, 
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.region_rules import region_rule
-from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.rules import (
+    ShardyRules,
+    bitwise_reduction_rule,
+    concatenation_rule,
+    free_rule,
+    identity_rule,
+    table_rule,
+    whole_rule,
+)
 from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
@@ -33,6 +41,7 @@ from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, ki
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
 CONSTRAINT = "sdy.sharding_constraint"
+BITWISE = ("and", "or", "xor")
 # Reading descends once per loop or branch. Programs have a handful in each other.
 MAX_DEPTH = 100
 
@@ -141,6 +150,8 @@ class Reader:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             if name == CONCATENATE:
                 rule = concatenation_rule(rule, operation)
+            elif detail in BITWISE and self.values[results[0]].dtype != "i1":
+                rule = bitwise_reduction_rule(rule)
         else:
             known = table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))

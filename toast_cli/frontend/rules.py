@@ -105,6 +105,13 @@ def _whole_where_permuted(rule: Rule) -> Rule:
     return replace(rule, need_replication=rule.need_replication | rule.permutation, permutation=frozenset())
 
 
+@lru_cache(maxsize=4096)
+def bitwise_reduction_rule(rule: Rule) -> Rule:
+    """The rule of a reduction of integers by `and`, `or` or `xor`: what is reduced is needed whole. No all-reduce of
+    XLA:CPU or XLA:GPU does that, except with truth values."""
+    return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
+
+
 def is_rotation(concatenation: Any) -> bool:
     """Whether the end of an array is put in front of its beginning."""
     if len(concatenation.operands) != 2:

@@ -142,7 +142,7 @@ def run_sharded(
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
     placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
     pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
-    ways_out = shardings(executable.get_output_shardings(), len(shapes))
+    ways_out = shardings(executable.get_output_shardings(), len(shapes))[: len(shapes)]  # no results have one, too
     return [
         jax.make_array_from_single_device_arrays(shape, sharding, parts)
         for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)
