@@ -83,7 +83,7 @@ def say_constants(module: Any) -> None:
     local: list[tuple[tuple[str, str], Any]] = []
 
     def visit(operation: Any) -> Any:
-        if operation.name in (BROADCAST_IN_DIM, CONSTANT) and operation.results[0].type.rank:
+        if operation.name in (BROADCAST_IN_DIM, CONSTANT):
             number = the_one_number(operation)
             if number is not None:
                 array = number, str(operation.results[0].type)
@@ -91,7 +91,7 @@ def say_constants(module: Any) -> None:
                     local.append((array, operation))
                 else:
                     outside.add(array)
-                if GspmdNotation.attribute in operation.attributes:
+                if operation.results[0].type.rank and GspmdNotation.attribute in operation.attributes:
                     alike.setdefault(array, []).append(operation)
         return ADVANCE
 
