@@ -101,7 +101,7 @@ def say_constants(module: Any) -> None:
             piece = operation.results[0]
             whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, WHOLE)
             there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, MANUAL)
-            piece.replace_all_uses_except(there, [whole.owner.operation])
+            piece.replace_all_uses_except(there, [whole.owner.operation, *spread_by(piece)])
     for operations in alike.values():
         said = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
         if len(set(said.values())) > 1:
@@ -110,8 +110,12 @@ def say_constants(module: Any) -> None:
                 first = there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, WHOLE)
                 if sharding != WHOLE:
                     there = call(ir.InsertionPoint.after(first.owner), CONSTRAINT_TARGET, first, array.type, sharding)
-                spread = [one for use in array.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
-                array.replace_all_uses_except(there, [first.owner.operation, *spread])
+                array.replace_all_uses_except(there, [first.owner.operation, *spread_by(array)])
+
+
+def spread_by(value: Any) -> list[Any]:
+    """What makes a larger array of a constant: a constant itself."""
+    return [one for use in value.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
 
 
 def the_one_number(operation: Any) -> str | None:

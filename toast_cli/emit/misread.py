@@ -73,7 +73,7 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered), *sums} - inside
+    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
@@ -115,13 +115,14 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
     return found
 
 
-def gathered_ops(source: Source, lowered: PartitionedProgram) -> list[int]:
+def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
     """Numbers of the split ops for which XLA's partitioner gathers all they read, unless the compiler rewrites them
-    first."""
+    first; those in `inside` are in regions already."""
     return [
         number
         for number, op in enumerate(source.program.ops)
         if op.name in _GATHERED
+        and number not in inside
         and any(map(axes_of, itertools.chain(*lying(lowered, number, op))))
         and _GATHERED[op.name](op, source.operations[number], lying(lowered, number, op)[0], lowered.axis_sizes)
     ]

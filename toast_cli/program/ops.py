@@ -34,6 +34,9 @@ SLICE = "stablehlo.slice"
 SQUARE = "chlo.square"
 TRANSPOSE = "stablehlo.transpose"
 
+# Bodies that devices can reduce with.
+REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
+
 # Ops of our own, for what flows into and out of the program and its regions; see `toast_cli.program.model`.
 ARGUMENT = "toast.argument"
 CARRY = "toast.carry"
