@@ -145,6 +145,8 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     if use.reason == INSIDE:
         return ["It is in a manual region, along axes that the region leaves to the partitioner."]
     maker = program.producer[use.value]
+    if use.reason == "one device":
+        return [f"One device makes {program.values[use.value]} for all, at {study.place(maker)}."]
     made = problem.op_pattern[maker]
     sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]
     for axis in use.axes:

@@ -153,7 +153,11 @@ class Reader:
                 rule = region_rule(region.body)
             flops = region.body.flops * devices_of(operation)
         windows = windows_of(operation, name, shapes, result_shapes)
-        op = Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region)
+        bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
+        alone = bound and any(list(result.uses) for result in operation.results)
+        op = Op(
+            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone
+        )
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:
