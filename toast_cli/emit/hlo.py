@@ -14,11 +14,11 @@ from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
 from toast_cli.emit.misread import in_regions, lying
+from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.propagate import read_sharding
-from toast_cli.emit.shardy import check_manual_regions
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
-from toast_cli.errors import ToastError, UsageError
+from toast_cli.errors import ToastError
 from toast_cli.frontend.nameless import region_axes, regions_on
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -32,8 +32,6 @@ CONSTANT = "stablehlo.constant"
 CONSTRAINT_TARGET = "Sharding"
 WHOLE = "{replicated}"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
-# Collectives at which XLA without Shardy stops in regions over some axes ("sharding.IsManualSubgroup()").
-NOT_OVER_SOME_AXES = ("stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.collective_broadcast")
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 
@@ -41,9 +39,9 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
-    Raises `UsageError` for manual regions (`shard_map`) that only Shardy can partition.
+    Raises `UsageError` for what only Shardy can partition, see `needs_shardy`.
     """
-    refuse_regions_for_shardy(source, lowered)
+    refuse_what_needs_shardy(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
     with (
@@ -189,27 +187,6 @@ def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
         ip=where,
     )
     return made.results[0]
-
-
-def refuse_regions_for_shardy(source: Source, lowered: PartitionedProgram) -> None:
-    """A region in another one has no form without Shardy, and XLA without Shardy ends at some collectives in a region
-    that leaves axes to the partitioner."""
-    check_manual_regions(source, lowered.axis_names, lowered.axis_sizes)
-    for number, op in enumerate(source.program.ops):
-        if op.region is None:
-            continue
-        operation = source.operations[number]
-        what = ""
-        if len(xla.walk_ops(operation, REGION)) > 1:
-            what = "in another one (axis_index in a shard_map over some axes is one)"
-        elif set(region_axes(operation)) < set(lowered.axis_names) and xla.walk_ops(operation, *NOT_OVER_SOME_AXES):
-            what = "over some axes that gathers or exchanges by hand"
-        if what:
-            raise UsageError(
-                f"a manual region (shard_map) {what} cannot be written as HLO text without Shardy",
-                where=source.location(number),
-                hint="write it with --format stablehlo or specs",
-            )
 
 
 def bare_bytecode(module: Any) -> bytes:
