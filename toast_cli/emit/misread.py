@@ -6,6 +6,7 @@ Each was found by running every kind of op split along every dimension (`tests/t
 * A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that
   adds up over a split dimension: the gradient of its kernel under data parallelism is wrong.
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
+* A `dynamic_slice` of which devices keep a part: XLA adds up the starts of both slices, and does not clamp the first.
 * A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
   body that devices cannot reduce with (xor), XLA stops.
 
@@ -51,7 +52,7 @@ from toast_cli.frontend.windows import convolution_dims
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, DYNAMIC_UPDATE_SLICE, GATHER, REDUCE, SCATTER
+from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, REDUCE, SCATTER
 from toast_cli.xla import ir
 
 
@@ -105,6 +106,8 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
     no elements nothing is wrong."""
     found = []
     for number, op in enumerate(source.program.ops):
+        if op.name == DYNAMIC_SLICE and number not in inside and _cuts_slice(source, lowered, number, op):
+            found.append(number)
         check = _CHECKS.get(op.name)
         if check is None or number in inside or not _has_elements(source, op):
             continue
@@ -113,6 +116,17 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
         if check(op, source.operations[number], ways_in, over):
             found.append(number)
     return found
+
+
+def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op) -> bool:
+    """Whether some use cuts a slice along a dimension of which it takes a part, from a computed place on."""
+    _, *starts = source.operations[number].operands
+    (value,) = op.results
+    wholes, taken = source.program.values[op.operands[0]].shape, source.program.values[value].shape
+    partly = [1 < size < whole for size, whole in zip(taken, wholes, strict=True)]
+    unknown = [part and _constant(start) is None for part, start in zip(partly, starts, strict=True)]
+    uses = (lowered.required.get(use) for use in source.program.users[value])
+    return any(axes and far for use in uses if use for axes, far in zip(use, unknown, strict=True))
 
 
 def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
