@@ -90,6 +90,10 @@ class Chooser:
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
         beside |= {*scattered_terms(self._program, lowered)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
+        # What is said at one use of all dimensions of what a loop carries Shardy takes for what is said of later uses.
+        self._fixed |= {
+            one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
+        }
         self.pinned = set(self._fixed)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
@@ -134,9 +138,13 @@ class Chooser:
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
         sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
-        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
-        if self._program.ops[self._program.producer[value]].name == CARRY:
+        if value in self._movable:
+            yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
+        if self._is_carried(value):
             yield from argument_pins(handle.owner.operation, handle.result_number, sharding, self._unneeded)
+
+    def _is_carried(self, value: int) -> bool:
+        return self._program.ops[self._program.producer[value]].name == CARRY
 
     def _propagate(self, pinned: Iterable[int]) -> Propagated:
         self.rounds += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.branches import DECIDED, take_known_branches
+from toast_cli.frontend.branches import CONDITIONALS, DECIDED, drop_unread_results, take_known_branches
 from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
 from toast_cli.frontend.effects import EFFECTS, bind_effects
@@ -112,6 +112,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
         take_known_branches(module)
+    if not held.names.isdisjoint(CONDITIONALS):
+        drop_unread_results(module)
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
     notices = left_out_notices(module)

@@ -165,7 +165,11 @@ class Reader:
                 rule = region_rule(region.body)
             flops = region.body.flops * devices_of(operation)
         windows = windows_of(operation, name, shapes, result_shapes)
-        op = Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region)
+        bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
+        alone = bound and any(list(result.uses) for result in operation.results)
+        op = Op(
+            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone
+        )
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:
@@ -301,9 +305,12 @@ def read_type(kind: Any) -> Value:
 
 
 def _body_op(operation: Any) -> str:
-    """Name of the one op in a reduction's body (`add`, `maximum`), or of the last of several."""
-    names = [op.operation.name for op in operation.regions[0].blocks[0].operations]
-    return names[-2].removeprefix("stablehlo.") if len(names) > 1 else ""
+    """Name of the one op of two arguments that a reduction's body is (`add`, `maximum`); empty for any other body."""
+    block = operation.regions[0].blocks[0]
+    inside = [op.operation for op in block.operations]
+    if len(inside) != 2 or len(block.arguments) != 2 or set(inside[0].operands) != set(block.arguments):
+        return ""
+    return str(inside[0].name.removeprefix("stablehlo."))
 
 
 def read_program(function: Any, name: str) -> tuple[Program, Reader]:

@@ -11,7 +11,6 @@ from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.collective_rows import whole_uses
 from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, ops_count, part_name, places_of, scope_name, summary
 from toast_cli.frontend.source import Source
@@ -210,20 +209,24 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
     return [ConstraintFacts(**vars(constraint)) for constraint in constraints]
 
 
+# Runs closer to a whole number than this are one: the sum of what is in several branches.
+_NO_PART = 1e-6
+
+
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """The whole collectives of a plan, the most expensive first; see `whole_uses`."""
+    """The collectives of a plan, the most expensive first."""
     names = evaluator.problem.mesh.names
     facts = []
-    for one in whole_uses(evaluator.collectives(plan)):
-        use, size = one.use, round(one.use.bytes)
+    for use in evaluator.collectives(plan):
+        size = round(use.bytes)
         written = (use.written[0], round(use.written[1]))
         facts.append(
             CollectiveFacts(
                 use.kind,
                 use.over(names),
                 size,
-                one.count,
-                one.seconds,
+                round(use.count) if abs(use.count - round(use.count)) < _NO_PART else use.count,
+                use.seconds,
                 source.location(use.op, use.place),
                 *(written if written != (use.kind, size) else ("", 0)),
                 by_hand=use.reason == BY_HAND,
