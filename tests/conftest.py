@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,18 +16,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # What a test finds out is not kept for the next.
 os.environ.setdefault("TOAST_CACHE", "off")
-
-MOST_THREADS = 500
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    """Clients of XLA end their threads when they are collected, and are part of reference cycles."""
-    yield
-    tasks = Path("/proc/self/task")
-    if (len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()) > MOST_THREADS:
-        gc.collect()
-
 
 # Files, and single tests of others, that compile with XLA, start processes, read all samples or search with the default
 # budget: two thirds of the time that all tests take.
