@@ -23,8 +23,6 @@ _ANNOTATED = {
     "complex mixed": "an all-reduce is promised for a scatter of constants, and none is needed",
     "backwards": "what is reversed over two axes moves once, and a permutation is promised for each",
     "convolution of groups of images": "XLA gathers the images where channels are split as well",
-    "put somewhere": "XLA gathers what a dynamic_update_slice updates in part",
-    "rows put somewhere": "XLA gathers what a dynamic_update_slice updates in part",
 }
 OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
 OTHERWISE["barrier", "hlo"] = "XLA gathers an array behind a barrier that nobody reads"

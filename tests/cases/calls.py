@@ -12,14 +12,14 @@ from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from programs import arg
 
-from cases.model import ONE, SQUARE, Situation, X, case
+from cases.model import ONE, SQUARE, Situation, X, case, every_form
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("data", "model"))
 A, W = "tensor<64x32xf32>", "tensor<32x32xf32>"
-ALONE = "what runs on one device .a host callback."
+ALONE = "what runs on one device .a host callback"
+ANYWHERE = "XLA's partitioner refuses it here"
 BY_HAND = "manual regions of its own"
-WITHOUT_SHARDY = "cannot be written as HLO text without Shardy"
 CALLBACK: dict[str, Any] = {"refused": {"spmd": ALONE}, "runs": False, "compiles": False}
 FEED: dict[str, Any] = {"runs": False, "compiles": False}
 
@@ -64,7 +64,7 @@ def either_by_hand(x: jax.Array, w: jax.Array) -> jax.Array:
     return by_hand(body, (P("data", "model"), P("model", None)), P("data", None))(x, w)
 
 
-MANUAL: dict[str, Any] = {"mesh": "4x2", "refused": {"spmd": BY_HAND, "hlo": WITHOUT_SHARDY}}
+MANUAL: dict[str, Any] = {"mesh": "4x2", "refused": {"spmd": BY_HAND}}
 
 
 @jax.custom_vjp
@@ -117,17 +117,19 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.sine %x : {A}
             return %1 : {A}"""
         ),
+        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
         runs=False,
         compiles=False,
     ),
     "shardings of its own": case(
         lambda x, w: lax.with_sharding_constraint(x @ w, NamedSharding(MESH, P("data", None))) + 1, X, SQUARE
     ),
-    "region by hand": case(row_parallel, X, SQUARE, **MANUAL),
+    "region by hand": case(
+        row_parallel, X, SQUARE, **MANUAL,
+        wrong={"hlo": "XLA scatters a sum made by hand that is cut behind the region; an all-reduce is promised"},
+    ),
     "branches by hand": case(
         either_by_hand, X, SQUARE, mesh="4x2", refused={"spmd": BY_HAND},
-        wrong={"stablehlo": "what a branch by hand communicates is not promised",
-               "hlo": "shard_map is to be written with manual subgroups"},
     ),
     "printing": case(printing, X, SQUARE, **CALLBACK),
     "ordered callback in a loop": case(ordered, X, SQUARE, **CALLBACK),
@@ -155,6 +157,7 @@ CALLS: dict[str, Situation] = {
             %1 = stablehlo.add %0#0, %x : {A}
             return %1 : {A}"""
         ),
+        refused={"spmd": ALONE},
         **FEED,
     ),
     "outfeed": case(
@@ -164,6 +167,7 @@ CALLS: dict[str, Situation] = {
             %u = "stablehlo.outfeed"(%0, %t) <{{outfeed_config = ""}}> : ({A}, !stablehlo.token) -> !stablehlo.token
             return %0 : {A}"""
         ),
+        refused={"stablehlo": ANYWHERE, "spmd": ALONE},
         **FEED,
     ),
     "random numbers of the device": case(
@@ -176,7 +180,7 @@ CALLS: dict[str, Situation] = {
             return %1 : {A}"""
         ),
         runs=False,
-        wrong=dict.fromkeys(("stablehlo", "hlo"), "one device makes the numbers, and XLA sends them"),
+        wrong=every_form("one device is promised to send all numbers, and XLA:CPU scatters them"),
     ),
     "number of a device": case(
         read_text(
@@ -188,6 +192,7 @@ CALLS: dict[str, Situation] = {
             %0 = stablehlo.add %b, %x : {A}
             return %0 : {A}"""
         ),
+        refused=every_form(ANYWHERE),
         runs=False,
         compiles=False,
     ),

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ PLANS = 40  # looked at in a search
 SMALL_BYTES = 64  # a number or two for each device: losses, counts
 
 
+# Clients of XLA never end their threads, so all programs share one for each number of devices.
+devices_of = cache(xla.cpu_devices)
+
+
 class Whole:
     """A situation's program as it is, and what it makes of its inputs."""
 
@@ -55,7 +59,7 @@ class Whole:
     @cached_property
     def runs(self) -> tuple[list[list[Any]], Runs, Runs]:
         """Inputs of two runs, their results, and those of shaken inputs."""
-        devices = xla.cpu_devices(own_devices(self.wide))
+        devices = devices_of(own_devices(self.wide))
         executable = xla.compile_program(xla.write_bytecode(self.wide), devices, shardy=True)
         inputs = input_sets(self.wide, 0, 2)
         shaken = [shake(one, self.narrowest, 0) for one in inputs]
@@ -106,7 +110,7 @@ class Planned:
         program = as_stablehlo(content, dialect)
         if not self.whole.situation.compiles:
             return
-        devices = xla.cpu_devices(prod(self.axes.values()))
+        devices = devices_of(prod(self.axes.values()))
         with tempfile.TemporaryDirectory() as folder:
             settings: dict[str, str | bool] = {
                 "xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True,
