@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -25,9 +24,6 @@ _ANNOTATED = {
     "backwards": "what is reversed over two axes moves once, and a permutation is promised for each",
     "convolution of groups of images": "XLA gathers the images where channels are split as well",
 }
-if version("jaxlib").startswith("0.10."):
-    _ANNOTATED["put somewhere"] = "XLA gathers what a dynamic_update_slice updates in part"
-    _ANNOTATED["rows put somewhere"] = _ANNOTATED["put somewhere"]
 OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
 OTHERWISE["barrier", "hlo"] = "XLA gathers an array behind a barrier that nobody reads"
 # Ops that no program here or in the corpus holds.
