@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -38,7 +39,9 @@ CASES = [(on_the_host, 64 * 64 * 4), (two_results, 65 * 64 * 4), (in_a_loop, 3 *
 
 @pytest.mark.parametrize(("function", "size"), CASES, ids=[case[0].__name__ for case in CASES])
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])
-def test_results_of_host_callbacks(function: Any, size: int, form: Any) -> None:
+def test_results_of_host_callbacks(function: Any, size: int, form: Any, request: pytest.FixtureRequest) -> None:
+    if function is two_results and form == "stablehlo" and not version("jaxlib").startswith(("0.10.", "0.11.")):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="Shardy of jaxlib 0.12 runs it on every device"))
     case = case_of(function, X, W)
     plan = (case.shard("w.1", "data"),)
     sent = promised(case, plan)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from programs import arg
 
 from cases.model import ONE, SQUARE, Situation, X, case, every_form
 
 P = PartitionSpec
-MESH = AbstractMesh((4, 2), ("data", "model"))
+MESH = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
 A, W = "tensor<64x32xf32>", "tensor<32x32xf32>"
 ALONE = "what runs on one device .a host callback"
 ANYWHERE = "XLA's partitioner refuses it here"

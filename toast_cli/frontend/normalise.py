@@ -24,6 +24,7 @@ from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
+from toast_cli.frontend.replica_groups import list_replica_groups
 from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
@@ -104,6 +105,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         translate_leftovers(module, path)
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
+    if any(kind_of(name).per_device for name in held.names):
+        list_replica_groups(module, path)
     inline_calls(module, ENTRY, path)
     if not held.names.isdisjoint(BODIES):
         copy_captured_constants(module, path)

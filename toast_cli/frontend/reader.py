@@ -23,11 +23,13 @@ from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.region_rules import region_rule
 from toast_cli.frontend.rules import (
+    STATED_OTHERWISE,
     ShardyRules,
     bitwise_reduction_rule,
     concatenation_rule,
     free_rule,
     identity_rule,
+    partitioner_rule,
     table_rule,
     whole_rule,
 )
@@ -148,7 +150,9 @@ class Reader:
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
         if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
-            if name == CONCATENATE:
+            if name in STATED_OTHERWISE:
+                rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
+            elif name == CONCATENATE:
                 rule = concatenation_rule(rule, operation)
             elif detail in BITWISE and self.values[results[0]].dtype != "i1":
                 rule = bitwise_reduction_rule(rule)

@@ -1,7 +1,7 @@
 """The one seam to jaxlib. Every private jaxlib name the project uses lives in this folder.
 
 Importing this loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads at
-start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no other module needs to import jaxlib.
+start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported so that only this folder imports jaxlib.
 """
 
 from toast_cli.xla.attributes import (
@@ -44,7 +44,7 @@ from toast_cli.xla.modules import (
     write_bytecode,
     write_portable_artifact,
 )
-from toast_cli.xla.native import ADVANCE, INTERRUPT, SKIP, ir, sdy
+from toast_cli.xla.native import ADVANCE, INTERRUPT, SKIP, ir, sdy, stablehlo
 from toast_cli.xla.running import (
     compile_ahead,
     compile_program,
@@ -102,6 +102,7 @@ __all__ = [
     "shape_and_element_type",
     "sharding_devices",
     "sharding_rule",
+    "stablehlo",
     "stablehlo_to_hlo_text",
     "stablehlo_version",
     "tpu_devices",
