@@ -33,7 +33,7 @@ from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.ops import CARRY, PAD, REDUCE, SLICE, SQUARE
+from toast_cli.program.ops import CARRY, JOIN, PAD, REDUCE, SLICE, SQUARE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -83,7 +83,8 @@ class Chooser:
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
-        self.reshards = [opened(r) for r in reshards]
+        ends = [any(self._program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
+        self.reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
         beside = {one.value for one in self.reshards if one.ahead}
@@ -288,9 +289,12 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 
     Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up
     where the operand only has to be cut further, along dimensions the results have too. A padding between elements of
-    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2).
+    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2). XLA refuses branches
+    that end in constraints to different shardings.
     """
     op = source.program.ops[number]
+    if op.name == JOIN:
+        return False
     if op.kind.elementwise or (op.kind.view and op.name != SLICE):
         return True
     if cuts is None or not op.results or op.kind.lookup:
