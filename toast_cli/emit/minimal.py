@@ -83,6 +83,7 @@ class Chooser:
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
+        # XLA compares the constraints that branches end in, so these leave no dimension open.
         ends = [any(self._program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
         self.reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
