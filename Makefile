@@ -12,7 +12,7 @@ FUZZ_SEED ?= 0
 # No accelerator is needed, and none of this machine's is to be claimed.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help demo test quick packages walk pages docs lint types format format-check check readme clean fuzz faults
+.PHONY: help demo test quick packages walk pages docs lint types format format-check check check-all readme clean fuzz faults
 
 help:
 	@echo "make demo     partition a sample model for $(DEMO_MESH) and show the report"
@@ -25,6 +25,7 @@ help:
 	@echo "make pages    look at the HTML pages in headless Chromium"
 	@echo "make docs     build the documentation as a site in build/docs"
 	@echo "make check    format-check, lint, types, test"
+	@echo "make check-all  the same, and the tests that 'make test' leaves out"
 	@echo "make format   format the code"
 	@echo "make readme   bring the README's help texts and first run up to date"
 	@echo "make clean    remove what was made"
@@ -46,8 +47,11 @@ PARALLEL := --numprocesses logical --dist worksteal
 test: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL)
 
+check-all: $(READY) check
+	$(BIN)/python -m pytest $(PARALLEL) -m thorough
+
 quick: $(READY)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not thorough'
 
 fuzz: $(READY)
 	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)

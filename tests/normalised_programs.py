@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from toast_cli import xla
 from toast_cli.frontend.convert import CONVERSIONS
@@ -15,7 +15,7 @@ from toast_cli.frontend.formats import recognise
 from toast_cli.frontend.normalise import Normalised, normalise
 
 F32 = jnp.float32
-MESH = AbstractMesh((4, 2), ("data", "model"))
+MESH = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
 
 
 def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:

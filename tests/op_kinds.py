@@ -138,6 +138,24 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "barrier": (lambda x, y: lax.optimization_barrier((jnp.sin(x), y))[0] * 2, (X, X)),
 }
 
+UNARY = (
+    "abs cbrt ceil cosine exponential exponential_minus_one floor log_plus_one logistic negate round_nearest_afz "
+    "round_nearest_even sign sine tan tanh"
+)
+BINARY = "add atan2 maximum minimum multiply subtract power remainder divide"
+
+
+def text_of(names: str, operands: str, dialect: str = "stablehlo", more: str = "") -> str:
+    """A program of elementwise operations, each of the argument."""
+    kind = "tensor<16x8xf32>"
+    each = names.split()
+    lines = [f"%a{k} = {dialect}.{name} {operands.format('x')} : {kind}{more}" for k, name in enumerate(each)]
+    results = ", ".join(f"%a{k}" for k in range(len(each)))
+    kinds = ", ".join([kind] * len(each))
+    body = "\n".join(lines)
+    return f"func.func public @main(%x: {kind}, %w: {kind}) -> ({kinds}) {{\n{body}\nreturn {results} : {kinds} }}"
+
+
 # What JAX leaves to libraries, or never writes.
 TEXTS = {
     "linear algebra in StableHLO": """
@@ -156,17 +174,93 @@ TEXTS = {
           return %2, %3 : tensor<4x8x8xf32>, tensor<4x8x8xf32>
         }""",  # noqa: E501
     "seldom written": """
-        func.func public @main(%x: tensor<16x8xf32>, %y: tensor<8x16xf32>) -> (tensor<16x16xf32>, tensor<16x8xf32>, tensor<16x8xui32>) {
+        func.func public @main(%x: tensor<16x8xf32>, %y: tensor<8x16xf32>) -> (tensor<16x16xf32>, tensor<16x8xf32>) {
           %0 = stablehlo.dot %x, %y : (tensor<16x8xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
           %1 = "stablehlo.map"(%x, %x) <{dimensions = array<i64: 0, 1>}> ({
             ^bb0(%a: tensor<f32>, %b: tensor<f32>):
               %m = stablehlo.multiply %a, %b : tensor<f32>
               stablehlo.return %m : tensor<f32>
             }) : (tensor<16x8xf32>, tensor<16x8xf32>) -> tensor<16x8xf32>
-          %p = stablehlo.partition_id : tensor<ui32>
-          %r = stablehlo.replica_id : tensor<ui32>
-          %q = stablehlo.add %p, %r : tensor<ui32>
-          %2 = stablehlo.broadcast_in_dim %q, dims = [] : (tensor<ui32>) -> tensor<16x8xui32>
-          return %0, %1, %2 : tensor<16x16xf32>, tensor<16x8xf32>, tensor<16x8xui32>
-        }""",  # noqa: E501
+          return %0, %1 : tensor<16x16xf32>, tensor<16x8xf32>
+        }""",
+    "functions of one number": text_of(UNARY + " sqrt rsqrt log", "%{0}"),
+    "functions of two": text_of(BINARY, "%{0}, %w"),
+    "bits of integers": """
+        func.func public @main(%x: tensor<16x8xi32>, %y: tensor<16x8xi32>) -> (tensor<16x8xi32>, tensor<16x8xi32>) {
+          %0 = stablehlo.not %x : tensor<16x8xi32>
+          %1 = stablehlo.popcnt %0 : tensor<16x8xi32>
+          %2 = stablehlo.count_leading_zeros %y : tensor<16x8xi32>
+          %3 = stablehlo.shift_left %2, %1 : tensor<16x8xi32>
+          %4 = stablehlo.shift_right_arithmetic %3, %1 : tensor<16x8xi32>
+          %5 = stablehlo.shift_right_logical %3, %1 : tensor<16x8xi32>
+          return %4, %5 : tensor<16x8xi32>, tensor<16x8xi32>
+        }""",
+    "parts of complex numbers": """
+        func.func public @main(%x: tensor<16x8xf32>, %y: tensor<16x8xf32>) -> (tensor<16x8xf32>, tensor<16x8xf32>,
+            tensor<16x8xi1>) {
+          %0 = stablehlo.complex %x, %y : tensor<16x8xcomplex<f32>>
+          %1 = stablehlo.negate %0 : tensor<16x8xcomplex<f32>>
+          %2 = stablehlo.real %1 : (tensor<16x8xcomplex<f32>>) -> tensor<16x8xf32>
+          %3 = stablehlo.imag %1 : (tensor<16x8xcomplex<f32>>) -> tensor<16x8xf32>
+          %4 = stablehlo.is_finite %3 : (tensor<16x8xf32>) -> tensor<16x8xi1>
+          return %2, %3, %4 : tensor<16x8xf32>, tensor<16x8xf32>, tensor<16x8xi1>
+        }""",
+    "batch normalisation": """
+        func.func public @main(%x: tensor<8x4x16xf32>, %s: tensor<4xf32>, %o: tensor<4xf32>, %g: tensor<8x4x16xf32>)
+            -> (tensor<8x4x16xf32>, tensor<8x4x16xf32>, tensor<8x4x16xf32>, tensor<4xf32>) {
+          %0:3 = "stablehlo.batch_norm_training"(%x, %s, %o) <{epsilon = 1.0e-2 : f32, feature_index = 1 : i64}>
+            : (tensor<8x4x16xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<8x4x16xf32>, tensor<4xf32>, tensor<4xf32>)
+          %1 = "stablehlo.batch_norm_inference"(%x, %s, %o, %0#1, %0#2)
+            <{epsilon = 1.0e-2 : f32, feature_index = 1 : i64}>
+            : (tensor<8x4x16xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<8x4x16xf32>
+          %2:3 = "stablehlo.batch_norm_grad"(%x, %s, %0#1, %0#2, %g) <{epsilon = 1.0e-2 : f32, feature_index = 1 : i64}>
+            : (tensor<8x4x16xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<8x4x16xf32>)
+            -> (tensor<8x4x16xf32>, tensor<4xf32>, tensor<4xf32>)
+          return %0#0, %1, %2#0, %2#1 : tensor<8x4x16xf32>, tensor<8x4x16xf32>, tensor<8x4x16xf32>, tensor<4xf32>
+        }""",
+    "older operations": """
+        func.func public @main(%x: tensor<16x8xf32>, %y: tensor<8x16xf32>, %i: tensor<4xi32>, %p: tensor<i1>)
+            -> (tensor<16x16xf32>, tensor<4x8xf32>, tensor<2x16x8xf32>, tensor<16x8xf32>) {
+          %0 = "stablehlo.einsum"(%x, %y) <{einsum_config = "ab,bc->ac"}>
+            : (tensor<16x8xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
+          %2 = "stablehlo.torch_index_select"(%x, %i) <{batch_dims = 0 : i64, dim = 0 : i64}>
+            : (tensor<16x8xf32>, tensor<4xi32>) -> tensor<4x8xf32>
+          %3 = stablehlo.broadcast %x, sizes = [2] : (tensor<16x8xf32>) -> tensor<2x16x8xf32>
+          %4 = "stablehlo.if"(%p) ({
+            stablehlo.return %x : tensor<16x8xf32>
+          }, {
+            %n = stablehlo.negate %x : tensor<16x8xf32>
+            stablehlo.return %n : tensor<16x8xf32>
+          }) : (tensor<i1>) -> tensor<16x8xf32>
+          return %0, %2, %3, %4
+            : tensor<16x16xf32>, tensor<4x8xf32>, tensor<2x16x8xf32>, tensor<16x8xf32>
+        }""",
+    "shapes that are given as arrays": """
+        func.func public @main(%x: tensor<16x8xf32>)
+            -> (tensor<8x16xf32>, tensor<16x8xf32>, tensor<8x4xf32>, tensor<18x8xf32>) {
+          %s = stablehlo.constant dense<[8, 16]> : tensor<2xi32>
+          %t = stablehlo.constant dense<[16, 8]> : tensor<2xi32>
+          %z = stablehlo.constant dense<0> : tensor<2xi32>
+          %o = stablehlo.constant dense<1> : tensor<2xi32>
+          %e = stablehlo.constant dense<[8, 4]> : tensor<2xi32>
+          %l = stablehlo.constant dense<[1, 0]> : tensor<2xi32>
+          %f = stablehlo.constant dense<2.0> : tensor<f32>
+          %0 = stablehlo.dynamic_reshape %x, %s : (tensor<16x8xf32>, tensor<2xi32>) -> tensor<8x16xf32>
+          %r = stablehlo.slice %x [0:1, 0:8] : (tensor<16x8xf32>) -> tensor<1x8xf32>
+          %1 = stablehlo.dynamic_broadcast_in_dim %r, %t, dims = [0, 1]
+            : (tensor<1x8xf32>, tensor<2xi32>) -> tensor<16x8xf32>
+          %i = stablehlo.dynamic_iota %t, dim = 0 : (tensor<2xi32>) -> tensor<16x8xf32>
+          %m = stablehlo.add %1, %i : tensor<16x8xf32>
+          %2 = stablehlo.real_dynamic_slice %x, %z, %e, %o
+            : (tensor<16x8xf32>, tensor<2xi32>, tensor<2xi32>, tensor<2xi32>) -> tensor<8x4xf32>
+          %3 = stablehlo.dynamic_pad %x, %f, %l, %l, %z
+            : (tensor<16x8xf32>, tensor<f32>, tensor<2xi32>, tensor<2xi32>, tensor<2xi32>) -> tensor<18x8xf32>
+          return %0, %m, %2, %3 : tensor<8x16xf32>, tensor<16x8xf32>, tensor<8x4xf32>, tensor<18x8xf32>
+        }""",
+    "functions of CHLO": text_of(
+        "acos asin atan bessel_i1e conj cosh erfc lgamma sinh square tan digamma",
+        "%{0}",
+        "chlo",
+        " -> tensor<16x8xf32>",
+    ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -150,14 +151,23 @@ def test_only_the_ends_of_the_pipeline_touch_jaxlib() -> None:
         if step(module) in WITHOUT_MLIR and any(step(other) == "xla" for other in others)
     ] == []
     named = {
-        name: alias.name if isinstance(node, ast.Import) else node.module or ""
+        name
         for name, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-        if (alias.name if isinstance(node, ast.Import) else node.module or "").startswith("jaxlib")
+        for module in modules_named(node)
+        if module.startswith(("jaxlib", "jax._src"))
     }
     assert {step(module) for module in named} == {"xla"}
+
+
+def modules_named(node: ast.AST) -> list[str]:
+    """The modules that a statement imports, or that a text names as `toast_cli.xla.versions.needed` takes it."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    text = node.value if isinstance(node, ast.Constant) else None
+    return [text] if isinstance(text, str) and re.fullmatch(r"(jaxlib|jax)(\.\w+)+", text) else []
 
 
 def test_no_key_is_the_identity_of_an_object() -> None:

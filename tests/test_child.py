@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from toast_cli import child
-from toast_cli.child import ChildError, in_child
+from toast_cli.child import ChildError, in_child, in_fork
 from toast_cli.errors import InputError, SpecError
 from toast_cli.frontend.handover import read_parsed
 
@@ -91,7 +91,7 @@ def test_an_error_of_the_users_arrives_as_it_was_raised(way: str) -> None:
 
 DEATHS = [
     ("killed", ChildError, "1 == 2"),
-    ("left", ChildError, "gave up"),
+    ("left", ChildError, "crashed"),
     ("busy", ChildError, "more than 1 seconds of processor time"),
     ("large", ChildError, "more than 3.0 GiB of memory"),
     ("large_in_native_code", ChildError, "more than 3.0 GiB of memory"),
@@ -187,3 +187,15 @@ def ends(process: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_a_fork_answers_raises_and_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "may_fork", lambda: True)
+    assert in_fork(lambda: {"a": (1, b"x")}) == {"a": (1, b"x")}
+    assert in_fork(os.getpid) != os.getpid()
+    with pytest.raises(ZeroDivisionError, match="oh"):
+        in_fork(lambda: broken(b""))
+    with pytest.raises(RuntimeError, match="a library of XLA ended the process: 1 == 2"):
+        in_fork(lambda: killed(b""))
+    with pytest.raises(RuntimeError, match="a library of XLA ended the process: "):
+        in_fork(lambda: left(b""))

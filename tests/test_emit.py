@@ -38,6 +38,7 @@ from toast_cli.emit.marks import pinned_marks
 from toast_cli.emit.stablehlo import shardy_marks
 from toast_cli.errors import UsageError
 from toast_cli.verify.collectives import collectives_in
+from toast_cli.verify.compile import as_stablehlo
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,11 @@ def test_a_manual_region_needs_its_mesh() -> None:
     assert "--mesh-shape" in error.value.hint
 
 
-def test_a_manual_region_has_no_place_in_hlo() -> None:
-    with pytest.raises(UsageError) as error:
-        emit_hlo(source_of_text(MANUAL), by_hand({"data": 4, "model": 2}, [WHOLE] * 4))
-    assert "manual regions" in error.value.what and "--format stablehlo" in error.value.hint
+def test_a_manual_region_in_hlo() -> None:
+    lowered = by_hand({"data": 4, "model": 2}, [((), (1,)), ((), (1,)), BATCH, BATCH], required={(2, 0): BATCH})
+    text = emit_hlo(source_of_text(MANUAL), lowered)
+    assert text.count(b"SPMDFullToShardShape") == 1 and b"xla.sdy" not in text
+    executable = xla.compile_program(as_stablehlo(text, "hlo"), xla.cpu_devices(DEVICES), shardy=False)
+    assert "all-gather" in {c.kind for c in collectives_in(xla.compiled_text(executable), ("data", "model"), (4, 2))}
+    with pytest.raises(UsageError, match="a manual region was written for the mesh"):
+        emit_hlo(source_of_text(MANUAL), by_hand({"model": 2, "data": 4}, [WHOLE] * 4))

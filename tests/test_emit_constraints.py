@@ -71,7 +71,7 @@ def test_constraints_for_people(looped: Case) -> None:
     lowered = looped.lowered(strategy(looped, "x.0=data", "ws.1=data"))
     (facts,) = constraints_of(looped.source, lowered, shardy_marks(looped.source, lowered))
     assert (facts.place, facts.type, facts.uses) == ("use", "f32[16,16]", 1)
-    assert re.match(r"emitted.py:\d+ \(dot_general\)", facts.location)
+    assert re.match(r"emitted.py:\d+ \((eval_jaxpr/)?dot_general\)", facts.location)
     assert facts.line == "x = jax.lax.with_sharding_constraint(x, P(None, P.UNCONSTRAINED))"
 
 

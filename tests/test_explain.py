@@ -16,12 +16,11 @@ from report_sample import WIDTHS, nothing_cut_off
 
 from toast_cli import pipeline
 from toast_cli.cli.app import run
-from toast_cli.cost.model import CollectiveUse
 from toast_cli.errors import InputError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain import Explanation, Study
 from toast_cli.explain.arrays import explain_argument
-from toast_cli.explain.collective_rows import rows_of, whole_uses
+from toast_cli.explain.collective_rows import rows_of
 from toast_cli.explain.decisions import explain_decision, explain_plan
 from toast_cli.explain.model import SCHEMA
 from toast_cli.explain.peak import explain_peak
@@ -164,7 +163,7 @@ def test_a_line_says_what_splits_it_and_what_moves_there() -> None:
 
 def test_a_collective_names_the_decisions_it_hangs_on() -> None:
     of = study()
-    rows = [row[0].use for row in of.collective_rows]
+    rows = [row[0] for row in of.collective_rows]
     number = next(k for k, use in enumerate(rows, 1) if use.kind == "all-gather" and use.axes == (0,))
     found = explain_collective(of, number)
     embed, batch = place_of(of, "embed", "data"), place_of(of, "batch", "data")
@@ -192,17 +191,13 @@ def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
         explain_collective(of, len(rows) + 1)
 
 
-def test_whole_collectives_of_branches_take_the_runs_of_others() -> None:
-    """Two branches that run every other step each are one collective, and rows go by the time of all in them."""
-    half = CollectiveUse("all-reduce", (0,), 64.0, 0.5, 1e-3, 3, 4, False, ("all-reduce", 64.0), "partial")
-    whole = whole_uses([half, replace(half, seconds=2e-3, op=5), replace(half, count=2.0, bytes=32.0)])
-    assert [(one.use.op, one.count, one.seconds) for one in whole] == [(5, 1, 3e-3), (3, 2, 1e-3)]
+def test_rows_go_by_the_time_of_all_in_them() -> None:
     assert rows_of(["a", "b", "a"], [2.0, 3.0, 2.0]) == [[0, 2], [1]]
 
 
 def test_a_reduction_is_said_to_be_one() -> None:
     of = study("data-parallel")
-    number = next(k for k, row in enumerate(of.collective_rows, 1) if row[0].use.kind == "all-reduce")
+    number = next(k for k, row in enumerate(of.collective_rows, 1) if row[0].kind == "all-reduce")
     said = " ".join(explain_collective(of, number).sentences)
     assert "each device has a part of the sum" in said
 

@@ -305,3 +305,11 @@ def test_protocol_buffers_are_read_back(fields: list[tuple[int, int | bytes]]) -
 )
 def test_places_in_nested_tuples(tree: object, path: tuple[int, ...], expected: int | None) -> None:
     assert leaf_number(tree, path) == expected
+
+
+@pytest.mark.parametrize("numbers", ["dimensions={}", "dimensions={}, replica_groups={}"])
+def test_a_list_that_is_too_short(numbers: str) -> None:
+    root = f"ROOT g = f32[64,128] all-gather(p), {numbers}"
+    text = f"HloModule m\nENTRY e {{\n  p = f32[64,128] parameter(0)\n  {root}\n}}\n"
+    with pytest.raises(InputError, match=r"such as `dimensions` or `replica_groups`, is too short|Syntax error"):
+        load_module("m.hlo", content=text.encode())

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import Case, arg, case_of
@@ -94,6 +95,47 @@ def test_forms_without_regions_say_so() -> None:
     plan = (case.shard(f"{case.program.arguments[0].path}.0", "data"),)
     (note,) = write(case.source, case.lowered(plan), "specs").notes
     assert re.match(r"XLA's partitioner gathers all that \S+:\d+ .*reads, though .*, as XLA:TPU does; --format", note)
+
+
+ROWS, PART, PLACE = arg(64, 32), arg(16, 32), arg(dtype=jnp.int32)
+# where an update of rows begins, its shape, whether it may touch the pieces of several devices (of 16 rows)
+UPDATES: list[tuple[str, Any, tuple[Any, ...], bool]] = [
+    ("at an unknown place", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), (ROWS, PART, PLACE), True),
+    ("at a place in two pieces", lambda x, u: lax.dynamic_update_slice(x, u, (5, 0)), (ROWS, PART), True),
+    ("at a place in one piece", lambda x, u: lax.dynamic_update_slice(x, u, (32, 0)), (ROWS, PART), False),
+    ("of one row", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), (ROWS, arg(1, 32), PLACE), False),
+    ("of all rows", lambda x, u, i: lax.dynamic_update_slice(x, u, (0, i)), (ROWS, arg(64, 8), PLACE), False),
+    ("of blocks", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), (ROWS, arg(16, 8), PLACE), True),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "several"), [one[1:] for one in UPDATES], ids=[o[0] for o in UPDATES]
+)
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_updates_of_a_part(function: Any, arguments: tuple[Any, ...], several: bool, form: Any) -> None:
+    """Each device puts in what falls into its piece: the array stays where it is, and the update is there whole."""
+    case = case_of(function, *arguments)
+    names = [argument.path for argument in case.program.arguments]
+    plan = tuple(
+        [case.shard(f"{name}.0", "data") for name, of in zip(names, arguments[:2], strict=False) if of.shape[0] > 1]
+    )
+    assert len(gathered_ops(case.source, case.lowered(plan))) == several
+    assert partitioned(case, plan, form) == promised(case, plan)
+    assert wrong_in(case.source, emit(case.source, case.lowered(plan), form), 8, form) == []
+
+
+def test_a_cache_filled_in_a_loop() -> None:
+    """Block after block, at places that the loop counts, along the split dimension."""
+
+    def fill(x: jax.Array, cache: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 4, lambda i, c: lax.dynamic_update_slice(c, jnp.sin(x) * i, (0, i * 8, 0)), cache)
+
+    case = case_of(fill, arg(4, 8, 16), arg(4, 64, 16))
+    plan = (case.shard("cache.1", "data"), case.shard("x.2", "model"))
+    assert promised(case, plan) == {}
+    assert partitioned(case, plan, "stablehlo") == {}
+    assert wrong_in(case.source, emit(case.source, case.lowered(plan), "stablehlo"), 8) == []
 
 
 def router(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from programs import round_mesh, source_of_text
 
 from toast_cli import xla
@@ -35,7 +35,7 @@ F32 = np.float32
 
 
 def region(body: Callable[..., Any], ins: Any, outs: Any, over: tuple[str, ...] = AXES) -> Any:
-    mesh = AbstractMesh(SIZES, AXES)
+    mesh = AbstractMesh(SIZES, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     return jax.shard_map(body, mesh=mesh, in_specs=ins, out_specs=outs, axis_names={*over}, check_vma=False)
 
 

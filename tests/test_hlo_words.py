@@ -61,7 +61,7 @@ ENTRY e {
   o = (f32[4], (f32[4])) conditional(c, t, t), true_computation=t, false_computation=f
   ROOT a = f32[4] get-tuple-element(o), index=0
 }""",
-        ["if"],
+        ["if", "constant", "constant"],
     ),
     "a fusion with two results": (
         """HloModule m

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from toast_cli.cli import main
@@ -17,7 +18,7 @@ from toast_cli.report.comparison import compare
 from toast_cli.report.html import comparison_page, sweep_page
 from toast_cli.report.html.charts import front_line, step_chart
 from toast_cli.report.html.frame import chart
-from toast_cli.report.html.pictures import OTHERS, Pictures, pictures
+from toast_cli.report.html.pictures import OTHERS, Pictures, memory_bands, pictures
 from toast_cli.report.html.run_page import page
 from toast_cli.report.html.tiles import mesh_grid, tile
 from toast_cli.report.html.trees import Branch, plain
@@ -49,6 +50,12 @@ def test_memory_peaks_where_the_report_does_however_it_is_grouped(outcome: Outco
         assert max(total) == pytest.approx(outcome.report.predicted.peak_bytes, abs=1)
     assert "arguments" in memory.by_role
     assert len(memory.by_module.keys() - {OTHERS}) > 2
+
+
+def test_scopes_that_hold_arrays_and_other_scopes_are_split() -> None:
+    sizes = {("f",): 9.0, ("f", "g"): 4.0, ("f", "g", "h"): 3.0, ("f", "g", "h", "i"): 2.0, ("f", "j"): 3.0}
+    bands = memory_bands({path: np.array([size]) for path, size in sizes.items()})
+    assert bands == {"f": [9.0], "f/g": [4.0], "f/g/h": [5.0], "f/j": [3.0]}, "less than a quarter is not split further"
 
 
 def test_the_step_is_as_long_as_predicted_and_in_order(outcome: Outcome, drawn: Pictures) -> None:

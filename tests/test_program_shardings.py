@@ -66,7 +66,7 @@ def test_to_be_whole_on_one_device_says_nothing() -> None:
 def test_shardings_are_kept_on_request() -> None:
     outcome = normalised(SHARDED, keep=True)
     assert "sdy" not in str(outcome.module)
-    assert outcome.notices == ("6 shardings already in the program are kept",)
+    assert outcome.notices == ("6 shardings already in the program are kept where they lie along the axes of the mesh",)
     main = main_of(outcome.module)
     a, b = main.arguments
     add, multiply, end = (op.operation for op in main.entry_block.operations)

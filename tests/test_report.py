@@ -11,6 +11,7 @@ from report_sample import GIB, MIB, PREDICTED, TOO_LARGE, make_report
 
 from toast_cli import quantities as text
 from toast_cli.explain.words import LOOKED_UP, SUMS, scope_texts
+from toast_cli.report import sections
 from toast_cli.report.collectives import together
 from toast_cli.report.model import AnalysisFacts, ConstraintFacts, ConstraintFamilyFacts, LiveValue, PlanFacts, Report
 from toast_cli.report.terminal import one_line, print_report
@@ -473,3 +474,18 @@ def test_collectives_that_look_alike_are_one_row() -> None:
     assert len(gathers) == 1
     assert "×200" in gathers[0]
     assert "4.00 ms" in gathers[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "compiled"),
+    [
+        ("__cublas$gemm", True),
+        ("__onednn$matmul", True),
+        ("__cudnn$convForward", True),
+        ("__cudnn$fmhaSoftmax", False),
+        ("__op$block_scaled_dot", False),
+    ],
+)
+def test_a_compiled_program_is_told_by_the_libraries_it_calls(target: str, compiled: bool) -> None:
+    found = list(sections._replicated({f"stablehlo.custom_call @{target}": 1}, verbose=False))
+    assert any("XLA has compiled this program" in line for line in found) == compiled

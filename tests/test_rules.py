@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -101,6 +102,7 @@ def test_rules_of_our_own(
     assert (text_of(rule) if rule else "") == expected
 
 
+PLACE = arg(dtype=jnp.int32)
 # What Shardy says, as the rest of the tool reads it.
 READ: list[tuple[str, Any, tuple[Any, ...], str]] = [
     ("dot_general", lambda x, y: x @ y, (arg(2, 3), arg(3, 4)), "([i, k], [k, j])->([i, j]) reduction={k}"),
@@ -114,6 +116,12 @@ READ: list[tuple[str, Any, tuple[Any, ...], str]] = [
      "([i, j], [i, j])->([i, j]) need_replication={j}"),
     ("concatenate", lambda x: jnp.concatenate([x[:, 1::2], x[:, :1]], 1), (arg(2, 8),),
      "([i, j], [i, j])->([i, j]) need_replication={j}"),
+    # Of these, Shardy of jaxlib 0.12 says something else.
+    ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 0, 0))), (arg(2, 8),), "([i, j], [])->([i, j]) permutation={j}"),
+    ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, -1, 0))), (arg(2, 8),), "([i, j], [])->([i, j])"),
+    ("reshape", lambda x: x.reshape(2, 1, 3), (arg(2, 3),), "([i, k])->([i, j, k])"),
+    ("dynamic_update_slice", lambda x, u, at: lax.dynamic_update_slice(x, u, (at, at)), (arg(4, 8), arg(4, 2), PLACE),
+     "([i, j], [i, k], [], [])->([i, j]) need_replication={k}"),
 ]  # fmt: skip
 
 
@@ -122,6 +130,21 @@ def test_rules_that_shardy_knows(name: str, run: Any, shapes: tuple[Any, ...], e
     program = source_of(run, *shapes).program
     (op,) = (op for op in program.ops if op.name == f"stablehlo.{name}")
     assert text_of(op.rule) == expected
+
+
+def test_windows_of_kernels_are_whole() -> None:
+    """Neither what goes along them nor what is made along them (a gradient) is split; places of images are."""
+
+    def convolved(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = arg(8, 16, 16, 4), arg(3, 3, 4, 8)
+    both = source_of(lambda x, w, g: (convolved(x, w), jax.vjp(convolved, x, w)[1](g)[1]), x, w, arg(8, 16, 16, 8))
+    forward, gradient = (op.rule for op in both.program.ops if op.name == "stablehlo.convolution")
+    assert {forward.sizes[f] for dim in forward.operands[1][:2] for f in dim} == {1}
+    assert forward.permutation == {f for dim in forward.results[0][1:3] for f in dim}
+    assert {gradient.sizes[f] for dim in gradient.results[0] for f in dim} == {1, 4, 8}
+    assert not gradient.permutation and len(gradient.reduction) == 3
 
 
 UNKNOWN = """

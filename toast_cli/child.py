@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn, TypeVar, cast
 
 from toast_cli import errors
 from toast_cli.errors import ToastError
@@ -41,6 +41,7 @@ _HELPER = "import sys; sys.path.insert(0, sys.argv[1]); from toast_cli.child imp
 # How a child ends that has an answer, an error of the user's, an error of ours, or no memory or file for its answer.
 _ANSWER, _TOLD, _RAISED, _FULL, _CUT_OFF = 0, 3, 4, 5, 6
 MEMORY = 3 * 2**30  # bytes of memory that a child may use beside what its parent has, where nothing else is said
+Answer = TypeVar("Answer")
 _ABORT_REASON = re.compile(r"Check failed: (.*)|LLVM ERROR: (.*)|ERROR: (.*)")
 _NO_ROOM = re.compile(rb"out of memory|std::bad_alloc|MemoryError")  # what libraries say that end for want of it
 _HEAD = struct.Struct("<qqq")  # wait status, bytes of the answer, bytes of what it said on stderr
@@ -63,12 +64,15 @@ class ChildError(Exception):
 
 @dataclass(frozen=True)
 class _Request:
-    """What a child is to do, and within what: seconds of processor time, bytes of memory."""
+    """What a child is to do, and within what: seconds of processor time, bytes of memory (None: as this process).
 
-    task: str
-    arguments: tuple[Any, ...]
-    seconds: int
-    memory: int
+    task: a function, or for a helper its name.
+    """
+
+    task: str | Callable[..., bytes]
+    arguments: tuple[Any, ...] = ()
+    seconds: int | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,35 @@ def in_child(task: str, *arguments: Any, seconds: int, memory: int = MEMORY) -> 
     function's own `ToastError`, `ChildError`, or RuntimeError for an error of ours.
     """
     request = _Request(task, arguments, seconds, memory)
-    ended = _forked(request) if may_fork() else _Helper.current().run(request)
+    return _answer(_forked(request) if may_fork() else _Helper.current().run(request), seconds, memory)
+
+
+def in_fork(call: Callable[[], Answer]) -> Answer:
+    """What `call` returns (plain data), called in a fork of this process where it may have one.
+
+    A call that raises is made once more in this process, so that its error has a traceback. Raises RuntimeError where
+    native code has ended the fork.
+    """
+    if not may_fork():
+        return call()
+
+    def pickled() -> bytes:
+        try:
+            return pickle.dumps((call(),))
+        except Exception:
+            return b""
+
+    try:
+        answer = _answer(_forked(_Request(pickled)), 0, 0)
+    except ChildError as error:
+        if error.of_input:
+            raise RuntimeError(f"a library of XLA ended the process: {error.reason}") from None
+        answer = b""
+    return cast("Answer", pickle.loads(answer)[0]) if answer else call()
+
+
+def _answer(ended: _Ended, seconds: int, memory: int) -> bytes:
+    """What a child answered, or the error that says why there is no answer."""
     if os.WIFSIGNALED(ended.status):
         if os.WTERMSIG(ended.status) == signal.SIGXCPU:
             raise ChildError(f"it took more than {seconds} seconds of processor time", "time")
@@ -122,7 +154,7 @@ def _abort_reason(said: bytes) -> str:
         found = _ABORT_REASON.search(line)
         if found:
             return next((text for text in found.groups() if text), "").strip().rstrip(".")
-    return "the compiler's reader gave up on it"
+    return "the compiler's libraries crashed on it"
 
 
 # -- a child that is a fork of this process ---------------------------------------------------------------------------
@@ -141,7 +173,8 @@ def _forked(request: _Request, watched: int | None = None) -> _Ended:
 
     Where nothing is left of whoever reads the pipe `watched`, the fork is killed and this process ends.
     """
-    function = _function(request.task)  # imports what it needs here, so that forks need not
+    # Imports what the function needs here, so that forks need not.
+    function = _function(request.task) if isinstance(request.task, str) else request.task
     with _scratch() as answer, _scratch() as said:
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -209,8 +242,10 @@ def _be_child(function: Callable[..., bytes], request: _Request, parent: int, an
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.dup2(said.fileno(), 2)
-        limit_processor_time(request.seconds)
-        limit_memory(request.memory)
+        if request.seconds is not None:
+            limit_processor_time(request.seconds)
+        if request.memory is not None:
+            limit_memory(request.memory)
         try:
             content, code = function(*request.arguments), _ANSWER
         except ToastError as error:

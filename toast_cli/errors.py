@@ -39,4 +39,4 @@ class UsageError(ToastError):
 
 
 class MissingExtraError(ToastError):
-    """A feature needs an optional dependency that is not installed."""
+    """A feature needs a package that is not installed, or is installed in a version that lacks what it needs."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
+from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
@@ -105,9 +106,9 @@ class Outcome:
             lowered = self.evaluator.lowered(self.result.plan)
             price = self._price if weigh else None
             if format == "jax_export":
-                written = self._exported(lowered, annotate, trees, price)
+                written = in_fork(lambda: self._exported(lowered, annotate, trees, price))
             else:
-                written = write(self.source, lowered, format, annotate, price)
+                written = in_fork(lambda: write(self.source, lowered, format, annotate, price))
         analysis = replace(self.report.analysis, notes=[*written.notes, *self.report.analysis.notes])
         constraints = constraint_facts(written.constraints)
         families = [ConstraintFamilyFacts(**vars(one)) for one in written.families]

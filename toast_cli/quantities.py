@@ -59,9 +59,10 @@ def format_flops(flops: float) -> str:
     return f"{value:.0f} FLOP" if prefix == 0 else f"{_three_digits(value)} {_COUNT_PREFIXES[prefix]}FLOP"
 
 
-def format_count(count: int) -> str:
-    """`9,205`."""
-    return f"{count:,}"
+def format_count(count: float) -> str:
+    """`9,205`; `0.5` of what runs every other time."""
+    whole = round(count)
+    return f"{whole:,}" if whole and abs(count - whole) < 0.01 * count else f"{count:,.2g}"
 
 
 def format_percent(fraction: float) -> str:

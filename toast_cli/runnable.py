@@ -199,6 +199,7 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
     from toast_cli import xla
     from toast_cli.frontend.formats import read_bytes, source_name
     from toast_cli.frontend.handover import read_parsed
+    from toast_cli.frontend.left_out import refuse_left_out
     from toast_cli.frontend.loading import load as load_source
 
     content = read_bytes(path)
@@ -225,7 +226,9 @@ def read_boundary(path: str) -> tuple[Boundary, bytes, bool]:
         found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
         return Place(name, array.shape, array.dtype, found, donated)
 
-    bytecode = xla.write_bytecode(read_parsed(content, source_name(path)).module)
+    module = read_parsed(content, source_name(path)).module
+    refuse_left_out(module, source_name(path))
+    bytecode = xla.write_bytecode(module)
     boundary = Boundary(
         program.name,
         axes,

@@ -13,7 +13,7 @@ from fuzz.mutate import WORDS, mutated, mutated_gently, mutated_json
 
 QUICK = ("--iterations", "3")
 MESHES = ("v4-32", "v5e-16", "h100-8", "v2-8")
-FORMATS = ("stablehlo", "bytecode", "hlo", "specs", "python", "spmd", "nonsense")
+FORMATS = ("stablehlo", "bytecode", "hlo", "specs", "python", "spmd", "spmd-hlo", "nonsense")
 ENDINGS = ("mlir", "mlirbc", "hlo", "json", "py", "mlir.gz", "txt")
 
 
@@ -54,6 +54,9 @@ def program_case(rng: Random) -> Case:
                 "--annotate",
                 rng.choice(("full", "minimal", "arguments")),
             ),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", "o", "--format", rng.choice(FORMATS)),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", "o", "--format", rng.choice(FORMATS)),
+            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--html", "h.html", "--trace", "t.json"),
             ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--keep-shardings", "-o", "-"),
             ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--json", "r.json", "--verbose"),
             ("explain", "m.mlir", "--mesh", mesh, *QUICK),

@@ -98,6 +98,43 @@ checks:
     minimise: peak_memory
     subject-to: communication[data]<=20ms
 """
+# Bodies that read constants from outside, a loop, tokens, scopes in scopes.
+BODIES = """
+module @bodies {
+  func.func public @main(%x: tensor<16x8xf32>, %n: tensor<i32>) -> (tensor<16xf32>, tensor<16x8xf32>) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %bound = stablehlo.constant dense<0.5> : tensor<f32>
+    %token = stablehlo.create_token : !stablehlo.token
+    %0 = stablehlo.reduce(%x init: %zero) across dimensions = [1] : (tensor<16x8xf32>, tensor<f32>) -> tensor<16xf32>
+     reducer(%a: tensor<f32>, %b: tensor<f32>) {
+      %m = stablehlo.maximum %b, %bound : tensor<f32>
+      %s = stablehlo.add %a, %m : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }
+    %1 = "stablehlo.sort"(%x) <{dimension = 1 : i64}> ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %m = stablehlo.maximum %a, %bound : tensor<f32>
+        %c = stablehlo.compare LT, %m, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+    }) : (tensor<16x8xf32>) -> tensor<16x8xf32> loc("jit(f)/g/sort")
+    %i = stablehlo.constant dense<0> : tensor<i32>
+    %2:3 = stablehlo.while(%k = %i, %acc = %1, %t = %token) : tensor<i32>, tensor<16x8xf32>, !stablehlo.token cond {
+      %c = stablehlo.compare LT, %k, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %u = "stablehlo.outfeed"(%acc, %t) <{outfeed_config = ""}> : (tensor<16x8xf32>, !stablehlo.token) -> !stablehlo.token
+      %d = stablehlo.dynamic_update_slice %acc, %acc, %k, %i
+        : (tensor<16x8xf32>, tensor<16x8xf32>, tensor<i32>, tensor<i32>) -> tensor<16x8xf32> loc("jit(f)/g/h/update")
+      %j = stablehlo.add %k, %one : tensor<i32>
+      stablehlo.return %j, %d, %u : tensor<i32>, tensor<16x8xf32>, !stablehlo.token
+    }
+    %3 = stablehlo.sine %2#1 : tensor<16x8xf32> loc("jit(f)/sin")
+    return %0, %3 : tensor<16xf32>, tensor<16x8xf32>
+  }
+}
+"""
+
 TOML = b"""[tool.toast]
 tolerance = "3%"
 [[tool.toast.checks]]
@@ -112,7 +149,8 @@ pin = ["*=data,None"]
 def texts() -> list[bytes]:
     """StableHLO as text."""
     sample = (ROOT / "sample_models" / "mlp_tiny.mlir").read_bytes()
-    return [SHARDED.encode(), OPS.encode(), program(), sample, nested_loops(2), chain_of_calls(3, 2)]
+    made = [SHARDED.encode(), OPS.encode(), program(), sample, nested_loops(2), chain_of_calls(3, 2)]
+    return [*made, BODIES.encode()]
 
 
 @cache

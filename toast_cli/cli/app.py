@@ -12,7 +12,7 @@ import typer
 from toast_cli.cli.check import check
 from toast_cli.cli.compare import compare
 from toast_cli.cli.diff import diff
-from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded
+from toast_cli.cli.exits import BAD_INPUT, debug_wanted, guarded, say
 from toast_cli.cli.explain import explain
 from toast_cli.cli.inspect import inspect
 from toast_cli.cli.mesh import mesh_app
@@ -46,12 +46,26 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Compiling for a mesh needs none of its devices, and a program must not claim the accelerators of this machine.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA says which devices it finds
     for stream in (sys.stdout, sys.stderr):
         # Names in a program may hold what a terminal's encoding cannot.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    return guarded(lambda: _invoke(given), debug=debug_wanted(given))
+    code = guarded(lambda: _invoke(given), debug=debug_wanted(given))
+    _warn_of_versions(given)
+    return code
+
+
+def _warn_of_versions(arguments: Sequence[str]) -> None:
+    """Says, where a command has used it, that the jaxlib installed is none that toast is tested with."""
+    if "toast_cli.xla" not in sys.modules or not {"-q", "--quiet"}.isdisjoint(arguments):
+        return
+    from toast_cli.xla import untested_here
+
+    found = untested_here()
+    if found:
+        say("warning", found)
 
 
 def _invoke(arguments: list[str]) -> object:

@@ -31,7 +31,7 @@ def written_parts(program: Program, stored: list[bool], profile: CompilerProfile
     if stacks:
         needed = _bits_needed(program, profile.product_bits, stacks)
     bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
-    return [n / b if there else 1.0 for n, b, there in zip(needed, bits, stored, strict=True)]
+    return [n / b if there and b else 1.0 for n, b, there in zip(needed, bits, stored, strict=True)]
 
 
 def _bits_needed(program: Program, product_bits: int, stacks: frozenset[int]) -> list[int]:

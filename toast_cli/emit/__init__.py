@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from toast_cli.emit.hlo import emit_hlo
 from toast_cli.emit.misread import misread_note
@@ -21,6 +22,9 @@ from toast_cli.emit.spmd.hlo import emit_spmd_hlo
 from toast_cli.emit.stablehlo import Written, emit_shardy, write_checked
 from toast_cli.emit.weigh import Price
 from toast_cli.errors import UsageError
+from toast_cli.frontend.effects import refuse_unpartitionable
+from toast_cli.frontend.left_out import refuse_left_out
+from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 
@@ -36,12 +40,28 @@ FORMATS: dict[str, Callable[[Source, PartitionedProgram], bytes]] = {
     "python": emit_python,
 }
 
+# These hold shardings and not the program.
+WITHOUT_NUMBERS = ("specs", "python")
+
 
 def emit(source: Source, lowered: PartitionedProgram, format: str) -> bytes:
     """The program in one of `FORMATS`. Raises `UsageError` for another, and for programs a format cannot hold."""
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", where="--format", hint=f"choose from {', '.join(FORMATS)}")
+    _refuse_unwritable(source, format)
     return FORMATS[format](source, lowered)
+
+
+def _refuse_unwritable(source: Source, format: str) -> None:
+    """Raises `ToastError` where no file of this format can hold the program, or XLA would refuse the file."""
+    if format in WITHOUT_NUMBERS:
+        return
+    refuse_left_out(source.module, source.path)
+
+    def place(operation: Any) -> str:
+        return place_text(str(operation.location), source.frames, source.text_file) or source.path
+
+    refuse_unpartitionable(source.module, place, shardy=format in ("stablehlo", "bytecode"))
 
 
 def write(
@@ -54,6 +74,7 @@ def write(
     """The same; StableHLO is read again and checked, and comes with the constraints in it. `annotate`: see
     `emit_shardy`. price: see `toast_cli.emit.weigh`."""
     if format in ("stablehlo", "bytecode"):
+        _refuse_unwritable(source, format)
         return write_checked(source, lowered, binary=format == "bytecode", annotate=annotate, price=price)
-    note = misread_note(source, lowered) if format in ("specs", "python") else ""
+    note = misread_note(source, lowered) if format in WITHOUT_NUMBERS else ""
     return Written(emit(source, lowered, format), notes=(f"{note}; --format stablehlo avoids it",) if note else ())

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from toast_cli import xla
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks, operation_marks
-from toast_cli.emit.misread import in_regions
+from toast_cli.emit.misread import in_regions, lying
+from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.propagate import read_sharding
 from toast_cli.emit.tiling import gspmd_string
 from toast_cli.emit.transposed import reduced_behind_transposes
-from toast_cli.errors import ToastError, UsageError
+from toast_cli.errors import ToastError
+from toast_cli.frontend.nameless import region_axes, regions_on
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, replicated
 from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ADVANCE, ir
 
 REGION = "sdy.manual_computation"
-CONSTANT = "stablehlo.constant"
+CONSTANT, CUSTOM_CALL = "stablehlo.constant", "stablehlo.custom_call"
 CONSTRAINT_TARGET = "Sharding"
-MANUAL, WHOLE = "{manual}", "{replicated}"
+WHOLE = "{replicated}"
 ENTRANCE, EXIT = "SPMDFullToShardShape", "SPMDShardToFullShape"
 # A mesh of one device, as Shardy prints it.
 ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
@@ -37,12 +39,15 @@ ONE_DEVICE = re.compile(r"<\[\], device_ids=\[(\d+)\]>")
 def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program as HLO text in which every instruction says how it is split.
 
-    Raises `UsageError` for programs with manual regions, which HLO text can only hold in Shardy's own custom calls.
+    Raises `UsageError` for what only Shardy can partition, see `needs_shardy`.
     """
-    refuse_shardy_operations(source)
+    refuse_what_needs_shardy(source, lowered)
     devices = prod(lowered.axis_sizes)
     notation = GspmdNotation(source, lowered.axis_sizes)
-    with in_regions(source, lowered, sums_too=False) as (source, lowered):
+    with (
+        regions_on(source.module, lowered.axis_names, lowered.axis_sizes),
+        in_regions(source, lowered, sums_too=False) as (source, lowered),
+    ):
         lowered = reduced_behind_transposes(source, lowered, narrow_too=True)
         marks = operation_marks(source, lowered)
         with annotated(source.module, marks, notation, devices):
@@ -56,34 +61,54 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
 def without_shardy(source: Source, lowered: PartitionedProgram) -> bytes:
     """The module as bytecode, with what manual regions hold between custom calls instead."""
     with source.module.context, ir.Location.unknown():
+        stated = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
+        found = xla.walk_ops(source.module, REGION)
+        boundaries = [boundary(region, source, lowered, stated.get(region)) for region in found]
         module = source.module.operation.clone()
-        say_constants(module)
-        for region in xla.walk_ops(module, REGION):
-            ways_in, ways_out = (
-                tuple(
-                    read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings
-                )
-                for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
-            )
-            flatten(region, ways_in, ways_out, lowered.axis_sizes)
+        constrain_approximate_top_k(module)
+        regions = dict(zip(xla.walk_ops(module, REGION), boundaries, strict=True))
+        say_constants(module, {region: at.manual for region, at in regions.items()}, lowered.axis_sizes)
+        for region, at in regions.items():
+            flatten(region, at, lowered.axis_sizes)
         return bare_bytecode(module)
 
 
-def say_constants(module: Any) -> None:
+class Boundary(NamedTuple):
+    """How what a manual region reads and results in lies outside of it, and the axes over which it is manual."""
+
+    ways_in: tuple[Sharding, ...]
+    ways_out: tuple[Sharding, ...]
+    manual: frozenset[int]
+
+
+def boundary(region: Any, source: Source, lowered: PartitionedProgram, number: int | None) -> Boundary:
+    """As the region says; of op `number`, which the program brings along, as the plan says, which may split it
+    further."""
+    manual = frozenset(lowered.axis_names.index(axis) for axis in region_axes(region))
+    if number is not None:
+        return Boundary(*lying(lowered, number, source.program.ops[number]), manual)
+    ways_in, ways_out = (
+        tuple(read_sharding(one, lowered.axis_names) for one in xla.sdy.TensorShardingPerValueAttr(at).shardings)
+        for at in (region.attributes["in_shardings"], region.attributes["out_shardings"])
+    )
+    return Boundary(ways_in, ways_out, manual)
+
+
+def say_constants(module: Any, manual: dict[Any, frozenset[int]], sizes: tuple[int, ...]) -> None:
     """Shardings of constants in a way that arrives in HLO.
 
     On the way there an array of one number becomes a constant, one with all others of that number and shape, without
     their shardings. Where these differ, XLA's propagation chooses one that suits some readers, and the partitioner
     takes the others' ops for split as that is (a look-up's gradient that is added to zeros). So each device has all of
     it then, and takes for nothing the piece that a reader wants. What is read in a manual region, and outside of it as
-    well, goes into the region as any other array that each device has all of.
+    well, goes into the region as any other array that each device has all of. manual: region -> its axes.
     """
     alike: dict[tuple[str, str], list[Any]] = {}
     outside: set[tuple[str, str]] = set()
     local: list[tuple[tuple[str, str], Any]] = []
 
     def visit(operation: Any) -> Any:
-        if operation.name in (BROADCAST_IN_DIM, CONSTANT) and operation.results[0].type.rank:
+        if operation.name in (BROADCAST_IN_DIM, CONSTANT):
             number = the_one_number(operation)
             if number is not None:
                 array = number, str(operation.results[0].type)
@@ -91,7 +116,7 @@ def say_constants(module: Any) -> None:
                     local.append((array, operation))
                 else:
                     outside.add(array)
-                if GspmdNotation.attribute in operation.attributes:
+                if operation.results[0].type.rank and GspmdNotation.attribute in operation.attributes:
                     alike.setdefault(array, []).append(operation)
         return ADVANCE
 
@@ -100,8 +125,9 @@ def say_constants(module: Any) -> None:
         if array in outside:
             piece = operation.results[0]
             whole = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, piece, piece.type, WHOLE)
-            there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, MANUAL)
-            piece.replace_all_uses_except(there, [whole.owner.operation])
+            inside = gspmd_string(replicated(piece.type.rank), sizes, manual[operation.parent.operation])
+            there = call(ir.InsertionPoint.after(whole.owner), ENTRANCE, whole, piece.type, inside)
+            piece.replace_all_uses_except(there, [whole.owner.operation, *spread_by(piece)])
     for operations in alike.values():
         said = {operation: operation.attributes[GspmdNotation.attribute].value for operation in operations}
         if len(set(said.values())) > 1:
@@ -110,8 +136,25 @@ def say_constants(module: Any) -> None:
                 first = there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, WHOLE)
                 if sharding != WHOLE:
                     there = call(ir.InsertionPoint.after(first.owner), CONSTRAINT_TARGET, first, array.type, sharding)
-                spread = [one for use in array.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
-                array.replace_all_uses_except(there, [first.owner.operation, *spread])
+                array.replace_all_uses_except(there, [first.owner.operation, *spread_by(array)])
+
+
+def spread_by(value: Any) -> list[Any]:
+    """What makes a larger array of a constant: a constant itself."""
+    return [one for use in value.uses if (one := use.owner.operation).name == BROADCAST_IN_DIM]
+
+
+def constrain_approximate_top_k(module: Any) -> None:
+    """The conversion to HLO writes `ApproxTopK` out and refuses a sharding on it, so constraints behind it carry it."""
+    for operation in xla.walk_ops(module, CUSTOM_CALL):
+        said = GspmdNotation.attribute in operation.attributes
+        if said and operation.attributes["call_target_name"].value == "ApproxTopK":
+            text = operation.attributes[GspmdNotation.attribute].value
+            del operation.attributes[GspmdNotation.attribute]
+            each = text[1:-1].split(", ") if len(operation.results) > 1 else [text]
+            for array, sharding in zip(operation.results, each, strict=True):
+                there = call(ir.InsertionPoint.after(operation), CONSTRAINT_TARGET, array, array.type, sharding)
+                array.replace_all_uses_except(there, there.owner.operation)
 
 
 def the_one_number(operation: Any) -> str | None:
@@ -121,22 +164,25 @@ def the_one_number(operation: Any) -> str | None:
     return xla.constant_number(operation) if operation.name == CONSTANT else None
 
 
-def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding, ...], sizes: tuple[int, ...]) -> None:
+def flatten(region: Any, at: Boundary, sizes: tuple[int, ...]) -> None:
     """Puts what is in a manual region between custom calls instead: `SPMDFullToShardShape` behind a constraint makes a
     device's piece of an operand that is read, `SPMDShardToFullShape` a whole array of the pieces of a result."""
     block = region.regions[0].blocks[0]
-
+    for statement in xla.walk_ops(region, "sdy.sharding_constraint"):
+        statement.results[0].replace_all_uses_with(statement.operands[0])
+        statement.erase()
     where = ir.InsertionPoint(region)
-    for operand, argument, sharding in zip(list(region.operands), block.arguments, ways_in, strict=True):
+    for operand, argument, sharding in zip(list(region.operands), block.arguments, at.ways_in, strict=True):
         if not list(argument.uses):
             continue
         whole = call(where, CONSTRAINT_TARGET, operand, operand.type, gspmd_string(sharding, sizes))
-        argument.replace_all_uses_with(call(where, ENTRANCE, whole, argument.type, MANUAL))
-    *inside, last = [op.operation for op in block.operations]
-    for operation in inside:
+        inside = gspmd_string(sharding, sizes, at.manual)
+        argument.replace_all_uses_with(call(where, ENTRANCE, whole, argument.type, inside))
+    *body, last = [op.operation for op in block.operations]
+    for operation in body:
         operation.move_before(region)
-    for piece, result, sharding in zip(list(last.operands), list(region.results), ways_out, strict=True):
-        local = call(where, CONSTRAINT_TARGET, piece, piece.type, MANUAL)
+    for piece, result, sharding in zip(list(last.operands), list(region.results), at.ways_out, strict=True):
+        local = call(where, CONSTRAINT_TARGET, piece, piece.type, gspmd_string(sharding, sizes, at.manual))
         result.replace_all_uses_with(call(where, EXIT, local, result.type, gspmd_string(sharding, sizes)))
     region.erase()
 
@@ -144,7 +190,7 @@ def flatten(region: Any, ways_in: tuple[Sharding, ...], ways_out: tuple[Sharding
 def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
     """What a custom call makes of a value, with a sharding on it."""
     made = ir.Operation.create(
-        "stablehlo.custom_call",
+        CUSTOM_CALL,
         results=[kind],
         operands=[value],
         attributes={
@@ -155,17 +201,6 @@ def call(where: Any, target: str, value: Any, kind: Any, sharding: str) -> Any:
         ip=where,
     )
     return made.results[0]
-
-
-def refuse_shardy_operations(source: Source) -> None:
-    """Manual regions have no place in HLO without Shardy."""
-    for number, op in enumerate(source.program.ops):
-        if op.name == "sdy.manual_computation":
-            raise UsageError(
-                "a program with manual regions (shard_map) cannot be written as HLO text without Shardy",
-                where=source.location(number),
-                hint="write it with --format stablehlo or specs",
-            )
 
 
 def bare_bytecode(module: Any) -> bytes:
@@ -262,7 +297,7 @@ class GspmdNotation:
             return self._made_again(value, sharding, where)
         return [
             ir.Operation.create(
-                "stablehlo.custom_call",
+                CUSTOM_CALL,
                 results=[value.type],
                 operands=[value],
                 attributes={

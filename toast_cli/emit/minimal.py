@@ -33,7 +33,7 @@ from toast_cli.emit.transposed import lies_alike
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
-from toast_cli.program.ops import CARRY, PAD, REDUCE, SLICE, SQUARE
+from toast_cli.program.ops import CARRY, JOIN, PAD, REDUCE, SLICE, SQUARE
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.program.transposed import transposed
 
@@ -83,13 +83,19 @@ class Chooser:
         self._movable = {v for v in readable if is_read(source.definitions[v], self._unneeded)}
         remade = remade_values(self._program)
         reshards = [r for r in all_reshards(source, lowered) if is_needed(r, source, lowered, remade)]
-        self.reshards = [opened(r) for r in reshards]
+        # XLA compares the constraints that branches end in, so these leave no dimension open.
+        ends = [any(self._program.ops[number].name == JOIN for number, _ in r.edges) for r in reshards]
+        self.reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
         self._twofold = {v for v in lowered.computed if v in self._movable and v not in lowered.found}
         # XLA takes out what loops do not read, before it propagates: less holds in place what is moved ahead of them.
         beside = {one.value for one in self.reshards if one.ahead}
         beside |= {*contested_values(self._program, lowered, self.reshards, self._twofold)}
         beside |= {*scattered_terms(self._program, lowered)}
         self._fixed = self._twofold | {v for v in beside if v in self._movable}
+        # What is said at one use of all dimensions of what a loop carries Shardy takes for what is said of later uses.
+        self._fixed |= {
+            one.value for one in self.reshards if not (one.open or one.ahead) and self._is_carried(one.value)
+        }
         self.pinned = set(self._fixed)
         self.rounds = 0
         self._insufficient: list[set[int]] = []
@@ -134,9 +140,13 @@ class Chooser:
     def _pins(self, value: int) -> Iterator[Pin]:
         """A value's own pin; a carried value has one inside the loop as well."""
         sharding, handle = self._lowered.shardings[value], self._source.definitions[value]
-        yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
-        if self._program.ops[self._program.producer[value]].name == CARRY:
+        if value in self._movable:
+            yield Pin(handle, self._lowered.path(value) if value in self._twofold else (sharding,))
+        if self._is_carried(value):
             yield from argument_pins(handle.owner.operation, handle.result_number, sharding, self._unneeded)
+
+    def _is_carried(self, value: int) -> bool:
+        return self._program.ops[self._program.producer[value]].name == CARRY
 
     def _propagate(self, pinned: Iterable[int]) -> Propagated:
         self.rounds += 1
@@ -280,9 +290,12 @@ def follows(source: Source, number: int, position: int, cuts: list[int] | None) 
 
     Elementwise operations bring their operands to the sharding of the result. So does every operation but a look-up
     where the operand only has to be cut further, along dimensions the results have too. A padding between elements of
-    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2).
+    which each device has all, though not the result, is one that XLA stops at (jaxlib 0.10.2). XLA refuses branches
+    that end in constraints to different shardings.
     """
     op = source.program.ops[number]
+    if op.name == JOIN:
+        return False
     if op.kind.elementwise or (op.kind.view and op.name != SLICE):
         return True
     if cuts is None or not op.results or op.kind.lookup:

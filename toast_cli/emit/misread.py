@@ -6,6 +6,7 @@ Each was found by running every kind of op split along every dimension (`tests/t
 * A convolution of groups of images (`batch_group_count`, the gradient of a convolution in groups or by channel) that
   adds up over a split dimension: the gradient of its kernel under data parallelism is wrong.
 * A `select_and_scatter` (the gradient of a pooling) along a dimension where its windows overlap.
+* A `dynamic_slice` of which devices keep a part: XLA adds up the starts of both slices, and does not clamp the first.
 * A reduction over a split dimension that starts at anything but its neutral value: every device starts there. With a
   body that devices cannot reduce with (xor), XLA stops.
 
@@ -14,6 +15,8 @@ And some that come out right but with other collectives than they take:
 * `top_k`, and a convolution in groups of several channels, however they are split: all they read is gathered, batch
   and all (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU rewrites both into what
   its partitioner can split beforehand, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
+* A `dynamic_update_slice` along a split dimension that it updates in part: the whole array is gathered along it, unless
+  the update is known to lie in one device's piece (one row, or constant starts).
 * A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
   forms groups of devices over that axis instead of the table's, and sends the table there first.
 * Sums of complex numbers over a split dimension, on XLA:TPU, which takes them apart into real ones and then gathers
@@ -33,6 +36,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.emit.annotate import Undo
 from toast_cli.emit.loops import loops_in_regions
 from toast_cli.emit.shardy import ShardyNotation, quoted
@@ -46,9 +50,9 @@ from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.sharding import Sharding, axes_of
+from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, GATHER, REDUCE, SCATTER
+from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, REDUCE, SCATTER
 from toast_cli.xla import ir
 
 
@@ -70,7 +74,7 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered), *sums} - inside
+    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
@@ -102,6 +106,8 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
     no elements nothing is wrong."""
     found = []
     for number, op in enumerate(source.program.ops):
+        if op.name == DYNAMIC_SLICE and number not in inside and _cuts_slice(source, lowered, number, op):
+            found.append(number)
         check = _CHECKS.get(op.name)
         if check is None or number in inside or not _has_elements(source, op):
             continue
@@ -112,15 +118,27 @@ def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[i
     return found
 
 
-def gathered_ops(source: Source, lowered: PartitionedProgram) -> list[int]:
+def _cuts_slice(source: Source, lowered: PartitionedProgram, number: int, op: Op) -> bool:
+    """Whether some use cuts a slice along a dimension of which it takes a part, from a computed place on."""
+    _, *starts = source.operations[number].operands
+    (value,) = op.results
+    wholes, taken = source.program.values[op.operands[0]].shape, source.program.values[value].shape
+    partly = [1 < size < whole for size, whole in zip(taken, wholes, strict=True)]
+    unknown = [part and _constant(start) is None for part, start in zip(partly, starts, strict=True)]
+    uses = (lowered.required.get(use) for use in source.program.users[value])
+    return any(axes and far for use in uses if use for axes, far in zip(use, unknown, strict=True))
+
+
+def gathered_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
     """Numbers of the split ops for which XLA's partitioner gathers all they read, unless the compiler rewrites them
-    first."""
+    first; those in `inside` are in regions already."""
     return [
         number
         for number, op in enumerate(source.program.ops)
         if op.name in _GATHERED
-        and _GATHERED[op.name](op, source.operations[number])
+        and number not in inside
         and any(map(axes_of, itertools.chain(*lying(lowered, number, op))))
+        and _GATHERED[op.name](op, source.operations[number], lying(lowered, number, op)[0], lowered.axis_sizes)
     ]
 
 
@@ -161,7 +179,8 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
         return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
     if gathered:
         what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
-        return f"{what}, unless the compiler rewrites it first, as XLA:TPU does"
+        rewritten = any(source.program.ops[number].name != DYNAMIC_UPDATE_SLICE for number in gathered)
+        return f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what
     return ""
 
 
@@ -256,7 +275,7 @@ def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], ove
     return neutral is None or not is_constant(start, neutral)
 
 
-def _in_groups(op: Op, operation: Any) -> bool:
+def _in_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
     """Whether a convolution's channels come in groups of several."""
     if ir.IntegerAttr(operation.attributes["feature_group_count"]).value == 1:
         return False
@@ -264,11 +283,31 @@ def _in_groups(op: Op, operation: Any) -> bool:
     return bool(kernel.shape[convolution_dims(operation)[1].index("i")] > 1)
 
 
-# Which ops of a kind XLA gathers everything for, unless it rewrites them beforehand.
-_GATHERED: dict[str, Callable[[Op, Any], bool]] = {
+def _updates_several_pieces(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether an update may touch the pieces of several devices, and does not replace them whole."""
+    array, update, *starts = operation.operands
+    for axes, whole, part, start in zip(ways_in[0], array.type.shape, update.type.shape, starts, strict=True):
+        if axes and 1 < part < whole:
+            piece, first = whole // shards((axes,), sizes), _constant(start)
+            if first is None or first // piece != (first + part - 1) // piece:
+                return True
+    return False
+
+
+def _constant(value: Any) -> int | None:
+    """The integer that a value is, where it is a constant."""
+    if isinstance(value, ir.BlockArgument) or value.owner.name != "stablehlo.constant":
+        return None
+    return int(xla.constant_number(value.owner) or 0)
+
+
+# Which split ops of a kind XLA gathers what it reads for, unless it rewrites them beforehand: op, operation, how its
+# operands lie, sizes of the mesh's axes.
+_GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]] = {
     CONVOLUTION: _in_groups,
-    "chlo.top_k": lambda op, operation: True,
-    "stablehlo.custom_call": lambda op, operation: op.detail in ("TopK", "mhlo.topk"),
+    DYNAMIC_UPDATE_SLICE: _updates_several_pieces,
+    "chlo.top_k": lambda op, *_: True,
+    "stablehlo.custom_call": lambda op, *_: op.detail in ("TopK", "mhlo.topk"),
 }
 # Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]

@@ -9,27 +9,40 @@ from __future__ import annotations
 
 from math import prod
 
-from toast_cli.plan.sharding import Sharding
+from toast_cli.plan.sharding import Sharding, without
 
-REPLICATED = "{replicated}"
+REPLICATED, MANUAL = "{replicated}", "{manual}"
 
 
-def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...]) -> str:
+def gspmd_string(sharding: Sharding, axis_sizes: tuple[int, ...], manual: frozenset[int] = frozenset()) -> str:
     """How GSPMD writes `sharding` on a mesh with these axis sizes, devices in row-major order; as XLA itself would
-    print it."""
+    print it.
+
+    Args:
+        manual: axes over which the array is in pieces already, in a manual region; what they split in `sharding` is
+            left out.
+    """
+    by_hand = [axis for axis in sorted(manual) if axis_sizes[axis] > 1]
+    if manual and all(size == 1 or axis in manual for axis, size in enumerate(axis_sizes)):
+        return MANUAL
+    sharding = without(sharding, manual)
     tiles = [prod(axis_sizes[axis] for axis in axes) for axes in sharding]
-    if prod(tiles) == 1:
+    if prod(tiles) == 1 and not by_hand:
         return REPLICATED
-    used = [axis for axes in sharding for axis in axes]
+    used = [axis for axes in sharding for axis in axes] + by_hand
     unused = [axis for axis in range(len(axis_sizes)) if axis not in used]
     copies = prod(axis_sizes[axis] for axis in unused)
+    last = " last_tile_dim_replicate" if copies > 1 else ""
+    if by_hand:
+        tiles.append(prod(axis_sizes[axis] for axis in by_hand))
+        last = f" last_tile_dims={{manual{', replicated' if copies > 1 else ''}}}"
     if copies > 1:
         tiles.append(copies)
     dimensions, order = merged([axis for axis in used + unused if axis_sizes[axis] > 1], axis_sizes)
     grid = f"[{commas(dimensions)}]"
     if len(dimensions) > 1:
         grid += f"T({commas(order)})"
-    return "{" + f"devices=[{commas(tiles)}]<={grid}" + (" last_tile_dim_replicate" if copies > 1 else "") + "}"
+    return "{" + f"devices=[{commas(tiles)}]<={grid}" + last + "}"
 
 
 def merged(order: list[int], axis_sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:

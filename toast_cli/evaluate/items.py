@@ -140,7 +140,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             continue
         kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
         region = NO_REGION if op.region is None else number
-        known = kernel is not None or region != NO_REGION or pattern.result_pins
+        known = kernel is not None or region != NO_REGION or pattern.result_pins or op.one_device
         if not known and not _COMMUNICATE.intersection(pattern.form.kinds):
             continue
         key = (
@@ -156,12 +156,13 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             all(late[v] for v in op.results),
             op.loop >= 0,
             region,
+            op.one_device,
         )
         runs[key] += op.trips
         combined[key] += op.trips * shares[number]
         members[key].append(number)
     rows = (
-        (key, combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
+        (key[:-1], combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
         for key, count in runs.items()
     )
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)

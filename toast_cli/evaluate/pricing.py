@@ -24,6 +24,7 @@ from toast_cli.evaluate.sum_items import Carried, SumItem, iteration_finder, red
 from toast_cli.plan.halo import Exchange, neighbours, rotations
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.loop_reads import LOOP_EDGES
+from toast_cli.plan.one_device import spread
 from toast_cli.plan.partials import (
     ALL_REDUCE,
     REDUCE_SCATTER,
@@ -111,16 +112,20 @@ class Pricer:
         kinds, size = self._problem.patterns[work.pattern].form.kinds, work.whole_bytes[0]
         sent = rotations(op, size, kinds, iteration, self._sizes)
         yield from self._exchanged(sent, work.runs, work.op, results[0])
+        for k, exchange in spread(op, work.whole_bytes, iteration, self._sizes):
+            yield from self._exchanged([exchange], work.runs, work.op, results[k], "one device")
 
     def neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """What devices send each other of arrays that are read through windows."""
         sent = [exchange for exchange, _ in neighbours(item.bytes, item.reads(lowered), self._sizes)]
         yield from self._exchanged(sent, item.runs, item.op, item.value)
 
-    def _exchanged(self, sent: Iterable[Exchange], runs: float, op: int, value: int) -> Iterator[CollectiveUse]:
+    def _exchanged(
+        self, sent: Iterable[Exchange], runs: float, op: int, value: int, reason: Reason = "neighbours"
+    ) -> Iterator[CollectiveUse]:
         for kind, axes, size in sent:
             seconds = self._seconds_of(kind, size, axes)
-            yield _use(kind, axes, size, runs, seconds, op, value, "neighbours")
+            yield _use(kind, axes, size, runs, seconds, op, value, reason)
 
     def sum_collectives(self, item: SumItem, lowered: Lowered) -> Iterator[CollectiveUse]:
         """All-reduces and reduce-scatters of the partial results that are added up in sums."""

@@ -32,7 +32,7 @@ class Item:
 
     text: str
     detail: str
-    count: int = 1
+    count: float = 1
     seconds: float = 0.0
     bytes: int = 0
 

@@ -12,7 +12,7 @@ from math import prod
 from toast_cli.cost.model import BY_HAND, CollectiveUse, Cost
 from toast_cli.dimensions.model import SlotKind
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.collective_rows import WholeUse, look, rows_of, whole_uses
+from toast_cli.explain.collective_rows import look, rows_of
 from toast_cli.explain.model import Change, Explanation, Item
 from toast_cli.explain.sides import Sight, sight
 from toast_cli.explain.words import (
@@ -64,20 +64,20 @@ class Study:
         return self.evaluator.collectives(self.plan)
 
     @cached_property
-    def collective_rows(self) -> list[list[WholeUse]]:
+    def collective_rows(self) -> list[list[CollectiveUse]]:
         """Collectives that look alike, as rows of a report and in the same order."""
-        whole, names = whole_uses(self.collectives), self.problem.mesh.names
+        uses, names = self.collectives, self.problem.mesh.names
         looks = [
             look(
-                one.use.kind,
-                one.use.over(names),
-                round(one.use.bytes),
-                one.use.reason == BY_HAND,
-                self.source.location(one.use.op, one.use.place),
+                use.kind,
+                use.over(names),
+                round(use.bytes),
+                use.reason == BY_HAND,
+                self.source.location(use.op, use.place),
             )
-            for one in whole
+            for use in uses
         ]
-        return [[whole[k] for k in row] for row in rows_of(looks, [one.seconds for one in whole])]
+        return [[uses[k] for k in row] for row in rows_of(looks, [use.seconds for use in uses])]
 
     @cached_property
     def iterations(self) -> list[Iteration]:
@@ -208,7 +208,7 @@ class Study:
     def collective_item(self, number: int, share: float = 1.0) -> Item:
         use = self.collectives[number]
         axes = "+".join(use.over(self.problem.mesh.names))
-        text, count = f"{use.kind} over {axes}", round(use.count * share)
+        text, count = f"{use.kind} over {axes}", use.count * share
         return Item(text, self.place(use.op, use.place), count, use.seconds * share, round(use.bytes))
 
     # -- collectives stand for those on all arrays alike ---------------------------------------------------------

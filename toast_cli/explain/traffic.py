@@ -108,7 +108,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
             else "in this plan the devices never communicate",
         )
     row = rows[number - 1]
-    use, seconds = row[0].use, sum(one.seconds for one in row)
+    use, seconds = row[0], sum(one.seconds for one in row)
     names = "+".join(use.over(study.problem.mesh.names))
     sentences = [
         f"{use.kind} over {names}, {format_count(sum(one.count for one in row))} times a step, "
@@ -121,7 +121,7 @@ def explain_collective(study: Study, number: int) -> Explanation:
     changes = []
     for k, decision in enumerate(study.plan, 1):
         if decision.axis in use.axes:
-            change = _change(study, [one.use for one in row], k)
+            change = _change(study, row, k)
             if change is not None:
                 changes.append(change)
     items = [
@@ -145,6 +145,8 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     if use.reason == INSIDE:
         return ["It is in a manual region, along axes that the region leaves to the partitioner."]
     maker = program.producer[use.value]
+    if use.reason == "one device":
+        return [f"One device makes {program.values[use.value]} for all, at {study.place(maker)}."]
     made = problem.op_pattern[maker]
     sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]
     for axis in use.axes:

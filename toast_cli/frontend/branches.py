@@ -6,6 +6,8 @@ would be counted as arrays of its own.
 
 Enters: a module without calls. Leaves: the same module where the branches that are taken stand in place of such
 conditionals, and of selections with a constant predicate what they select; what nothing reads any more is dropped.
+Results of other conditionals that nothing reads (the forward pass of a gradient) are zeros: XLA's partitioner would
+still compute them, and communicate for them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from typing import Any
 
 from toast_cli.frontend.idle import splat_value
 from toast_cli.frontend.inline import moved_out, replace_operation
+from toast_cli.frontend.leftovers import create
 from toast_cli.xla import ir, run_passes, walk_ops
 
+DROP_UNREAD = "func.func(trivial-dce)"
 CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
-DECIDED = frozenset({CASE, IF, SELECT})
+CONDITIONALS = frozenset({CASE, IF})
+DECIDED = CONDITIONALS | {SELECT}
 
 
 def take_known_branches(module: Any) -> None:
@@ -29,7 +34,44 @@ def take_known_branches(module: Any) -> None:
             replace_operation(operation, outcome(operation, number))
             decided += 1
     if decided:
-        run_passes(module, "func.func(trivial-dce)")
+        run_passes(module, DROP_UNREAD)
+
+
+def drop_unread_results(module: Any) -> None:
+    """Has conditionals give zeros where nothing reads what they give, and drops what only that took."""
+    run_passes(module, DROP_UNREAD)
+    while empty_unread_results(module):  # each time fewer are left
+        run_passes(module, DROP_UNREAD)
+
+
+def empty_unread_results(module: Any) -> int:
+    """Of conditionals as they are now; returns how many values are no longer given."""
+    emptied = 0
+    for operation in walk_ops(module, CASE, IF):
+        unread = [k for k, result in enumerate(operation.results) if not list(result.uses) and is_array(result)]
+        for block in [region.blocks[0] for region in operation.regions] if unread else []:
+            last = block.operations[len(block.operations) - 1].operation
+            for k in unread:
+                if splat_value(last.operands[k]) != 0:
+                    last.operands[k] = zeros(operation.results[k].type, last)
+                    emptied += 1
+    return emptied
+
+
+def zeros(kind: Any, before: Any) -> Any:
+    """A constant of zeros in front of an operation."""
+    element = kind.element_type
+    with element.context, before.location:
+        zero = (ir.FloatAttr if isinstance(element, ir.FloatType) else ir.IntegerAttr).get(element, 0)
+        return create("stablehlo.constant", [], [kind], {"value": ir.DenseElementsAttr.get_splat(kind, zero)}, before)[
+            0
+        ]
+
+
+def is_array(value: Any) -> bool:
+    """Of integers or floating-point numbers: whether there is a constant for it."""
+    kind = value.type
+    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType | ir.FloatType)
 
 
 def outcome(operation: Any, number: int) -> list[Any]:

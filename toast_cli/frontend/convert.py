@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from toast_cli import xla
 from toast_cli.frontend.donation import mark_donations
+from toast_cli.frontend.left_out import take_markers, with_markers
 
 
 def from_bytecode(data: bytes) -> bytes:
@@ -24,13 +25,14 @@ def from_portable(data: bytes) -> bytes:
 
 def from_hlo_text(data: bytes) -> bytes:
     """HLO as XLA prints it, in UTF-8."""
-    return from_hlo_proto(xla.hlo_text_to_proto(data.decode("utf-8")))
+    return from_hlo_proto(xla.hlo_text_to_proto(with_markers(data.decode("utf-8"))))
 
 
 def from_hlo_proto(proto: bytes) -> bytes:
     """A serialized HloModuleProto; which buffers it donates becomes attributes of the arguments."""
     module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
     mark_donations(module, proto)
+    take_markers(module)
     return xla.write_bytecode(module)
 
 

@@ -11,6 +11,8 @@ from toast_cli.printable import printable
 _MLIR_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')
 _HLO_ERROR = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: ")
+# What the C++ library says where a list ends too early: `vector::_M_range_check: __n (which is 0) >= …`.
+_LIBRARY_SAYS = re.compile(r"\w+(?:::_M_\w+|::at\b|::substr)")
 _FILE_PLACE = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::(\d+))?')
 
 
@@ -26,6 +28,8 @@ def first_error(error: Exception) -> tuple[str, str]:
         # The parser reports its attempts; one that ends in a colon only introduces the next.
         line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
         return f"{line}:{column}", message.split(", error: ")[-1]
+    if _LIBRARY_SAYS.match(_STATUS.sub("", text)):
+        return "", "XLA's reader fails in it: a list in it, such as `dimensions` or `replica_groups`, is too short"
     if "conversion error" in text:  # how the bindings put it
         return "", "a name in it is not text"
     return "", _one_line(_STATUS.sub("", text))

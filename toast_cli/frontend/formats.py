@@ -267,15 +267,34 @@ def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
     from toast_cli import xla
+    from toast_cli.frontend.resources import dense_module
 
     try:
-        return xla.parse_module(xla.make_context(), bytecode)
+        return dense_module(_parse_known(bytecode))
     except xla.ir.MLIRError as error:
         raise InputError(first_error(error)[1], where=where, hint=OTHER_VERSION) from None
 
 
+def _parse_known(program: bytes) -> Any:
+    """The module, without attributes of dialects that are not known here."""
+    from toast_cli import xla
+    from toast_cli.frontend.foreign import UNREGISTERED, parse_without_foreign_attributes
+
+    try:
+        return xla.parse_module(xla.make_context(), program)
+    except xla.ir.MLIRError as error:
+        message = first_error(error)[1]
+        if UNREGISTERED not in message or "quant" in message:
+            raise
+        try:
+            return parse_without_foreign_attributes(program)
+        except xla.ir.MLIRError as left:  # its place is one in a copy, where it is an operation's or a type's dialect
+            raise error if UNREGISTERED in first_error(left)[1] else left from None
+
+
 def _parse_text(data: bytes, where: str) -> Any:
     from toast_cli import xla
+    from toast_cli.frontend.resources import with_dense_constants
 
     data = data.removeprefix(_MARK)
     if not data or data.isspace():
@@ -289,7 +308,7 @@ def _parse_text(data: bytes, where: str) -> Any:
             f"brackets are nested more than {MAX_NESTING:,} deep", where=where, hint="is it a program, and complete?"
         )
     try:
-        return xla.parse_module(xla.make_context(), data)
+        return _parse_known(with_dense_constants(data))
     except xla.ir.MLIRError as error:
         if not _MLIR_WORD.search(data):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None

@@ -43,9 +43,12 @@ def declare_meshes(module: Any, path: str) -> None:
     texts = frontend_texts(attributes, place)
     if MESHES not in texts:
         return
+    declared = {op.attributes["sym_name"].value for op in module.body.operations if op.operation.name == "sdy.mesh"}
     start = ir.InsertionPoint.at_block_begin(module.body)
     for item in foreign.parsed(texts[MESHES], MESHES, ir.DictAttr, place):
         mesh = foreign.of_kind(item.attr, MESHES, sdy.MeshAttr, place)
+        if item.name in declared:  # the conversion of jaxlib 0.12 declares them itself
+            continue
         named = {"sym_name": ir.StringAttr.get(item.name), "mesh": mesh}
         ir.Operation.create("sdy.mesh", attributes=named, ip=start)
 

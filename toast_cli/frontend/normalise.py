@@ -11,17 +11,21 @@ from typing import Any
 
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.branches import DECIDED, take_known_branches
+from toast_cli.frontend.branches import CONDITIONALS, DECIDED, drop_unread_results, take_known_branches
+from toast_cli.frontend.captures import BODIES, copy_captured_constants
 from toast_cli.frontend.counted_indices import PICKS, share_batches
-from toast_cli.frontend.foreign import is_known, refuse_foreign
+from toast_cli.frontend.effects import EFFECTS, bind_effects
+from toast_cli.frontend.foreign import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.gspmd import MOST_DEVICES
 from toast_cli.frontend.gspmd_regions import restore_gspmd_regions
 from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
+from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
 from toast_cli.frontend.manual import restore_manual_regions
 from toast_cli.frontend.mhlo import in_stablehlo
-from toast_cli.frontend.shapes import dynamic_argument, is_static, with_static_shapes
+from toast_cli.frontend.replica_groups import list_replica_groups
+from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
 from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
@@ -86,37 +90,48 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
+    drop_declarations(module)
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
         translate_leftovers(module, path)
         module = in_stablehlo(module, path)
         held = held_by(module)
     function = entry_function(module, path)
-    if dynamic_argument(function) or not all(map(is_static, held.types)):
+    static = held.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, held.types))
+    if dynamic_argument(function) or not static:
         module = with_static_shapes(module, function, path)
         function, held = entry_function(module, path), held_by(module)
     if not held.names.isdisjoint(REWRITES):
         translate_leftovers(module, path)
     flatten_tuples(module, inside=any(map(is_tuple, held.types)))
     restore_manual_regions(module, path)
+    if any(kind_of(name).per_device for name in held.names):
+        list_replica_groups(module, path)
     inline_calls(module, ENTRY, path)
+    if not held.names.isdisjoint(BODIES):
+        copy_captured_constants(module, path)
     restore_gspmd_regions(module, function, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
         take_known_branches(module)
+    if not held.names.isdisjoint(CONDITIONALS):
+        drop_unread_results(module)
     if not held.names.isdisjoint(PICKS):
         share_batches(module)
+    notices = left_out_notices(module)
     copy_splats(function)
     if len(SHIFTED & held.names) > 1:
         rewrite_shifts(module)
     if held.names.issuperset(PRODUCTS):
         rewrite_inner_products(module)
     findings = take_shardings(module, function, path)
-    notices = sharding_notices(findings.count, keep_shardings)
+    notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
         notices += collective_notices(function)
     notices += region_notices(function)
+    if not held.names.isdisjoint(EFFECTS):
+        bind_effects(module)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
@@ -152,7 +167,8 @@ def sharding_notices(count: int, keep: bool) -> list[str]:
     if not count:
         return []
     what = "1 sharding already in the program is" if count == 1 else f"{count} shardings already in the program are"
-    return [f"{what} kept" if keep else f"{what} dropped (--keep-shardings keeps them)"]
+    kept = f"{what} kept where {'it lies' if count == 1 else 'they lie'} along the axes of the mesh"
+    return [kept if keep else f"{what} dropped (--keep-shardings keeps them)"]
 
 
 def collective_notices(function: Any) -> list[str]:

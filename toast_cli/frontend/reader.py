@@ -17,11 +17,22 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.diagnostics import place_of
+from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
 from toast_cli.frontend.region_rules import region_rule
-from toast_cli.frontend.rules import ShardyRules, concatenation_rule, free_rule, identity_rule, table_rule, whole_rule
+from toast_cli.frontend.rules import (
+    STATED_OTHERWISE,
+    ShardyRules,
+    bitwise_reduction_rule,
+    concatenation_rule,
+    free_rule,
+    identity_rule,
+    partitioner_rule,
+    table_rule,
+    whole_rule,
+)
 from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
@@ -32,6 +43,7 @@ from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, ki
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
 CONSTRAINT = "sdy.sharding_constraint"
+BITWISE = ("and", "or", "xor")
 # Reading descends once per loop or branch. Programs have a handful in each other.
 MAX_DEPTH = 100
 
@@ -138,8 +150,12 @@ class Reader:
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
         if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
-            if name == CONCATENATE:
+            if name in STATED_OTHERWISE:
+                rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
+            elif name == CONCATENATE:
                 rule = concatenation_rule(rule, operation)
+            elif detail in BITWISE and self.values[results[0]].dtype != "i1":
+                rule = bitwise_reduction_rule(rule)
         else:
             known = table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
@@ -153,7 +169,11 @@ class Reader:
                 rule = region_rule(region.body)
             flops = region.body.flops * devices_of(operation)
         windows = windows_of(operation, name, shapes, result_shapes)
-        op = Op(name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region)
+        bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
+        alone = bound and any(list(result.uses) for result in operation.results)
+        op = Op(
+            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone
+        )
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:
@@ -259,7 +279,12 @@ class Reader:
             changed = False
             for number in range(len(self.ops) - 1, -1, -1):
                 op = self.ops[number]
-                if not kept[number] and (not op.results or op.name == ARGUMENT or any(needed[v] for v in op.results)):
+                if not kept[number] and (
+                    not op.results
+                    or op.name == ARGUMENT
+                    or any(needed[v] for v in op.results)
+                    or is_placed(self.operations[number])
+                ):
                     kept[number] = True
                     for v in op.operands:
                         needed[v] = True
@@ -284,9 +309,12 @@ def read_type(kind: Any) -> Value:
 
 
 def _body_op(operation: Any) -> str:
-    """Name of the one op in a reduction's body (`add`, `maximum`), or of the last of several."""
-    names = [op.operation.name for op in operation.regions[0].blocks[0].operations]
-    return names[-2].removeprefix("stablehlo.") if len(names) > 1 else ""
+    """Name of the one op of two arguments that a reduction's body is (`add`, `maximum`); empty for any other body."""
+    block = operation.regions[0].blocks[0]
+    inside = [op.operation for op in block.operations]
+    if len(inside) != 2 or len(block.arguments) != 2 or set(inside[0].operands) != set(block.arguments):
+        return ""
+    return str(inside[0].name.removeprefix("stablehlo."))
 
 
 def read_program(function: Any, name: str) -> tuple[Program, Reader]:

@@ -15,6 +15,7 @@ from toast_cli.program.disjoint_set import DisjointSets
 from toast_cli.program.model import Op, Program, Rule, ValueFactors
 
 Dimension = tuple[int, int]  # value, dimension
+_WHOLE = ("stablehlo.all_to_all", "stablehlo.reduce_scatter")
 
 
 def region_rule(body: Program) -> Rule:
@@ -64,8 +65,11 @@ def _factors(op: Op) -> dict[int, list[Dimension]]:
 
 
 def _needed_whole(op: Op) -> Iterator[Dimension]:
-    """Dimensions that an op cannot be split along, and minor parts of others."""
+    """Dimensions that an op cannot be split along, and minor parts of others. What is exchanged in pieces by hand XLA
+    gathers along further axes."""
     rule = op.rule
+    if op.name in _WHOLE:
+        yield from ((value, d) for value, dims in _arrays(op) for d in range(len(dims)))
     stuck = rule.need_replication | rule.permutation
     minor = {factor for _, dims in _arrays(op) for factors in dims for factor in factors[1:]}
     for value, dims in _arrays(op):

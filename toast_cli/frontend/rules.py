@@ -6,13 +6,14 @@ Equal rules are one object where that is cheap to arrange, since everything down
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from toast_cli import xla
 from toast_cli.program.model import Rule, ValueFactors
-from toast_cli.program.ops import SLICE, kind_of
+from toast_cli.program.ops import CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE, SLICE, kind_of
 from toast_cli.xla import ir
 
 # Custom calls that act on the minor dimensions alone; every leading dimension is a batch: target -> minor dimensions.
@@ -23,6 +24,9 @@ BATCHED_CUSTOM_CALLS = {
     "mhlo.atan": 0, "mhlo.atanh": 0, "mhlo.cosh": 0, "mhlo.sinh": 0,
     "annotate_device_placement": 0, "MoveToHost": 0, "MoveToDevice": 0, "LayoutConstraint": 0,
 }  # fmt: skip
+
+# Ops of which Shardy of jaxlib 0.12 states another rule than that of 0.10.
+STATED_OTHERWISE = (CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE)
 
 
 @lru_cache(maxsize=4096)
@@ -93,6 +97,29 @@ class ShardyRules:
         return rule
 
 
+@lru_cache(maxsize=4096)
+def partitioner_rule(rule: Rule, name: str, operand: tuple[int, ...], result: tuple[int, ...]) -> Rule:
+    """The rule that Shardy states for an op, in the words of jaxlib 0.10: what XLA's partitioner can split.
+
+    Shardy of jaxlib 0.12 also calls it a permutation to shift an array by a pad, to write to some of it, and to go
+    along a window of a convolution that is no dimension of the image; and dimensions of size 1 that a reshape adds or
+    drops are needed whole. operand, result: shapes of the first ones.
+    """
+    need, permuted, sizes = rule.need_replication, rule.permutation, rule.sizes
+    if name == RESHAPE:
+        need = frozenset(factor for factor in need if sizes[factor] > 1)
+    elif name == PAD:
+        same = (f for f, before, after in zip(rule.results[0], operand, result, strict=True) if before == after)
+        permuted = permuted.difference(*same)
+    elif name == DYNAMIC_UPDATE_SLICE:
+        need, permuted = need | permuted.difference(*rule.results[0]), frozenset()
+    elif name == CONVOLUTION:
+        counts = Counter(factor for dims in (*rule.operands, *rule.results) for one in dims for factor in one)
+        permuted = frozenset(factor for factor in permuted if counts[factor] > 1)
+        sizes = tuple(1 if f in rule.permutation - permuted else size for f, size in enumerate(sizes))
+    return replace(rule, sizes=sizes, need_replication=need, permutation=permuted)
+
+
 def concatenation_rule(rule: Rule, concatenation: Any) -> Rule:
     """The rule of a concatenation. Shardy calls the dimension a permutation wherever slices of one array are put
     together; XLA sends shards on only where that rotates the array (`jnp.roll`), and otherwise takes it apart twice
@@ -103,6 +130,13 @@ def concatenation_rule(rule: Rule, concatenation: Any) -> Rule:
 @lru_cache(maxsize=4096)
 def _whole_where_permuted(rule: Rule) -> Rule:
     return replace(rule, need_replication=rule.need_replication | rule.permutation, permutation=frozenset())
+
+
+@lru_cache(maxsize=4096)
+def bitwise_reduction_rule(rule: Rule) -> Rule:
+    """The rule of a reduction of integers by `and`, `or` or `xor`: what is reduced is needed whole. No all-reduce of
+    XLA:CPU or XLA:GPU does that, except with truth values."""
+    return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
 
 
 def is_rotation(concatenation: Any) -> bool:

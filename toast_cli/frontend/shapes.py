@@ -12,7 +12,7 @@ from typing import Any
 from toast_cli.child import ChildError, in_child
 from toast_cli.errors import InputError
 from toast_cli.frontend.diagnostics import first_error, place_of
-from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module, refine_shapes, write_bytecode
+from toast_cli.xla import ADVANCE, INTERRUPT, ir, make_context, parse_module, refine_shapes, walk_ops, write_bytecode
 
 HINT = (
     "give every dimension a number: jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((32, 128), …)) with concrete "
@@ -25,6 +25,16 @@ WORKED_OUT_HINT = (
 )
 # Processor time that working out shapes may take.
 SECONDS = 60
+
+
+# Operations that read the shape of their result, or where it begins and ends, from arrays.
+GIVEN_SHAPES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "dynamic_reshape", "dynamic_broadcast_in_dim", "dynamic_iota", "dynamic_pad", "dynamic_gather", "dynamic_conv",
+        "real_dynamic_slice",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
     Args:
         function: the entry function of `module`.
     """
-    found = dynamic_argument(function) or first_dynamic(module)
+    found = dynamic_argument(function) or first_dynamic(module) or first_given_a_shape(module)
     if found is None:
         return module
     if found.operation.name != "func.func" and dynamic_argument(function) is None:
@@ -51,6 +61,12 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
             raise refusal(found, path) from None
         return parse_module(make_context(), refined)
     raise refusal(found, path)
+
+
+def first_given_a_shape(module: Any) -> Dynamic | None:
+    """The first operation that reads its result's shape from an array, which working shapes out turns into another."""
+    given = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
+    return given and Dynamic(f"the result of {given.name}", given)
 
 
 def refined(bytecode: bytes) -> bytes:

@@ -69,7 +69,7 @@ class Source:
     @property
     def text_file(self) -> str:
         """The file whose lines locations name that name no other; `TEXT` where it is not this one."""
-        return self.path if self.format == "stablehlo" else TEXT
+        return self.path if self.format in ("stablehlo", "hlo-text") else TEXT
 
     def name_stack(self, op: int) -> str:
         """The names around a program op, `jit(f)/layer_0/mul`; empty where its location holds none."""

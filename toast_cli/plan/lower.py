@@ -14,6 +14,7 @@ from toast_cli.plan.accumulation import left_by_loops
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.halo import neighbours, read_of, rotations, windowed
 from toast_cli.plan.loop_reads import held_over
+from toast_cli.plan.one_device import spread
 from toast_cli.plan.partials import (
     Cuts,
     Hop,
@@ -229,6 +230,7 @@ class _Lowering:
                     yield from self._results(number)
                 yield from self._pinned(number)
                 yield from self._rotations(number)
+                yield from self._spread(number)
         for value, uses in enumerate(self._program.users):
             yield from self._neighbours(value)
             if self._program.values[value].shape and uses and not self._problem.free[value]:
@@ -281,6 +283,16 @@ class _Lowering:
         value, at = op.results[0], iteration.computed[0]
         for kind, axes, local in rotations(op, self._program.values[value].bytes, kinds, iteration, self._sizes):
             yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours")
+
+    def _spread(self, number: int) -> Iterator[Collective]:
+        """Of what one device makes for all."""
+        op, iteration = self._program.ops[number], self._iterations[number]
+        sizes = [self._program.values[value].bytes for value in op.results]
+        for k, (kind, axes, local) in spread(op, sizes, iteration, self._sizes):
+            at = iteration.computed[k]
+            yield Collective(
+                kind, axes, op.results[k], number, at, at, local, op.trips, op.loop, "inside", "one device"
+            )
 
     def _neighbours(self, value: int) -> Iterator[Collective]:
         """Of what is read through windows, for all that read it so in one loop."""

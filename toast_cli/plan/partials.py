@@ -32,7 +32,7 @@ from toast_cli.plan.sharding import (
     without,
 )
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CARRY, DOT_GENERAL, REDUCE
+from toast_cli.program.ops import CARRY, DOT_GENERAL, REDUCE, REDUCERS
 from toast_cli.program.sums import Does, Steps
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
@@ -301,8 +301,9 @@ def in_one_step(iteration: Iteration, k: int, sizes: tuple[int, ...]) -> bool:
 
 
 def gathers_terms(op: Op) -> bool:
-    """Whether every device gathers what each has found, as XLA does for reductions with several results (an argmax)."""
-    return op.name == REDUCE and len(op.results) > 1
+    """Whether every device gathers what each has found: for reductions with several results (an argmax), or with a body
+    that no all-reduce has."""
+    return op.name == REDUCE and (len(op.results) > 1 or op.detail not in REDUCERS)
 
 
 def cut_by_readers(reduced: tuple[int, ...], wanted: Iterable[Sharding], lies: Sharding | None = None) -> Cuts:

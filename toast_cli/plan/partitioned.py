@@ -15,7 +15,7 @@ from toast_cli.plan.sharding import Sharding, in_mesh_order, refinements, scatte
 
 # Why a collective is there: a partial result is completed, a use needs another sharding, so does a pin on a result, or
 # an op reads what neighbours have.
-Reason = Literal["partial", "reshard", "pin", "neighbours"]
+Reason = Literal["partial", "reshard", "pin", "neighbours", "one device"]
 # Where a collective stands with regard to `loop`, the innermost one around the op it belongs to: in each trip, or once
 # before or behind the loop.
 Edge = Literal["inside", "before", "behind"]

@@ -176,6 +176,7 @@ class Op:
         branches: numbers of the branches of `case` and `if` around it, within its loop, outermost first; operand k of a
             `toast.join` is read in the k-th branch from the last of them on.
         region: what is in it, of a manual region.
+        one_device: it runs on one device, from which others have what they read of its results (a host callback).
     """
 
     name: str
@@ -190,6 +191,7 @@ class Op:
     windows: tuple[Window, ...] = ()
     branches: tuple[int, ...] = ()
     region: ManualRegion | None = field(default=None, repr=False, compare=False)
+    one_device: bool = False
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

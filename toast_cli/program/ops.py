@@ -28,11 +28,15 @@ GATHER = "stablehlo.gather"
 PAD = "stablehlo.pad"
 REDUCE = "stablehlo.reduce"
 RESHAPE = "stablehlo.reshape"
+RNG = "stablehlo.rng"
 SCATTER = "stablehlo.scatter"
 SELECT = "stablehlo.select"
 SLICE = "stablehlo.slice"
 SQUARE = "chlo.square"
 TRANSPOSE = "stablehlo.transpose"
+
+# Bodies that devices can reduce with.
+REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
 
 # Ops of our own, for what flows into and out of the program and its regions; see `toast_cli.program.model`.
 ARGUMENT = "toast.argument"

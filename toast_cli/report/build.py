@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf, prod
 
-from toast_cli.compiler.profiles import find_profile
+from toast_cli.compiler.profiles import find_profile, version_note
 from toast_cli.cost.model import BY_HAND, Cost
 from toast_cli.emit.constraints import Constraint
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.explain.collective_rows import whole_uses
 from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, summary
 from toast_cli.frontend.source import Source
@@ -209,20 +208,24 @@ def constraint_facts(constraints: Iterable[Constraint]) -> list[ConstraintFacts]
     return [ConstraintFacts(**vars(constraint)) for constraint in constraints]
 
 
+# Runs closer to a whole number than this are one: the sum of what is in several branches.
+_NO_PART = 1e-6
+
+
 def collective_facts(source: Source, evaluator: Evaluator, plan: Plan) -> list[CollectiveFacts]:
-    """The whole collectives of a plan, the most expensive first; see `whole_uses`."""
+    """The collectives of a plan, the most expensive first."""
     names = evaluator.problem.mesh.names
     facts = []
-    for one in whole_uses(evaluator.collectives(plan)):
-        use, size = one.use, round(one.use.bytes)
+    for use in evaluator.collectives(plan):
+        size = round(use.bytes)
         written = (use.written[0], round(use.written[1]))
         facts.append(
             CollectiveFacts(
                 use.kind,
                 use.over(names),
                 size,
-                one.count,
-                one.seconds,
+                round(use.count) if abs(use.count - round(use.count)) < _NO_PART else use.count,
+                use.seconds,
                 source.location(use.op, use.place),
                 *(written if written != (use.kind, size) else ("", 0)),
                 by_hand=use.reason == BY_HAND,
@@ -282,12 +285,14 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
 
 
 def _idle(problem: Problem, plan: Plan, axis: int) -> str:
-    why = (
-        "no tactic uses it, and the search was not allowed to"
-        if axis in problem.closed
-        else f"splitting over it pays nowhere{_odd(problem, plan, axis)}"
-    )
-    return f"mesh axis {problem.mesh.names[axis]} ({problem.mesh.sizes[axis]}) is not used: {why}"
+    size, odd = problem.mesh.sizes[axis], _odd(problem, plan, axis)
+    if axis in problem.closed:
+        why = "no tactic uses it, and the search was not allowed to"
+    elif odd or any(group.size % size == 0 for group in problem.dimensions.groups):
+        why = f"splitting over it pays nowhere{odd}"
+    else:
+        why = "its size divides no dimension that toast can split"
+    return f"mesh axis {problem.mesh.names[axis]} ({size}) is not used: {why}"
 
 
 def _odd(problem: Problem, plan: Plan, axis: int) -> str:
@@ -368,6 +373,7 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         *_nameless(problem.program),
         *source.notices,
         *problem.notices,
+        *filter(None, [version_note(problem.mesh.chip)]),
     ]
     if dimensions.misaligned:
         count = format_plural(len(dimensions.misaligned), "reshape")

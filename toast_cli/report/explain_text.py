@@ -57,7 +57,7 @@ def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
 def _cells(one: Item, timed: bool, sized: bool) -> tuple[str, ...]:
     return (
         one.text,
-        f"×{format_count(one.count)}" if one.count > 1 else "",
+        f"×{format_count(one.count)}" if one.count != 1 else "",
         *([format_seconds(one.seconds) if one.seconds else ""] if timed else []),
         *([format_bytes(one.bytes) if one.bytes else ""] if sized else []),
     )

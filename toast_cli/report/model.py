@@ -114,7 +114,7 @@ class CollectiveFacts:
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]  # or ["groups of 2"], where the devices that communicate are not those along axes
     bytes: int  # of the result, per device, one run
-    count: int  # loops counted
+    count: float  # loops counted; a collective in one of n branches counts 1/n
     seconds: float  # all of them
     location: str
     written_kind: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -257,8 +258,9 @@ def statistics(report: Report, verbose: bool) -> RenderableType:
     return Group(rows, Text(), style.section("time", stages_table))
 
 
-# How XLA calls what it has of libraries for matrices: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`.
-_LIBRARY_CALL = "custom_call @__"
+# How XLA calls what it has of libraries for matrices: `__onednn$matmul`, `__cublas$gemm`, `__cudnn$convForward`. JAX
+# itself writes `__cudnn$fmha…` for attention and `__op$block_scaled_dot` for products of MX numbers.
+_LIBRARY_CALL = re.compile(r"custom_call @__(?!cudnn\$(?:fmha|norm)|op\$)")
 
 
 def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
@@ -271,7 +273,7 @@ def _replicated(ops: dict[str, int], verbose: bool) -> Iterator[str]:
     rest = f" and {len(ordered) - len(shown)} more kinds" if len(shown) < len(ordered) else ""
     count = format_plural(sum(ops.values()), "op")
     yield f"{count} that toast cannot split, so every device computes the whole of each: {named}{rest}"
-    if any(_LIBRARY_CALL in name for name, _ in ordered):
+    if any(_LIBRARY_CALL.search(name) for name, _ in ordered):
         yield (
             "XLA has compiled this program for one platform, whose libraries it calls: give toast what XLA got "
             "(lower(…).as_text(), or the file *before_optimizations* of --xla_dump_to)"

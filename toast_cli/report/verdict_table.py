@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from toast_cli.quantities import format_bytes, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_seconds
 from toast_cli.report.style import make_console, plain_text, render, section, table
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def print_verdict(verdict: Verdict, stream: TextIO, *, quiet: bool = False) -> N
                 row["kind"],
                 "+".join(row["axes"]),
                 format_bytes(row["promised_bytes"]),
-                f"×{row['promised_count']:.0f}",
+                f"×{format_count(row['promised_count'])}",
                 format_bytes(row["compiled_bytes"]),
-                f"×{row['compiled_count']:.0f}",
+                f"×{format_count(row['compiled_count'])}",
             )
         blocks.append(section("collectives, bytes of results on each device", compared))
     differences = [d for part in verdict.parts for d in part.facts.get("differences", [])]

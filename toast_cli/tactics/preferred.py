@@ -64,9 +64,9 @@ def shortened(evaluator: Evaluator, plan: Plan, tolerance: _Tolerance) -> Plan:
     """The plan without decisions that gain little, those that gain least first."""
     first = len(evaluator.problem.fixed)
     while True:
-        shorter = [(*plan[:k], *plan[k + 1 :]) for k in range(first, len(plan))]
-        costs = [(evaluator.cost(evaluator.problem.canonical(one)), one) for one in shorter]
+        without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
+        costs = [(evaluator.cost(one), one) for one in without if len(one) < len(plan)]
         fitting = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, SMALL_GAIN)]
         if not fitting:
             return plan
-        plan = evaluator.problem.canonical(min(fitting, key=lambda it: it[0])[1])
+        plan = min(fitting, key=lambda it: it[0])[1]

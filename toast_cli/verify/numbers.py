@@ -24,6 +24,7 @@ RUNS = 2
 _SHARE_OF_MEMORY = 0.8
 # In targets of custom calls that call back into the process that made the program.
 CALLBACKS = (b"python", b"callback")
+TRANSFERS = frozenset({"infeed", "outfeed", "recv", "send"})
 # What a virtual CPU machine gets done, roughly, where a program is large enough for the question to matter.
 _FLOPS_PER_SECOND = 2e9
 
@@ -76,9 +77,9 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from toast_cli.verify.state import new_versions
 
     given = xla.parse_module(xla.make_context(), (folder / ORIGINAL).read_bytes())
-    refuse_callbacks(given)
+    refuse_effects(given)
     split = xla.parse_module(given.context, as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"]))
-    refuse_callbacks(split)
+    refuse_effects(split)
     module, split = on_wide_numbers(given, split)
     types, shapes = result_types(module), [shape for shape, _ in result_types(module)]
     original, partitioned = xla.write_bytecode(module), xla.write_bytecode(split)
@@ -154,15 +155,25 @@ def free_bytes() -> int:
     return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def refuse_callbacks(module: Any) -> None:
-    """A file holds the address of a Python callback, not the callback; calling it ends the process. Raises
-    `ValueError`."""
+def refuse_effects(module: Any) -> None:
+    """Raises `ValueError` for a program that exchanges something with its host while it runs. Nobody would answer: an
+    infeed waits for ever. Of a Python callback a file holds the address, and calling it ends the process."""
     from toast_cli import xla
 
-    for call in xla.walk_ops(module, "stablehlo.custom_call", "mhlo.custom_call"):
-        target = bytes(xla.ir.StringAttr(call.attributes["call_target_name"]).value_bytes).lower()
-        if any(word in target for word in CALLBACKS):
-            raise ValueError("the program calls back into Python, which its file does not hold")
+    def visit(operation: Any) -> Any:
+        name = operation.name.partition(".")[2]
+        if name in TRANSFERS:
+            found.append(f"the program has {name} operations, which wait for a host")
+        elif name == "custom_call":
+            target = bytes(xla.ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).lower()
+            if any(word in target for word in CALLBACKS):
+                found.append("the program calls back into Python, which its file does not hold")
+        return xla.INTERRUPT if found else xla.ADVANCE
+
+    found: list[str] = []
+    module.operation.walk(visit, xla.ir.WalkOrder.PRE_ORDER)
+    if found:
+        raise ValueError(found[0])
 
 
 def own_devices(module: Any) -> int:

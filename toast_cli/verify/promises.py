@@ -14,7 +14,7 @@ class PromisedCollective:
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     axes: list[str]
     bytes: int  # of the result, per device, one run
-    count: int  # loops counted
+    count: float  # loops counted; a collective in one of n branches counts 1/n
     seconds: float  # all of them
     location: str
     written_kind: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toast_cli.errors import InputError
 from toast_cli.frontend.formats import read_bytes
+from toast_cli.frontend.left_out import refuse_left_out
 from toast_cli.frontend.loaded import parse
 from toast_cli.verify.compile import Dialect
 
@@ -19,6 +20,7 @@ def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, 
 
     content = read_bytes(path)
     kind, module = parse(content, path)
+    refuse_left_out(module, path)
     if kind.startswith("hlo"):
         if axes is None:
             raise InputError(
@@ -38,4 +40,6 @@ def original_bytes(path: str) -> bytes:
     from toast_cli import xla
     from toast_cli.frontend import load
 
-    return xla.write_bytecode(load(path).module)
+    module = load(path).module
+    refuse_left_out(module, path)
+    return xla.write_bytecode(module)

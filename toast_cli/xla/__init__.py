@@ -1,7 +1,7 @@
 """The one seam to jaxlib. Every private jaxlib name the project uses lives in this folder.
 
 Importing this loads `jaxlib.mlir` (about 0.15 s) but not jax; import it lazily from anything the command line loads at
-start. `ir` and Shardy's attribute classes (`sdy`) are re-exported so that no other module needs to import jaxlib.
+start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported so that only this folder imports jaxlib.
 """
 
 from toast_cli.xla.attributes import (
@@ -9,6 +9,7 @@ from toast_cli.xla.attributes import (
     constant_number,
     dot_dimension_numbers,
     dot_dimensions,
+    holds_resource,
     is_custom_rule,
     location_name,
     picked_dimensions,
@@ -43,7 +44,7 @@ from toast_cli.xla.modules import (
     write_bytecode,
     write_portable_artifact,
 )
-from toast_cli.xla.native import ADVANCE, INTERRUPT, SKIP, ir, sdy
+from toast_cli.xla.native import ADVANCE, INTERRUPT, SKIP, ir, sdy, stablehlo
 from toast_cli.xla.running import (
     compile_ahead,
     compile_program,
@@ -56,6 +57,7 @@ from toast_cli.xla.running import (
     run_sharded,
     tpu_devices,
 )
+from toast_cli.xla.versions import untested_here
 
 __all__ = [
     "ADVANCE",
@@ -77,6 +79,7 @@ __all__ = [
     "hlo_proto_to_stablehlo",
     "hlo_sharding_devices",
     "hlo_text_to_proto",
+    "holds_resource",
     "inline_function",
     "ir",
     "is_custom_rule",
@@ -99,9 +102,11 @@ __all__ = [
     "shape_and_element_type",
     "sharding_devices",
     "sharding_rule",
+    "stablehlo",
     "stablehlo_to_hlo_text",
     "stablehlo_version",
     "tpu_devices",
+    "untested_here",
     "walk_ops",
     "with_picked_dimensions",
     "write_bytecode",

@@ -120,6 +120,15 @@ def constant_number(operation: Any) -> str | None:
     return found[1] if found else None
 
 
+def holds_resource(constant: Any) -> bool:
+    """Whether the value of a `stablehlo.constant` is a `dense_resource`."""
+    try:
+        ir.DenseResourceElementsAttr(constant.attributes["value"])
+    except (TypeError, ValueError):  # the bindings raise TypeError for complex numbers, ValueError for other attributes
+        return False
+    return True
+
+
 def location_name(location: Any) -> str:
     """The name in a `NameLoc` (`params['w']`), else an empty string."""
     text = str(location)

@@ -23,9 +23,10 @@ from toast_cli.xla.native import (
 
 def make_context() -> Any:
     """A fresh `ir.Context` with every dialect a JAX program may hold: func, stablehlo, chlo, sdy, mhlo and upstream
-    ones.
+    ones. It works in the thread that uses it, so that a fork of the process can use it too.
     """
     context = ir.Context()
+    context.enable_multithreading(False)
     registry = ir.DialectRegistry()
     jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)

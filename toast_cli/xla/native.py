@@ -1,27 +1,33 @@
-"""The native modules of jaxlib, under one name each; and how their exceptions are taken."""
+"""The native modules of jaxlib, checked for the names that toast uses; and how their exceptions are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
 from toast_cli.process import uninterrupted
+from toast_cli.xla.versions import needed
+
+_LIBRARIES = "jaxlib.mlir._mlir_libs"
+_DIMENSIONS = ("DotDimensionNumbers.get", "GatherDimensionNumbers.get", "ScatterDimensionNumbers.get")
+_ARTIFACTS = ("deserialize_portable_artifact", "get_current_version", "register_dialect")
+_SHARDY = ("DimMappingAttr", "OpShardingRuleAttr", "TensorMappingAttr", "TensorShardingAttr", "register_dialect")
+_CONVERSIONS = ("hlo_to_stablehlo", "mlir_module_to_xla_computation", "refine_polymorphic_shapes")
+_RUNNING = ("CompileOptions", "DeviceAssignment.create", "DeviceList", "get_tfrt_cpu_client")
+_HLO = ("HloSharding.from_string", "XlaComputation", "hlo_module_from_text")
 
 with uninterrupted():  # an exception while a native module is loaded ends the process: std::terminate
-    from jaxlib import _jax as jax_native
-    from jaxlib.mlir import ir
-    from jaxlib.mlir._mlir_libs import _chlo as chlo
-    from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_mlir_ext
-    from jaxlib.mlir._mlir_libs import _mlirHlo as mhlo
-    from jaxlib.mlir._mlir_libs import _sdy as sdy
-    from jaxlib.mlir._mlir_libs import _stablehlo as stablehlo
-    from jaxlib.mlir.passmanager import PassManager
-
-    try:
-        from jaxlib import _hlo as hlo  # from 0.10.2 on
-    except ImportError:
-        hlo = jax_native
+    ir = needed("jaxlib.mlir.ir", "DenseResourceElementsAttr", "Module.parse", "WalkResult")
+    PassManager = needed("jaxlib.mlir.passmanager", "PassManager.parse").PassManager
+    jax_native = needed("jaxlib._jax", *_RUNNING, *(f"mlir.{name}" for name in _CONVERSIONS))
+    hlo = needed("jaxlib._hlo", *_HLO) if find_spec("jaxlib._hlo") else needed("jaxlib._jax", *_HLO)  # up to 0.10.1
+    chlo = needed(f"{_LIBRARIES}._chlo", "register_dialect")
+    jax_mlir_ext = needed(f"{_LIBRARIES}._jax_mlir_ext", "inlined_func_call", "register_dialects")
+    mhlo = needed(f"{_LIBRARIES}._mlirHlo", "register_mhlo_dialect")
+    sdy = needed(f"{_LIBRARIES}._sdy", *_SHARDY)
+    stablehlo = needed(f"{_LIBRARIES}._stablehlo", *_DIMENSIONS, *_ARTIFACTS)
 
 # What a visitor of `operation.walk` says. To look one up in the enumeration takes as long as to visit an operation.
 ADVANCE, INTERRUPT, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.INTERRUPT, ir.WalkResult.SKIP

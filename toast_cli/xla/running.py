@@ -10,6 +10,7 @@ import numpy as np
 
 from toast_cli.xla.modules import make_context, parse_module
 from toast_cli.xla.native import jax_native
+from toast_cli.xla.versions import needed
 
 
 def cpu_devices(count: int) -> list[Any]:
@@ -23,8 +24,9 @@ def register_lapack() -> None:
     """Lets this process run, and partition, what JAX leaves to LAPACK on CPU: Cholesky, QR, eigenvalues, singular
     values.
     """
-    from jaxlib import lapack, xla_client
-
+    lapack = needed("jaxlib.lapack", "_lapack.initialize", "batch_partitionable_targets", "registrations")
+    registering = ("custom_call_as_batch_partitionable", "custom_call_handler", "custom_call_target")
+    xla_client = needed("jaxlib.xla_client", *(f"register_{name}" for name in registering))
     lapack._lapack.initialize()
     xla_client.register_custom_call_handler("cpu", jax_native.register_custom_call_target)
     for name, function, version in lapack.registrations()["cpu"]:
@@ -83,8 +85,7 @@ def compile_ahead(
 
     Raises RuntimeError, also when it cannot fit in their memory.
     """
-    from jax._src import compiler
-
+    compiler = needed("jax._src.compiler", "get_compile_options")
     count = len(devices)
     compile_options = compiler.get_compile_options(
         1,
@@ -131,15 +132,17 @@ def run_sharded(
 ) -> list[Any]:
     """The same with jax arrays as results."""
     import jax
-    from jax._src.sharding_impls import GSPMDSharding
+
+    gspmd_sharding = needed("jax._src.sharding_impls", "GSPMDSharding").GSPMDSharding
 
     def shardings(found: Any, count: int) -> list[Any]:
-        return [GSPMDSharding(devices, s) for s in found] if found else [GSPMDSharding.get_replicated(devices)] * count
+        whole = gspmd_sharding.get_replicated(devices)
+        return [gspmd_sharding(devices, s) for s in found] if found else [whole] * count
 
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
     placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
     pieces = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
-    ways_out = shardings(executable.get_output_shardings(), len(shapes))
+    ways_out = shardings(executable.get_output_shardings(), len(shapes))[: len(shapes)]  # no results have one, too
     return [
         jax.make_array_from_single_device_arrays(shape, sharding, parts)
         for shape, sharding, parts in zip(shapes, ways_out, pieces, strict=True)

@@ -8,28 +8,46 @@ chip preset -> `CompilerProfile`, and `RELEASE`, the version as numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pkgutil import iter_modules
 from types import ModuleType
 
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.hardware.model import Chip
 
+# Platform -> the packages whose version is that of the chips' compiler.
+PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-pjrt", "jax-cuda13-pjrt")}
 ANY = ""  # the preset of chips that nobody has measured
 
 
-def find_profile(chip: Chip, version: str = "") -> CompilerProfile:
+def find_profile(chip: Chip, wanted: str = "") -> CompilerProfile:
     """The profile of the chip's compiler: of that version, else of the newest there is. Raises ValueError for a version
     nobody measured."""
     known = profiles_of(chip.preset) or profiles_of(ANY)
-    if not version:
+    if not wanted:
         return known[-1]
     for profile in known:
-        if profile.version == version:
+        if profile.version == wanted:
             return profile
     versions = ", ".join(profile.version for profile in known)
-    raise ValueError(f"no profile of version {version} for {chip.preset or chip.name}; there are {versions}")
+    raise ValueError(f"no profile of version {wanted} for {chip.preset or chip.name}; there are {versions}")
+
+
+def version_note(chip: Chip) -> str:
+    """A sentence where the chip's compiler is installed in a version that nobody measured, else an empty one."""
+    measured = [profile.version.split()[-1] for profile in profiles_of(chip.preset)]
+    for package in PACKAGES[chip.platform] if measured else ():
+        with suppress(PackageNotFoundError):
+            installed = version(package)
+            if installed not in measured:
+                return (
+                    f"predictions were fitted to the compiler of {package} {measured[-1]}, and {installed} is "
+                    f"installed: `toast verify --compiler {chip.platform}` asks it"
+                )
+    return ""
 
 
 def profiles_of(preset: str) -> list[CompilerProfile]:

@@ -64,11 +64,12 @@ def refuse_bound(source: Source) -> None:
     for number, op in enumerate(source.program.ops):
         if is_bound(source, number, op):
             shard_map = is_region(op)
-            what = "manual regions of its own (shard_map)" if shard_map else "what runs on one device (a host callback)"
+            placed = "what runs on one device (a host callback, an infeed)"
+            what = "manual regions of its own (shard_map)" if shard_map else placed
             raise UsageError(
                 f"a program with {what} cannot be written as the program of one device",
                 where=source.location(number),
-                hint="write it with --format stablehlo",
+                hint="write it with --format stablehlo or hlo",
             )
 
 

@@ -5,6 +5,7 @@ Enters: a `Source`. Leaves: which of its ops these are.
 
 from __future__ import annotations
 
+from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.program.model import Op
 
@@ -16,5 +17,4 @@ def is_region(op: Op) -> bool:
 
 def is_bound(source: Source, number: int, op: Op) -> bool:
     """Whether op `number` cannot stand in a region."""
-    callback = op.name == "stablehlo.custom_call" and "sdy.sharding" in source.operations[number].attributes
-    return is_region(op) or callback
+    return is_region(op) or is_placed(source.operations[number])

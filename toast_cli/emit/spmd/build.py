@@ -16,8 +16,6 @@ from toast_cli.xla import ir
 
 Shape = tuple[int, ...]
 INDEX = "i32"
-# The operations that devices can reduce with.
-REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
 
 
 class Builder:

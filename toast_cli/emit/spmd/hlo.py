@@ -11,7 +11,8 @@ from math import prod
 
 from toast_cli import xla
 from toast_cli.emit.annotate import mark_boundary
-from toast_cli.emit.hlo import ENTRANCE, EXIT, GspmdNotation, bare_bytecode, flatten, with_partitions
+from toast_cli.emit.hlo import ENTRANCE, EXIT, Boundary, GspmdNotation, bare_bytecode, flatten, with_partitions
+from toast_cli.emit.needs_shardy import refuse_what_needs_shardy
 from toast_cli.emit.spmd import manual_region, refuse_bound
 from toast_cli.errors import ToastError
 from toast_cli.frontend.source import Source
@@ -22,15 +23,18 @@ from toast_cli.xla import ir, main_function
 def emit_spmd_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
     """The program of each device as HLO text.
 
-    Raises `UsageError` for programs with manual regions of their own, and with host callbacks.
+    Raises `UsageError` for programs with manual regions of their own, with host callbacks, and with what only XLA with
+    Shardy takes.
     """
     refuse_bound(source)
+    refuse_what_needs_shardy(source, lowered)
     with source.module.context, ir.Location.unknown():
         module = source.module.operation.clone()
         function = main_function(module)
         region, ways_in, ways_out = manual_region(source, lowered, function)
         read = sum(bool(list(argument.uses)) for argument in region.regions[0].blocks[0].arguments)
-        flatten(region, ways_in, ways_out, lowered.axis_sizes)
+        every_axis = frozenset(range(len(lowered.axis_sizes)))
+        flatten(region, Boundary(ways_in, ways_out, every_axis), lowered.axis_sizes)
         notation = GspmdNotation(source, lowered.axis_sizes)
         mark_boundary(function.operation, "arg_attrs", ways_in, notation, [])
         mark_boundary(function.operation, "res_attrs", ways_out, notation, [])

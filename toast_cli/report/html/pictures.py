@@ -140,10 +140,10 @@ def _memory(evaluator: Evaluator, result: SearchResult, step: Step, modules: Mod
         by_role[ROLES[role]] += profile
         by_path[tuple(path)] += profile
     roles = {name: by_role[name].tolist() for name in ROLES.values() if name in by_role}
-    return Memory(step.elapsed[candidates[chosen]].tolist(), roles, _bands(by_path))
+    return Memory(step.elapsed[candidates[chosen]].tolist(), roles, memory_bands(by_path))
 
 
-def _bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, list[float]]:
+def memory_bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, list[float]]:
     """A band for each of a few modules, the largest at the peak as finely as there is room."""
     peak = int(np.sum(list(profiles.values()), axis=0).argmax())
     depth: dict[tuple[str, ...], int] = dict.fromkeys(profiles, 1)
@@ -157,19 +157,18 @@ def _bands(profiles: dict[tuple[str, ...], NDArray[np.float64]]) -> dict[str, li
     sizes = grouped()
     least = _SEEN * sum(sizes.values())
     for head in sorted(sizes, key=lambda head: -sizes[head]):
-        front = [head]
-        while front:
-            largest = max(front, key=lambda path: sizes[path])
-            inside = [path for path in profiles if path[: len(largest)] == largest and len(path) > len(largest)]
-            if not inside or sizes[largest] < _FINE * sum(sizes.values()):
+        while True:  # each round makes some paths deeper
+            front = {path[: depth[path]] for path in profiles if path[:1] == head and len(path) > depth[path]}
+            largest = max(sorted(front), key=lambda path: sizes[path], default=())
+            if not largest or sizes[largest] < _FINE * sum(sizes.values()):
                 break
+            inside = [path for path in profiles if path[: depth[path]] == largest and len(path) > len(largest)]
             before = dict(depth)
             depth.update((path, len(largest) + 1) for path in inside)
             if sum(size >= least for size in grouped().values()) > _BANDS:
                 depth = before
                 break
             sizes = grouped()
-            front = [path for path in sizes if path[: len(head)] == head]
     kept = sorted(sizes, key=lambda path: -sizes[path])[:_BANDS]
     nothing = np.zeros_like(next(iter(profiles.values())))
     bands = dict.fromkeys([*map("/".join, kept), OTHERS], nothing)

@@ -77,10 +77,14 @@ def scatter(site: Site) -> list[Piece]:
 
 
 def dynamic_slice(site: Site) -> list[Piece]:
-    """Dimensions that are taken whole are taken whole of a piece."""
+    """Dimensions that are taken whole are taken whole of a piece. Starts are clamped: where a device takes a slice of
+    the slice, XLA adds up the starts of both, and forgets that the first one is."""
     at = site.alignment()
     site.bring_all(at.operands)
     taken = [int(n) for n in site.operation.attributes["slice_sizes"]]
+    for d, (size, whole) in enumerate(zip(taken, site.operand(0).shape, strict=True)):
+        if 1 < size < whole:
+            site.operation.operands[1 + d] = clamped(site, 1 + d, whole - size)
     for d, (own, axes) in enumerate(zip(site.local(0), at.operands[0], strict=True)):
         if axes:
             taken[d] = own
@@ -111,8 +115,7 @@ def dynamic_update_slice(site: Site) -> list[Piece]:
             begins.append(start)
             continue
         dtype = site.operand(2 + d).dtype
-        most = build.constant(whole[d] - update[d], dtype)
-        start = build.convert(build.one("clamp", [build.constant(0, dtype), start, most], start.type), "i32")
+        start = build.convert(clamped(site, 2 + d, whole[d] - update[d]), "i32")
         own = build.binary("add", site.devices.offset(at.operands[0][d], local[d]), site.devices.constant(local[d]))
         starts.append(build.binary("subtract", own, start))
         begins.append(build.constant(0, dtype))
@@ -124,6 +127,12 @@ def dynamic_update_slice(site: Site) -> list[Piece]:
     for d, begin in enumerate(begins):
         site.operation.operands[2 + d] = begin
     return site.localise(at.results)
+
+
+def clamped(site: Site, k: int, most: int) -> Any:
+    """Operand k, a number, as one from 0 to `most`."""
+    build, start, dtype = site.build, site.operands[k].handle, site.operand(k).dtype
+    return build.one("clamp", [build.constant(0, dtype), start, build.constant(most, dtype)], start.type)
 
 
 def factors_of(dims: tuple[tuple[int, ...], ...], chosen: set[int]) -> frozenset[int]:

@@ -1,0 +1,156 @@
+"""Plans, writes, compiles and runs a situation; what is wrong with the outcome, in sentences."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from programs import evaluator_of, round_mesh
+
+from cases import SITUATIONS
+from cases.model import Situation
+from toast_cli import xla
+from toast_cli.emit import write
+from toast_cli.plan.decisions import Plan
+from toast_cli.report.build import build_report
+from toast_cli.report.html.pictures import pictures
+from toast_cli.report.html.run_page import page
+from toast_cli.report.model import Report
+from toast_cli.report.promises import promises_of
+from toast_cli.report.trace import trace
+from toast_cli.search.run import Settings, run_search
+from toast_cli.verify.compile import Dialect, as_stablehlo
+from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
+from toast_cli.verify.inputs import input_sets
+from toast_cli.verify.numbers import on_wide_numbers, own_devices, result_types, type_name
+from toast_cli.verify.state import new_versions
+from toast_cli.verify.sums import partitioned_collectives
+from toast_cli.verify.traffic import compare_traffic
+
+FORMS = ("stablehlo", "hlo", "spmd")
+MESHES = {"4x2": {"data": 4, "model": 2}, "8": {"all": 8}}
+PLANS = 40  # looked at in a search
+SMALL_BYTES = 64  # a number or two for each device: losses, counts
+
+
+# Clients of XLA never end their threads, so all programs share one for each number of devices.
+devices_of = cache(xla.cpu_devices)
+
+
+class Whole:
+    """A situation's program as it is, and what it makes of its inputs."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.source = situation.source()
+
+    @cached_property
+    def wide(self) -> Any:
+        """The module, on f32 where it computes in anything narrower."""
+        module = self.source.module
+        return on_wide_numbers(module, module)[0]
+
+    @cached_property
+    def runs(self) -> tuple[list[list[Any]], Runs, Runs]:
+        """Inputs of two runs, their results, and those of shaken inputs."""
+        devices = devices_of(own_devices(self.wide))
+        executable = xla.compile_program(xla.write_bytecode(self.wide), devices, shardy=True)
+        inputs = input_sets(self.wide, 0, 2)
+        shaken = [shake(one, self.narrowest, 0) for one in inputs]
+        return inputs, *(self.outcome(executable, devices, one) for one in (inputs, shaken))
+
+    @cached_property
+    def narrowest(self) -> str:
+        return narrowest_float(xla.element_types(self.wide))
+
+    def outcome(self, executable: Any, devices: list[Any], inputs: list[list[Any]]) -> Runs:
+        shapes = [shape for shape, _ in result_types(self.wide)]
+        results = [xla.execute(executable, devices, one, shapes) for one in inputs]
+        state = {k: [inputs[0][n] for n in numbers] for k, numbers in new_versions(self.wide).items()}
+        return Runs(results, state)
+
+
+class Planned:
+    """A program with a plan for a mesh: the best that a short search finds."""
+
+    def __init__(self, whole: Whole, axes: dict[str, int]) -> None:
+        self.whole, self.axes = whole, axes
+        self.evaluator = evaluator_of(self.whole.source, round_mesh(**axes))
+        self.result = run_search(self.evaluator, Settings(evaluations=PLANS))
+
+    def under(self, plan: Plan) -> Planned:
+        """The same program with another plan."""
+        other = copy(self)
+        other.result = replace(self.result, plan=plan, cost=self.evaluator.exact_cost(plan))
+        return other
+
+    @property
+    def report(self) -> Report:
+        return build_report(self.whole.source, self.evaluator, self.result, "mcts", 0, {})
+
+    def read_pages(self) -> None:
+        """Writes the page and the trace of the run."""
+        source = self.whole.source
+        page(self.report, pictures(source, self.evaluator, self.result))
+        trace(source, self.evaluator, self.result)
+
+    def written(self, form: str) -> bytes:
+        return write(self.whole.source, self.evaluator.lowered(self.result.plan), form).content
+
+    def wrong_with(self, form: str) -> Iterator[str]:
+        """What XLA does otherwise than was promised."""
+        content = self.written(form)
+        dialect: Dialect = "hlo" if form == "hlo" else "stablehlo"
+        program = as_stablehlo(content, dialect)
+        if not self.whole.situation.compiles:
+            return
+        devices = devices_of(prod(self.axes.values()))
+        with tempfile.TemporaryDirectory() as folder:
+            settings: dict[str, str | bool] = {
+                "xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True,
+                "xla_dump_hlo_pass_re": "^spmd-partitioning$",
+            }  # fmt: skip
+            executable = xla.compile_program(program, devices, shardy=dialect != "hlo", settings=settings)
+            (dump,) = Path(folder).glob("*after_spmd-partitioning*")
+            text = dump.read_text()
+        yield from self._traffic(text)
+        if self.whole.situation.runs:
+            module = xla.parse_module(self.whole.source.module.context, program)
+            _, split = on_wide_numbers(self.whole.source.module, module)
+            if split is not module:
+                executable = xla.compile_program(xla.write_bytecode(split), devices, shardy=dialect != "hlo")
+            yield from self._numbers(executable, devices)
+
+    def _traffic(self, text: str) -> Iterator[str]:
+        found = partitioned_collectives(text, tuple(self.axes), tuple(self.axes.values()))
+        promised = [one.as_written() for one in promises_of(self.report.to_json()).collectives]
+        compared = compare_traffic(promised, found, self.axes)
+        whole = max(compared.promised_bytes, compared.compiled_bytes)
+        if max(compared.extra_bytes, compared.missing_bytes) > max(0.05 * whole, SMALL_BYTES):
+            for one in compared.differences:
+                axes = "+".join(one.axes)
+                yield f"{one.side}: {one.kind} over {axes} of {one.bytes} bytes x {one.count:g} {one.place}"
+
+    def _numbers(self, executable: Any, devices: list[Any]) -> Iterator[str]:
+        inputs, expected, shaken = self.whole.runs
+        found = self.whole.outcome(executable, devices, inputs)
+        types = [type_name(*kind) for kind in result_types(self.whole.wide)]
+        for error in result_errors(types, self.whole.narrowest, expected, shaken, found):
+            if error.wrong:
+                yield f"result {error.index} differs by {error.error:.1e}, {error.allowed:.0e} may be rounding"
+
+
+@lru_cache(maxsize=4)
+def whole(name: str) -> Whole:
+    return Whole(SITUATIONS[name])
+
+
+@lru_cache(maxsize=4)
+def planned(name: str, mesh: str) -> Planned:
+    return Planned(whole(name), MESHES[mesh])

@@ -1,0 +1,80 @@
+"""Collectives in branches: what is promised of each is what XLA writes, a collective in one of n branches as 1/n."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from programs import Case, arg, case_of
+from test_gathered import partitioned, promised
+
+from toast_cli.quantities import format_count
+from toast_cli.report.build import collective_facts
+
+X, W, V = arg(64, 32), arg(32, 16), arg(16, 32)
+TRUTH, NUMBER = arg(dtype=jnp.bool_), arg(dtype=jnp.int32)
+
+
+def layer(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w) @ v
+
+
+def one_of_two(x: Any, w: Any, v: Any, p: Any) -> Any:
+    return lax.cond(p, lambda: layer(x, w, v), lambda: x)
+
+
+def one_of_three_twice(x: Any, w: Any, v: Any, i: Any) -> Any:
+    return lax.switch(i, [lambda: x, lambda: layer(layer(x, w, v), w, v), lambda: jnp.sin(x)])
+
+
+def all_of_three(x: Any, w: Any, v: Any, i: Any) -> Any:
+    return lax.switch(i, [lambda: layer(x, w, v), lambda: jnp.sin(layer(x, w, v)), lambda: layer(x, 2 * w, v)])
+
+
+def nested(x: Any, w: Any, v: Any, p: Any) -> Any:
+    return lax.cond(p, lambda: lax.cond(x[0, 0] > 0, lambda: layer(x, w, v), lambda: x), lambda: x)
+
+
+def in_a_loop(x: Any, w: Any, v: Any) -> Any:
+    return lax.fori_loop(0, 6, lambda i, c: lax.cond(i % 3 == 0, lambda: layer(c, w, v), lambda: c), x)
+
+
+def gradient(x: Any, w: Any, v: Any, p: Any) -> Any:
+    """Of the forward pass nothing reads the sums."""
+    return jax.grad(lambda w: one_of_two(x, w, v, p).sum())(w)
+
+
+# what, arguments, runs of the all-reduces over what splits the 16 hidden numbers, and of which shape
+CASES: list[tuple[Any, tuple[Any, ...], float]] = [
+    (one_of_two, (X, W, V, TRUTH), 1 / 2),
+    (one_of_three_twice, (X, W, V, NUMBER), 2 / 3),
+    (all_of_three, (X, W, V, NUMBER), 1),
+    (nested, (X, W, V, TRUTH), 1 / 4),
+    (in_a_loop, (X, W, V), 3),
+    (gradient, (X, W, V, TRUTH), 0),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "runs"), CASES, ids=[case[0].__name__ for case in CASES])
+def test_as_promised(function: Any, arguments: tuple[Any, ...], runs: float) -> None:
+    case: Case = case_of(function, *arguments)
+    plan = (case.shard("w.1", "data"),)
+    facts = collective_facts(case.source, case.evaluator, plan)
+    assert sum(fact.count for fact in facts) == pytest.approx(runs)
+    assert all((fact.kind, fact.axes, fact.bytes) == ("all-reduce", ["data"], 64 * 32 * 4) for fact in facts)
+    assert promised(case, plan) == pytest.approx({("all-reduce", ("data",)): runs * 64 * 32 * 4} if runs else {})
+    for form in ("stablehlo", "hlo"):
+        assert partitioned(case, plan, form) == pytest.approx(promised(case, plan))
+
+
+def test_a_report_says_how_often() -> None:
+    """Half of all steps is not never."""
+    case = case_of(one_of_two, X, W, V, TRUTH)
+    (fact,) = collective_facts(case.source, case.evaluator, (case.shard("w.1", "data"),))
+    assert format_count(fact.count) == "0.5"
+    assert [format_count(count) for count in (0, 1 / 3, 1, 1.0, 2 / 3 + 1 / 3, 1.5, 9205)] == [
+        "0", "0.33", "1", "1", "1", "1.5", "9,205",
+    ]  # fmt: skip

@@ -1,0 +1,94 @@
+"""Operations that do something besides computing: infeeds and outfeeds, transfers to and from the host, custom calls
+with side effects.
+
+XLA's partitioner asks of each on which device it runs. Enters: a module. Leaves: the same, in which each outside manual
+regions is bound to device 0, as JAX binds host callbacks, unless the program says another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli.errors import UsageError
+from toast_cli.xla import ADVANCE, SKIP, ir
+
+CUSTOM_CALL, REGION, MESH = "stablehlo.custom_call", "sdy.manual_computation", "sdy.mesh"
+EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
+SHARDING = "sdy.sharding"
+# XLA itself takes these out, and where they run is no question.
+PLACELESS = ("annotate_device_placement", "LayoutConstraint", "MoveTo", "Sharding", "shape_assertion", "xla.sdy.")
+CALLBACK = "callback"  # in the names of all targets that Shardy leaves on their device
+BEFORE = "give the program as it was before it was partitioned"
+
+
+def bind_effects(module: Any) -> None:
+    """Binds what has no place to device 0."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes:
+            found.append(operation)
+        return SKIP if operation.name == REGION else ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    if not found:
+        return
+    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+    name = next(name for k in range(len(taken) + 1) if (name := f"maximal_mesh_{k}") not in taken)
+    with module.context, ir.Location.unknown():
+        ir.Operation.create(
+            MESH,
+            attributes={
+                "sym_name": ir.StringAttr.get(name),
+                "mesh": ir.Attribute.parse("#sdy.mesh<[], device_ids=[0]>"),
+            },
+            ip=ir.InsertionPoint.at_block_begin(module.body),
+        )
+        for operation in found:
+            places = ", ".join([f"<@{name}, []>"] * max(1, len(operation.results)))
+            operation.attributes[SHARDING] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{places}]>")
+
+
+def is_placed(operation: Any) -> bool:
+    """Whether an operation runs on one device alone, for its effect."""
+    return operation.name in EFFECTS and SHARDING in operation.attributes
+
+
+def has_effect(operation: Any) -> bool:
+    """Whether an operation of `EFFECTS` needs a device of its own."""
+    if operation.name != CUSTOM_CALL:
+        return True
+    attributes = operation.attributes
+    if "has_side_effect" not in attributes or not ir.BoolAttr(attributes["has_side_effect"]).value:
+        return False
+    return not _target(operation).startswith(PLACELESS)
+
+
+def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
+    """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses, with `place` of
+    it. shardy: whether Shardy reads the program, which forgets on which device a custom call runs and, in jaxlib 0.12,
+    an outfeed."""
+    found: list[tuple[Any, str, str]] = []
+
+    def visit(operation: Any) -> Any:
+        attributes = operation.attributes
+        if operation.name == "stablehlo.partition_id":
+            found.append((operation, "partition_id asks on which device it runs", BEFORE))
+        elif operation.name == "stablehlo.all_reduce" and "channel_handle" in attributes:
+            found.append((operation, "all_reduce adds up over devices", BEFORE))
+        elif shardy and operation.name == "stablehlo.outfeed":
+            found.append((operation, "outfeed needs a device, which Shardy forgets", "write it with --format hlo"))
+        elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
+            found.append(
+                (operation, f"the custom call {_target(operation)} has side effects", "write it with --format hlo")
+            )
+        return SKIP if operation.name == REGION else ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    if found:
+        operation, what, hint = found[0]
+        raise UsageError(f"{what}; XLA's partitioner refuses it here", where=place(operation), hint=hint)
+
+
+def _target(operation: Any) -> str:
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)

@@ -1,0 +1,151 @@
+"""Constants whose numbers a file leaves out.
+
+XLA prints large constants as `constant({...})` unless it is asked for them, and reads that back as numbers of its own
+making. MLIR prints `dense_resource<name>` and may leave the resource away. Both become a `stablehlo.constant` of a
+resource that is nowhere: planning needs no more, and what writes or runs the program refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from toast_cli.errors import InputError
+from toast_cli.frontend.diagnostics import place_of
+from toast_cli.xla import holds_resource, ir, walk_ops
+
+CONSTANT = "stablehlo.constant"
+# Stands for a constant while HLO is converted; its line and column follow.
+MARKER = "toast.left_out."
+_START = "constant("
+# They may do something with what they read besides giving results.
+EFFECTS = frozenset({"stablehlo.custom_call", "stablehlo.outfeed", "stablehlo.send"})
+HINT = (
+    "give the program with its constants: StableHLO of `jax.jit(f).lower(…).as_text()`, or HLO printed with "
+    "`print_large_constants` or `--xla_dump_large_constants`; `toast inspect` and `--format specs` do without them"
+)
+
+
+def with_markers(text: str) -> str:
+    """HLO text with a custom call in the place of each constant that is left out."""
+    pieces: list[str] = []
+    done, at = 0, text.find("...")
+    while at >= 0:
+        start = text.rfind(_START, done, at)
+        end = _end_of(text, start + len(_START), at) if start >= 0 else -1
+        if end >= 0:
+            line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+            pieces += [text[done:start], f'custom-call(), custom_call_target="{MARKER}{line}.{column}"']
+            done = end
+        at = text.find("...", max(at + 3, end))
+    return "".join([*pieces, text[done:]])
+
+
+def _end_of(text: str, start: int, dots: int) -> int:
+    """Where the constant whose numbers begin at `start` ends, if the dots stand among them; else -1."""
+    before = text[start:dots]
+    if '"' in before or before.count("(") < before.count(")") or before.rfind("/*") > before.rfind("*/"):
+        return -1
+    level = 1 + before.count("(") - before.count(")")
+    for at in range(dots, len(text)):
+        level += (text[at] == "(") - (text[at] == ")")
+        if not level:
+            return at + 1
+    return -1
+
+
+def take_markers(module: Any) -> None:
+    """Constants of no known numbers in the place of the custom calls of `with_markers`."""
+    for call in walk_ops(module, "stablehlo.custom_call"):
+        target = ir.StringAttr(call.attributes["call_target_name"]).value
+        if not target.startswith(MARKER):
+            continue
+        line, column = map(int, target.removeprefix(MARKER).split("."))
+        kind = call.results[0].type
+        with module.context:
+            place = ir.Location.file("-", line, column)
+            value = ir.Attribute.parse(f"dense_resource<left_out> : {kind}")
+            constant = ir.Operation.create(
+                CONSTANT, [kind], attributes={"value": value}, loc=place, ip=ir.InsertionPoint(call)
+            )
+        call.results[0].replace_all_uses_with(constant.results[0])
+        call.erase()
+
+
+def left_out(module: Any) -> list[Any]:
+    """The constants without numbers that the program needs. Zeros take the place of those that nothing is computed
+    from."""
+    missing = [operation for operation in walk_ops(module, CONSTANT) if holds_resource(operation)]
+    needed = [operation for operation in missing if _is_needed(operation.results[0])]
+    for operation in missing:
+        if operation not in needed:
+            _make_zero(operation)
+    return needed
+
+
+def refuse_left_out(module: Any, path: str) -> None:
+    """Raises `InputError` at the first constant without numbers that the program needs."""
+    needed = left_out(module)
+    if needed:
+        count = "" if len(needed) == 1 else f" (and of {len(needed) - 1} more)"
+        what = f"the numbers of a constant {needed[0].results[0].type}{count} are left out of the file"
+        raise InputError(what, where=place_of(needed[0], path), hint=HINT)
+
+
+def left_out_notices(module: Any) -> list[str]:
+    """What is said in a report."""
+    count = len(left_out(module))
+    what = "the numbers of 1 constant are" if count == 1 else f"the numbers of {count} constants are"
+    return [f"{what} left out of the file: it can be planned for, and not written"] if count else []
+
+
+def _is_needed(start: Any) -> bool:
+    """Whether a result of the program, its course, or an effect depends on a value."""
+    waiting, seen = [start], {start}
+    while waiting:
+        for use in waiting.pop().uses:
+            following = _following(use.owner.operation, use.operand_number)
+            if following is None:
+                return True
+            fresh = [value for value in following if value not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    return False
+
+
+def _following(user: Any, number: int) -> list[Any] | None:
+    """The values that depend on an operand; None where more than values does."""
+    if user.name == "stablehlo.while":
+        return [user.results[number], *_carried(user, number)]
+    if user.name == "stablehlo.return":
+        around = user.parent
+        if around.name in ("stablehlo.case", "stablehlo.if"):
+            return [around.results[number]]
+        if around.name == "stablehlo.while" and user.block == around.regions[1].blocks[0]:
+            return [around.results[number], *_carried(around, number)]
+        return None
+    if not len(user.results) or user.name in EFFECTS:
+        return None
+    return list(user.results)
+
+
+def _carried(loop: Any, number: int) -> Iterator[Any]:
+    return (region.blocks[0].arguments[number] for region in loop.regions)
+
+
+def _make_zero(constant: Any) -> None:
+    kind = constant.results[0].type
+    with constant.context, constant.location, ir.InsertionPoint(constant):
+        scalar = ir.RankedTensorType.get([], ir.F32Type.get())
+        zero = ir.Operation.create(
+            CONSTANT, [scalar], attributes={"value": ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get_f32(0.0))}
+        )
+        spread = ir.Operation.create(
+            "stablehlo.broadcast_in_dim",
+            [ir.RankedTensorType.get(kind.shape, ir.F32Type.get())],
+            [zero.results[0]],
+            {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])},
+        )
+        converted = ir.Operation.create("stablehlo.convert", [kind], [spread.results[0]])
+    constant.results[0].replace_all_uses_with(converted.results[0])
+    constant.erase()
