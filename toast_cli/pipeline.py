@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
+from toast_cli.alternatives import different_plans
 from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
@@ -38,7 +39,6 @@ from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Request as Request
 from toast_cli.request import SearchName
-from toast_cli.search.diverse import different_plans
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective

@@ -264,9 +264,9 @@ class Moves:
 
 Neighbourhood = Callable[[Moves, Plan], list[Edit]]
 NEIGHBOURHOODS: dict[str, Neighbourhood] = {
+    "scopes": Moves.scopes,
     "single": Moves.single,
     "axes": Moves.axes,
-    "scopes": Moves.scopes,
     "replace": Moves.replace,
     "parts": Moves.parts,
     "families": Moves.families,
