@@ -1,6 +1,7 @@
 """Local search over plans: first improvement over a table of neighbourhoods, then restarts from changed good plans.
 
-The neighbourhoods take turns. In its turn one tries its edits, first those that gained most when they were last tried
+The neighbourhoods take turns: the next is that of which the last turns gained most per plan looked at (Ropke, Pisinger
+2006), once each has had one. In its turn it tries its edits, first those that gained most when they were last tried
 (Minoux 1978); of edits that take out the same decisions it makes the best, if the plan is better with it. A plan that
 no neighbourhood improves is a local optimum. In its own turn a restart changes one of the best local optima by a few
 random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
@@ -9,6 +10,7 @@ random edits and improves that: iterated local search (Lourenco, Martin, Stutzle
 from __future__ import annotations
 
 from collections import defaultdict
+from math import inf
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
 STARTS, DESCENT = 6, 300  # plans to start from that are improved first, and plans looked at from each
-TURN = 100  # plans that a neighbourhood looks at in its turn
+TURN = 150  # plans that a neighbourhood looks at in its turn
 TRIAL = 100  # plans looked at from a changed plan
 KICKS = 3  # random edits of a restart, at most
 POOL = 4  # local optima that restarts begin from
@@ -32,7 +34,7 @@ class LocalSearch:
 
     def __init__(self, incumbent: Incumbent, moves: Moves, rng: np.random.Generator) -> None:
         self._incumbent, self._moves, self._rng = incumbent, moves, rng
-        self._turns = [*NEIGHBOURHOODS, RESTART]  # whose turn it is, first of all
+        self._rates = _unknown()
         self._promise: dict[Edit, float] = {}  # gain of an edit when it was last tried
         self._optima: dict[Plan, float] = {}  # plans that a descent ended at -> reward
 
@@ -41,7 +43,7 @@ class LocalSearch:
         `Incumbent.is_flat`)."""
         worth = self._incumbent.worth
         for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one)))[:STARTS]:
-            self._turns = [*NEIGHBOURHOODS, RESTART]
+            self._rates = _unknown()
             reached = self.improve(start, DESCENT)
             self._optima[reached] = worth(reached)
         stuck, idle = set[str](), 0
@@ -59,7 +61,7 @@ class LocalSearch:
     def improve(self, plan: Plan, evaluations: float) -> Plan:
         """The plan that improvements of `plan` lead to: a local optimum, unless so many plans are looked at before."""
         looked, stuck = len(self._incumbent.seen), {RESTART}
-        while len(stuck) < len(self._turns) and len(self._incumbent.seen) - looked < evaluations:
+        while len(stuck) < len(self._rates) and len(self._incumbent.seen) - looked < evaluations:
             name = self._next(stuck)
             better, is_stuck = self._turn(name, plan)
             if better != plan:
@@ -69,11 +71,14 @@ class LocalSearch:
         return plan
 
     def _next(self, stuck: set[str]) -> str:
-        """Whose turn it is: the one whose last turn is longest ago, of those that are not stuck."""
-        name = next(name for name in self._turns if name not in stuck)
-        self._turns.remove(name)
-        self._turns.append(name)
-        return name
+        """Whose turn it is: the one that gained most lately, of those that are not stuck; of equal ones the one whose
+        last turn is longest ago."""
+        return max((name for name in self._rates if name not in stuck), key=self._rates.__getitem__)
+
+    def _learn(self, name: str, gain: float, looked: int) -> None:
+        """Reward gained in a turn that began when so many plans had been looked at."""
+        rate, before = gain / (len(self._incumbent.seen) - looked + 1), self._rates.pop(name)
+        self._rates[name] = rate if before == inf else 0.5 * (rate + before)
 
     def _restart(self, plan: Plan) -> None:
         """Changes one of the best local optima by a few random edits, and improves that for a while."""
@@ -82,19 +87,21 @@ class LocalSearch:
         changed = pool[int(self._rng.integers(len(pool)))]
         for _ in range(int(self._rng.integers(1, KICKS + 1))):
             changed = self._changed(changed)
-        reached = self.improve(changed, TRIAL)
+        looked, reached = len(self._incumbent.seen), self.improve(changed, TRIAL)
         self._optima[reached] = self._incumbent.worth(reached)
+        self._learn(RESTART, max(0.0, self._optima[reached] - self._optima[plan]), looked)
 
     def _turn(self, name: str, plan: Plan) -> tuple[Plan, bool]:
         """One turn of a neighbourhood: the plan it leads to, and whether all its edits were tried in vain."""
-        start, looked = plan, len(self._incumbent.seen)
-        reward = self._incumbent.worth(plan)
+        start, looked, complete = plan, len(self._incumbent.seen), True
+        before = reward = self._incumbent.worth(plan)
         rivals: dict[object, list[Edit]] = defaultdict(list)  # edits of the same decisions: the best of them is made
         for edit in NEIGHBOURHOODS[name](self._moves, plan):
             rivals[edit.out or edit].append(edit)
         for edits in sorted(rivals.values(), key=lambda edits: -max(self._promise.get(e, 0.0) for e in edits)):
             if len(self._incumbent.seen) - looked > TURN:
-                return plan, False
+                complete = False
+                break
             best, better = reward + LEAST_GAIN, plan
             for edit in edits:
                 found = {result: self._incumbent.worth(result) for result in results(self._moves.problem, plan, edit)}
@@ -105,7 +112,8 @@ class LocalSearch:
                         best, better = found[most], most
             if better != plan:
                 plan, reward = better, best
-        return plan, plan == start
+        self._learn(name, reward - before, looked)
+        return plan, complete and plan == start
 
     def _changed(self, plan: Plan) -> Plan:
         """The plan after one random edit of a random neighbourhood; the plan itself where that has none."""
@@ -115,3 +123,8 @@ class LocalSearch:
             return plan
         found = list(results(self._moves.problem, plan, edits[int(self._rng.integers(len(edits)))]))
         return found[int(self._rng.integers(len(found)))] if found else plan
+
+
+def _unknown() -> dict[str, float]:
+    """Neighbourhood -> reward gained lately per plan looked at; nothing is known yet, so each has a turn."""
+    return dict.fromkeys((*NEIGHBOURHOODS, RESTART), inf)
