@@ -66,7 +66,7 @@ def scattered(x: Any, w: Any) -> Any:
 def planned(function: Any) -> Outcome:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (X, W)]
     text = jax.jit(function).lower(*arguments).as_text(debug_info=True)
-    return partition(Request("r.mlir", "v4-32", "data=4,model=4", search="greedy", content=text.encode()))
+    return partition(Request("r.mlir", "v4-32", "data=4,model=4", effort="low", content=text.encode()))
 
 
 NAMED = ["ring attention", "experts' gradient", "fsdp", "halves", "partly's gradient", "pipeline"]
