@@ -54,7 +54,7 @@ def mesh_spec() -> dict[str, Any]:
         "platform": {"enum": ["tpu", "gpu"]},
         "matrix_flops": _section(dict.fromkeys(("f64", "f32", "bf16", "f16", "f8", "i8"), quantity)),
         "matrix_tile": {"type": "array", "items": count, "minItems": 2, "maxItems": 2},
-        **dict.fromkeys(("vector_flops", "memory", "reserved", "memory_bandwidth"), quantity),
+        **dict.fromkeys(("vector_flops", "memory", "reserved", "memory_bandwidth", "host_bandwidth"), quantity),
     }
     network = {"hosts": count, "slices": count, **figures, "per": {"enum": ["device", "chip", "host"]}}
     topology = {

@@ -16,6 +16,7 @@ ORDER = [
     "errors",
     "process",
     "printable",
+    "interrupts",
     "request",
     "interrupts",
     "xla",

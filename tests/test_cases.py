@@ -18,10 +18,7 @@ def trials() -> list[Any]:
     for name, situation in SITUATIONS.items():
         for mesh in [situation.mesh] if situation.mesh else MESHES:
             for form in FORMS:
-                reason = situation.wrong.get(form)
-                # Two situations, each with its reason in `Situation.wrong`: XLA turns a sum by hand that is cut behind
-                # its region into a reduce-scatter, and `stablehlo.rng` is promised as sent from one device.
-                marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+                marks = []
                 if situation.large or mesh != next(iter(MESHES)):
                     marks.append(pytest.mark.thorough)
                 found.append(pytest.param(name, mesh, form, marks=marks, id=f"{name}, {mesh}, {form}"))

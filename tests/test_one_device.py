@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -25,6 +24,15 @@ def two_results(x: jax.Array, w: jax.Array) -> jax.Array:
     return found * counts
 
 
+def two_that_are_returned(x: jax.Array, w: jax.Array) -> Any:
+    return jax.pure_callback(lambda a: (a, a[0]), (arg(64, 64), arg(64)), x @ w)
+
+
+def one_is_a_number(x: jax.Array, w: jax.Array) -> jax.Array:
+    scale, found = jax.pure_callback(lambda a: (a[0, 0], a), (arg(), arg(64, 64)), x @ w)
+    return scale * (found @ x)
+
+
 def in_a_loop(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 3, lambda i, c: jax.pure_callback(np.sin, arg(64, 32), c) + i, x) @ w
 
@@ -34,15 +42,19 @@ def nobody_reads_it(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w
 
 
-CASES = [(on_the_host, 64 * 64 * 4), (two_results, 65 * 64 * 4), (in_a_loop, 3 * 64 * 32 * 4), (nobody_reads_it, 0)]
+CASES = [
+    (on_the_host, 64 * 64 * 4),
+    (two_results, 65 * 64 * 4),
+    (two_that_are_returned, 65 * 64 * 4),
+    (one_is_a_number, (64 * 64 + 1) * 4),
+    (in_a_loop, 3 * 64 * 32 * 4),
+    (nobody_reads_it, 0),
+]
 
 
 @pytest.mark.parametrize(("function", "size"), CASES, ids=[case[0].__name__ for case in CASES])
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])
-def test_results_of_host_callbacks(function: Any, size: int, form: Any, request: pytest.FixtureRequest) -> None:
-    if function is two_results and form == "stablehlo" and not version("jaxlib").startswith(("0.10.", "0.11.")):
-        # Its import makes "replicated" of the one device of a call with several results; `--format hlo` keeps it.
-        request.applymarker(pytest.mark.xfail(strict=True, reason="Shardy of jaxlib 0.12 runs it on every device"))
+def test_results_of_host_callbacks(function: Any, size: int, form: Any) -> None:
     case = case_of(function, X, W)
     plan = (case.shard("w.1", "data"),)
     sent = promised(case, plan)

@@ -21,7 +21,6 @@ SPLIT = {name: Situation(*OPS[name]) if name in OPS else Situation(TEXTS[name]) 
 # (kind of op, form) -> what is known to be otherwise than promised, and why.
 _ANNOTATED = {
     "complex mixed": "an all-reduce is promised for a scatter of constants, and none is needed",
-    "backwards": "what is reversed over two axes moves once, and a permutation is promised for each",
     "convolution of groups of images": "XLA gathers the images where channels are split as well",
 }
 OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
@@ -63,7 +62,7 @@ def trials() -> list[Any]:
     for name in SPLIT:
         for form in FORMS:
             reason = OTHERWISE.get((name, form))
-            # Four rows of `OTHERWISE`: what XLA sends in them is right, and less or more than is promised.
+            # Three rows of `OTHERWISE`: what XLA sends in them is right, and less or more than is promised.
             marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
             if form == "hlo":
                 marks.append(pytest.mark.thorough)

@@ -211,7 +211,7 @@ def test_regions_of_the_program_are_refused() -> None:
 
     case = case_of(on_host, X)
     for write in (emit_spmd, emit_spmd_hlo):
-        with pytest.raises(UsageError, match=r"host callback, an infeed\) cannot be written"):
+        with pytest.raises(UsageError, match=r"host callback, .*\) cannot be written"):
             write(case.source, case.lowered(()))
 
 

@@ -57,6 +57,16 @@ def test_one_axis_after_the_other_is_the_same(kind: str) -> None:
     assert found.share == 1.0 and found.differences == []
 
 
+@pytest.mark.parametrize(("axes", "pieces"), [("data", {"data": MB}), ("data+model", {"data": MB, "model": MB // 2})])
+def test_a_sum_may_be_scattered(axes: str, pieces: dict[str, int]) -> None:
+    """An all-reduce of 4 MB, of which each device keeps a piece, is compiled as one reduce-scatter for each axis."""
+    sums = [promised("all-reduce", axes, 4 * MB, count=3), promised("all-reduce", axes, 4 * MB)]
+    scattered = [compiled("reduce-scatter", axis, size, count=3) for axis, size in pieces.items()]
+    found = compared(sums, [*scattered, compiled("all-reduce", axes, 4 * MB)])
+    assert found.share == 1.0 and found.differences == []
+    assert compared([promised("all-reduce", axes, 2 * MB)], scattered).share < 1.0
+
+
 def test_loops_count() -> None:
     found = compared([promised("all-gather", "data", MB, 10)], [compiled("all-gather", "data", MB, 10.0)])
     assert found.share == 1.0

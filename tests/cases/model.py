@@ -20,15 +20,14 @@ ONE = arg(dtype="int32")
 
 @dataclass(frozen=True)
 class Situation:
-    """program: a JAX function of `arguments`, or MLIR text. refused: form -> what its error says. wrong: form -> why it
-    is known to go wrong, and what is to be mended. mesh: the only one that it is for. large: takes long, and is left to
+    """program: a JAX function of `arguments`, or MLIR text. refused: form -> what its error says. mesh: the only
+    one that it is for. large: takes long, and is left to
     `make check-all`. runs: whether virtual CPU devices can run it; compiles: whether XLA:CPU compiles it."""
 
     program: Callable[..., Any] | str
     arguments: tuple[Any, ...] = ()
     donate: tuple[int, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)
     mesh: str = ""
     large: bool = False
     runs: bool = True

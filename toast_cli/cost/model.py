@@ -49,20 +49,27 @@ class Cost:
     argument_bytes: float
     # [axes] seconds of the collectives that run over each, alone or with others; empty where no goal asks for it.
     axis_seconds: tuple[float, ...] = ()
+    transfer_seconds: float = 0.0
+    """Of moving arrays between the memories of device and host, which XLA does beside computing."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Compute, or the transfers beside it where these take longer."""
+        return max(self.compute_seconds, self.transfer_seconds)
 
     @property
     def step_seconds(self) -> float:
-        """Compute plus all communication, nothing overlapped: the upper bound, and what the search minimises.
+        """Compute plus all communication, neither overlapped: the upper bound, and what the search minimises.
 
         XLA:TPU compiles many all-gathers and all-reduces as synchronous ops even where nothing waits for them, so a
         plan that is good without overlap is good with any scheduler; one that needs it may not be.
         """
-        return self.compute_seconds + self.communication_seconds
+        return self.busy_seconds + self.communication_seconds
 
     @property
     def step_seconds_lower(self) -> float:
         """Communication wholly hidden behind compute."""
-        return max(self.compute_seconds, self.communication_seconds)
+        return max(self.busy_seconds, self.communication_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 from toast_cli.emit.annotate import Undo, annotated
 from toast_cli.emit.marks import Marks
 from toast_cli.errors import UsageError
+from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
@@ -88,16 +89,24 @@ class ShardyNotation:
     def constraint(
         self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
     ) -> list[Any]:
-        return [
-            ir.Operation.create(
+        """A constraint. Shardy of jaxlib 0.12 takes constraints to all results of what one device runs, when they leave
+        no dimension open, for statements about where it runs, so one that leaves all open stands between."""
+        steps = [open]
+        if not isinstance(value, ir.BlockArgument) and is_placed(value.owner) and len(value.owner.results) > 1:
+            steps.insert(0, frozenset(range(len(sharding))))
+        added: list[Any] = []
+        for left in steps:
+            one = ir.Operation.create(
                 "sdy.sharding_constraint",
                 results=[value.type],
                 operands=[value],
-                attributes={"sharding": self.of_value(sharding, open)},
+                attributes={"sharding": self.of_value(sharding, left)},
                 loc=location,
                 ip=where,
             )
-        ]
+            added.append(one)
+            value = one.results[0]
+        return added
 
 
 def check_manual_regions(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> None:

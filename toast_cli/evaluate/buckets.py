@@ -32,12 +32,13 @@ class Share:
     All are whole numbers, so that sums are exact in whatever order, on whichever machine.
 
     Attributes:
-        compute, communication: in ticks. arguments: bytes.
+        compute, communication, transfers: in ticks. arguments: bytes.
         alive: [moments] bytes. Shares of a bucket that hold the same arrays have one vector.
     """
 
     compute: int
     communication: int
+    transfers: int
     arguments: int
     alive: Vector
 

@@ -32,6 +32,7 @@ from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
+from toast_cli.program.host_memory import moved, on_host
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
@@ -70,6 +71,7 @@ class Buffers:
         self._problem = problem
         self._lives = items.lives
         self._pricer = pricer
+        self._on_host, self._moved = on_host(problem.program), moved(problem.program)
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
@@ -121,7 +123,7 @@ class Buffers:
     def of_value(self, item: ArrayItem, kind: Kind, value: int) -> list[Interval]:
         """The same for one value."""
         if kind == OWN:
-            return self._lives.intervals[value]
+            return [] if value in self._on_host else self._lives.intervals[value]
         if isinstance(kind, PutTogether):
             return [(first, first) for first, _ in self.of_value(item, kind.copy, value)]
         if isinstance(kind, HandedOn):
@@ -143,6 +145,20 @@ class Buffers:
             return [(made + 1, last)] if made < last else []
         return [(made, made)] if kind in (PARTIAL, INSIDE) else self._waiting(item, made, value)
 
+    def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
+        """Bytes of one array, and when those in the host's memory are alive. A result that replaces an argument takes
+        its place."""
+        lives, program = self._lives, self._problem.program
+        found: list[Interval] = []
+        for value in self._on_host.intersection(item.values):
+            if not any(op in lives.into_arguments for op, _ in program.users[value]):
+                found += lives.intervals[value]
+        return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
+
+    def resting(self, item: ArrayItem) -> int:
+        """How many of an item's arrays are arguments in device memory."""
+        return sum(value not in self._on_host for value in item.values) if self._pricer.is_argument(item) else 0
+
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
         """Of these intervals those that arrays of `size` bytes may spend in on-chip memory."""
         if not 0 < size <= self.on_chip.largest:
@@ -156,8 +172,8 @@ class Buffers:
 
     def is_brief(self, kind: Kind, value: int, interval: Interval) -> bool:
         """Whether that array, if it is small enough, may spend this interval there: nothing that is to be reduced, or
-        was and is whole."""
-        if kind in (PARTIAL, UNCUT):
+        was and is whole, nor what is moved from and to the host's memory."""
+        if kind in (PARTIAL, UNCUT) or value in self._moved:
             return False
         return self.on_chip.brief(interval) and (
             (kind not in (OWN, REDUCED) and not isinstance(kind, HandedOn)) or self.on_chip.may_hold(value)

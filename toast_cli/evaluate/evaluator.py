@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class _State:
     shares: list[Share]
     compute: int
     communication: int
+    transfers: int
     arguments: int
     alive: Vector  # [moments]
 
@@ -124,7 +125,8 @@ class Evaluator:
         arguments = float(state.arguments)
         peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
         compute = state.compute * TICK * self._corrections.compute
-        return Cost(compute, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows))
+        transfers = state.transfers * TICK
+        return Cost(compute, state.communication * TICK, peak, arguments, self._axis_seconds(state.rows), transfers)
 
     def exact_cost(self, plan: Plan, *, learn: bool = True) -> Cost:
         """The same with memory looked at everywhere; `learn`: the moment of the peak is looked at from then on."""
@@ -166,6 +168,16 @@ class Evaluator:
         """[timeline.candidates] bytes alive at every moment at which memory can peak."""
         rows = self._rows_of(plan)
         return self.timeline.profile([self._bucket_spans(bucket, rows) for bucket in self._buckets])
+
+    def host_bytes(self, plan: Plan) -> float:
+        """The most bytes of one device's arrays that are in the host's memory at once."""
+        changes: dict[int, float] = defaultdict(float)
+        for item, lowered in self._lowered_arrays(plan):
+            size, intervals = self._holdings.on_host(item, lowered[item.pattern])
+            for first, last in intervals:
+                changes[first] += size
+                changes[last + 1] -= size
+        return max(accumulate(changes[moment] for moment in sorted(changes)), default=0.0)
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item together, the most expensive first."""
@@ -257,7 +269,7 @@ class Evaluator:
             alive += share.alive
         return _State(
             steps, rows, shares, sum(s.compute for s in shares), sum(s.communication for s in shares),
-            sum(s.arguments for s in shares), alive,
+            sum(s.transfers for s in shares), sum(s.arguments for s in shares), alive,
         )  # fmt: skip
 
     def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
@@ -268,18 +280,20 @@ class Evaluator:
             if row != rows[number]:
                 rows[number] = row
                 buckets.update(self._of_view[number])
-        compute, communication, arguments = state.compute, state.communication, state.arguments
+        compute, communication = state.compute, state.communication
+        transfers, arguments = state.transfers, state.arguments
         alive, shares = state.alive.copy(), state.shares.copy()
         for number in buckets:
             share, before = self._share(self._buckets[number], rows), shares[number]
             compute += share.compute - before.compute
             communication += share.communication - before.communication
+            transfers += share.transfers - before.transfers
             arguments += share.arguments - before.arguments
             if share.alive is not before.alive:
                 alive += share.alive
                 alive -= before.alive
             shares[number] = share
-        return _State(steps, rows, shares, compute, communication, arguments, alive)
+        return _State(steps, rows, shares, compute, communication, transfers, arguments, alive)
 
     def _forget(self) -> None:
         """Drops everything that depends on the selected moments, and all shares."""

@@ -26,6 +26,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.reduction_shares import reduction_shares
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
+from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import Op
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
@@ -157,12 +158,13 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             op.loop >= 0,
             region,
             op.one_device,
+            is_transfer(op),
         )
         runs[key] += op.trips
         combined[key] += op.trips * shares[number]
         members[key].append(number)
     rows = (
-        (key[:-1], combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
+        (key[:-2], combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
         for key, count in runs.items()
     )
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)

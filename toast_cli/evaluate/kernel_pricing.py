@@ -36,6 +36,7 @@ from toast_cli.hardware import matrix_rate
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, refines, shards
+from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import DTYPE_BITS
 from toast_cli.program.ops import REDUCE
 
@@ -69,7 +70,7 @@ class WorkPricer:
         """Compute time of all ops of the item: of each one's kernel on its local shape."""
         if work.region >= 0:
             return work.runs * self._regions[work.region].price(iteration.slot_axes).seconds
-        if not work.kernels and not work.flops:
+        if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
@@ -116,6 +117,18 @@ class WorkPricer:
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
         busy = kernel_seconds(chip, rates, work.dtype, flops, vector + finishing, moved, 0.0)
         return work.runs * (extra + busy + work.kernels * start)
+
+    def transfer_seconds(self, work: WorkItem, iteration: Iteration) -> float:
+        """Of moving arrays between the memories of device and host."""
+        rate = self._problem.mesh.chip.host_bytes_per_second
+        if not rate or not self._is_transfer(work):
+            return 0.0
+        program = self._problem.program
+        whole = program.values[program.ops[work.op].results[0]].bytes
+        return work.runs * whole / shards(iteration.computed[0], self._sizes) / rate
+
+    def _is_transfer(self, work: WorkItem) -> bool:
+        return is_transfer(self._problem.program.ops[work.op])
 
     def _on_the_chip(self, moved: float) -> float:
         """Bytes of device memory that take elementwise work as long as these in on-chip memory."""

@@ -49,11 +49,12 @@ class ShareMemo:
 
     def share(self, bucket: Bucket, lowered: Lowered) -> Share:
         """What the bucket adds where its patterns iterate like this."""
-        compute = communication = arguments = 0.0
+        compute = communication = transfers = arguments = 0.0
         for work in bucket.work:
             seconds = self._work_share(work, lowered[work.pattern])
             compute += seconds[0]
             communication += seconds[1]
+            transfers += self._work.transfer_seconds(work, lowered[work.pattern])
         for added in bucket.sums:
             communication += self._sum_seconds(added, lowered)
         for read in bucket.neighbours:
@@ -68,7 +69,9 @@ class ShareMemo:
                 communication += share[1]
                 arguments += share[2]
                 held.append(share[3])
-        return Share(ticks(compute), ticks(communication), round(arguments), self._alive(bucket, tuple(held)))
+        return Share(
+            ticks(compute), ticks(communication), ticks(transfers), round(arguments), self._alive(bucket, tuple(held))
+        )
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
         """[moments] bytes of all that a bucket's arrays hold; held: number of each one's `MemoryShares`."""
@@ -136,7 +139,7 @@ class ShareMemo:
             seconds = (
                 sum([use.seconds for use in self._pricer.array_collectives(item, made, copies)]) if copies else 0.0
             )
-            rest = len(item.values) * self._pricer.local(item.bytes, made) if self._pricer.is_argument(item) else 0.0
+            rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
             memory = self._memory(item, tuple(self._holdings.held(item, iteration, copies)))
             making = sum([use.seconds for use in self._work.unsliced_uses(item, made, shardings)])
             found = (making, seconds, rest, memory) if copies or rest or memory or making else NOTHING

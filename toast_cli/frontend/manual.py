@@ -16,11 +16,18 @@ from toast_cli.frontend.diagnostics import place_of
 from toast_cli.frontend.inline import callee_name
 from toast_cli.frontend.shardings import kind_of
 from toast_cli.frontend.statements import FRONTEND, frontend_texts
-from toast_cli.xla import ir, sdy, walk_ops
+from toast_cli.xla import ir, run_passes, sdy, walk_ops
 
 BODY_PREFIXES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
 ENTRANCE, EXIT = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
 MESHES = "xla.sdy.meshes"
+REGION = "sdy.manual_computation"
+BOUNDARY = ("in_shardings", "out_shardings")
+# Of Shardy's pipeline what decides shardings.
+PROPAGATION = (
+    "sdy-add-data-flow-edges,sdy-apply-sharding-constraints,sdy-user-priority-propagate,"
+    "func.func(sdy-sink-data-flow-edges)"
+)
 
 
 def restore_manual_regions(module: Any, path: str) -> None:
@@ -78,7 +85,7 @@ def restore_region(call: Any, path: str) -> None:
     outside = list(entrance.operands) if entrance is not None else []
     results = list(way_out.results) if way_out is not None else []
     region = ir.Operation.create(
-        "sdy.manual_computation",
+        REGION,
         results=[result.type for result in results],
         operands=outside,
         attributes={
@@ -105,3 +112,31 @@ def restore_region(call: Any, path: str) -> None:
     for part in (way_out, call, entrance):
         if part is not None:
             part.erase()
+
+
+def settle_boundaries(module: Any) -> None:
+    """States how operands and results of manual regions lie over axes that something in the region names: a constraint,
+    or a region in it. Where the program leaves that open, Shardy carries it out of the region. Calls must be gone."""
+    regions = [region for region in walk_ops(module, REGION) if _names_more(region)]
+    if not regions:
+        return
+    copy = module.operation.clone()
+    for function in copy.regions[0].blocks[0].operations:
+        for name in ("arg_attrs", "res_attrs"):
+            if name in function.operation.attributes:
+                del function.operation.attributes[name]
+    places = {region: k for k, region in enumerate(walk_ops(module, REGION))}
+    copies = walk_ops(copy, REGION)
+    settled = [copies[places[region]] for region in regions]
+    run_passes(copy, PROPAGATION)
+    for region, found in zip(regions, settled, strict=True):
+        for name in BOUNDARY:
+            text = str(found.attributes[name]).replace(", ?}", "}").replace("{?}", "{}")
+            region.attributes[name] = ir.Attribute.parse(text, module.context)
+
+
+def _names_more(region: Any) -> bool:
+    """Whether something in a region names axes besides those over which it is manual."""
+    inside = [one.attributes["sharding"] for one in walk_ops(region, "sdy.sharding_constraint")]
+    regions = [one.attributes["manual_axes"] for one in walk_ops(region, REGION)[1:]]
+    return any('"' in str(said) for said in (*inside, *regions))

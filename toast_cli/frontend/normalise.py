@@ -22,7 +22,7 @@ from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
-from toast_cli.frontend.manual import restore_manual_regions
+from toast_cli.frontend.manual import restore_manual_regions, settle_boundaries
 from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.replica_groups import list_replica_groups
 from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
@@ -125,6 +125,7 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
         rewrite_shifts(module)
     if held.names.issuperset(PRODUCTS):
         rewrite_inner_products(module)
+    settle_boundaries(module)
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):

@@ -34,9 +34,11 @@ from toast_cli.frontend.rules import (
     whole_rule,
 )
 from toast_cli.frontend.shardings import MANUAL_REGION
+from toast_cli.frontend.statements import FRONTEND
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
+from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
 
@@ -144,6 +146,7 @@ class Reader:
         detail = ""
         if name == "stablehlo.custom_call":
             detail = printable(foreign.text(attributes, "call_target_name", str) or "")
+            detail = transfer_of(operation) or detail
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
@@ -331,11 +334,11 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     reader.notices += reader.loop_notices()
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
-    return program, reader
+    return only_moves(program), reader
 
 
 def read_arguments(function: Any) -> tuple[Argument, ...]:
-    """Path, donation and aliasing of each argument of the entry function."""
+    """Path, donation, aliasing and memory of each argument of the entry function."""
     from toast_cli import xla
 
     handles, results = list(function.arguments), len(function.type.results)
@@ -345,8 +348,24 @@ def read_arguments(function: Any) -> tuple[Argument, ...]:
         place = partial("argument {}".format, index)
         alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
         donated = alias is not None or "jax.buffer_donor" in attributes
-        found.append(Argument(index, paths[index], donated, -1 if alias is None else alias))
+        on_host = is_host(foreign.text(attributes, "mhlo.memory_kind", place))
+        found.append(Argument(index, paths[index], donated, -1 if alias is None else alias, on_host=on_host))
     return tuple(found)
+
+
+def is_host(kind: str | None) -> bool:
+    """Whether a memory kind of JAX (`device`, `pinned_host`, `unpinned_host`) is the host's memory."""
+    return kind is not None and kind.endswith("_host")
+
+
+def transfer_of(operation: Any) -> str:
+    """What JAX writes to move an array to another memory, by XLA's name for it; empty for all else."""
+    attributes = operation.attributes
+    if foreign.text(attributes, "call_target_name", str) != "annotate_device_placement":
+        return ""
+    texts = foreign.entries(attributes, FRONTEND, str) if FRONTEND in attributes else {}
+    kind = foreign.text(texts, "_xla_buffer_placement", str)
+    return TO_HOST if is_host(kind) else TO_DEVICE if kind == "device" else ""
 
 
 def argument_paths(names: list[str]) -> list[str]:

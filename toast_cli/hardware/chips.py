@@ -28,6 +28,8 @@ _TARGETS = "openxla/xla target_config"
 _PTX = "PTX ISA, tensor core instruction (m, n)"
 # src/graph/tuning.cc, latency of one step of the ring algorithm, simple protocol.
 _NCCL = "NCCL tuning.cc"
+# Major compute capability -> 16 lanes of PCIe of the generation that it comes with, one direction.
+_PCIE = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,10 @@ def _tpu(
             "reserved_bytes": _LIBTPU,
             "memory_bytes_per_second": f"{_DOCS} ({name})" if name != "v2" else _PAPER,
             "clock_hertz": "the clock of vector_flops: 8192^3 products then take the published peak and 8 to 12 % more",
+            "host_bytes_per_second": f"{_BOOK}, PCIe of v4" if name == "v4" else "estimate: as v4",
         },
         clock_hertz=clock,
+        host_bytes_per_second=16e9 / cores,
         preset=name,
     )
     sources = {
@@ -237,7 +241,9 @@ def _gpu(
             "reserved_bytes": reserved_source or f"{_TARGETS}, {target}: device_memory_size",
             "memory_bytes_per_second": sheet,
             "clock_hertz": "not needed: XLA:GPU estimates no cycles",
+            "host_bytes_per_second": f"{sheet}, PCIe, one direction",
         },
+        host_bytes_per_second=_PCIE[silicon.capability[0]],
         preset=name,
     )
     return Preset(

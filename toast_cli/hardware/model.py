@@ -19,6 +19,7 @@ class Chip:
         matrix_tile: edge of the matrix unit's array in elements: (rows, columns).
         memory_bytes: device memory. reserved_bytes: the part the runtime keeps for itself.
         memory_bytes_per_second: memory bandwidth.
+        host_bytes_per_second: between this memory and the host's, one direction; 0: not known, takes no time.
         clock_hertz: of the compute cores, 0 where nothing depends on it.
         preset: name of the preset that the figures come from, by which `compiler.profiles` knows the chip; empty for a
             chip of one's own.
@@ -35,6 +36,7 @@ class Chip:
     memory_bytes_per_second: float
     sources: dict[str, str]
     clock_hertz: float = 0.0
+    host_bytes_per_second: float = 0.0
     preset: str = ""
 
 

@@ -60,7 +60,7 @@ def _read_chip(entry: YamlValue) -> tuple[Chip, Preset | None]:
         return preset.chip, preset
     keys = entry.section(
         "preset", "name", "platform", "matrix_flops", "vector_flops", "matrix_tile", "memory", "reserved",
-        "memory_bandwidth",
+        "memory_bandwidth", "host_bandwidth",
     )  # fmt: skip
     if "preset" in keys:
         preset = find_preset(keys["preset"].scalar("a chip name"), where=keys["preset"].where)
@@ -97,6 +97,8 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
         changed["reserved_bytes"] = _read_reserved(keys["reserved"])
     if "memory_bandwidth" in keys:
         changed["memory_bytes_per_second"] = keys["memory_bandwidth"].quantity(parse_bandwidth)
+    if "host_bandwidth" in keys:
+        changed["host_bytes_per_second"] = keys["host_bandwidth"].quantity(parse_bandwidth)
     new = replace(chip, sources=chip.sources | dict.fromkeys(changed, entry.where), **changed)  # type: ignore[arg-type]
     if new.reserved_bytes >= new.memory_bytes:
         at = keys.get("memory") or keys.get("reserved") or entry

@@ -123,13 +123,12 @@ def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
 def rotations(
     op: Op, whole_bytes: float, kinds: Sequence[SlotKind], iteration: Iteration, sizes: tuple[int, ...]
 ) -> Iterator[Exchange]:
-    """What devices send each other of an op's result, of so many bytes, where it moves elements about without windows.
-    kinds: [slots] of the op's form."""
-    if op.kind.windowed:
-        return
-    for axes, kind in zip(iteration.slot_axes, kinds, strict=True):
-        if axes and kind is SlotKind.PERMUTATION:
-            yield Exchange(PERMUTE, axes, whole_bytes / shards(iteration.computed[0], sizes))
+    """What devices send each other of an op's result, of so many bytes, where it moves elements about without windows:
+    all of it at once, along however many dimensions. kinds: [slots] of the op's form."""
+    slots = zip(iteration.slot_axes, kinds, strict=True)
+    moved = tuple(axis for axes, kind in slots if kind is SlotKind.PERMUTATION for axis in axes)
+    if moved and not op.kind.windowed:
+        yield Exchange(PERMUTE, moved, whole_bytes / shards(iteration.computed[0], sizes))
 
 
 @lru_cache(maxsize=50_000)

@@ -74,7 +74,7 @@ def make_problem(
         operand_pins = _operand_pins(op, number, use_pins)
         form = dimensions.forms[number]
         space = _space(op, form) if workarounds.split_space else None
-        closed = _closed_axes(op, mesh, stated.manual.get(number))
+        closed = _closed_axes(op, mesh, stated.manual.get(number), operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
         at = numbers.get(key)
@@ -107,14 +107,18 @@ def _looked_up(op: Op, form: Form) -> frozenset[int]:
     return frozenset(range(len(form.sizes))).difference(*form.operands[0])
 
 
-def _closed_axes(op: Op, mesh: Mesh, manual: tuple[str, ...] | None) -> frozenset[int]:
-    """Mesh axes over which an op is manual, all where it calls them otherwise. manual: their names, where known."""
+def _closed_axes(
+    op: Op, mesh: Mesh, manual: tuple[str, ...] | None, pins: tuple[PinnedSharding | None, ...]
+) -> frozenset[int]:
+    """Mesh axes over which an op is manual, all where it calls them otherwise, and others that its boundary names.
+    manual: their names, where known."""
     if op.region is None:
         return frozenset()
     names = op.region.axes if manual is None else manual
     if any(name not in mesh.names for name in names):
         return frozenset(range(len(mesh.names)))
-    return frozenset(mesh.names.index(name) for name in names)
+    said = {axis for pin in pins for axes in pin or () for axis in axes or ()}
+    return frozenset(mesh.names.index(name) for name in names) | said
 
 
 def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:

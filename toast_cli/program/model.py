@@ -230,6 +230,7 @@ class Argument:
             was.
         stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty
             likewise.
+        on_host: it lies in the host's memory.
     """
 
     value: int
@@ -238,6 +239,7 @@ class Argument:
     aliased_result: int = -1
     dimension_names: tuple[str, ...] = ()
     stated_axes: tuple[str, ...] = ()
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,13 +144,15 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
         tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
+        round(evaluator.host_bytes(result.plan)),
+        cost.transfer_seconds,
     )
 
 
 def _lower(evaluator: Evaluator, result: SearchResult) -> float:
     """Seconds of a step if every collective that nothing waits for hid behind compute."""
     waited_for = sum(use.seconds for use in evaluator.collectives(result.plan) if use.waited_for)
-    return max(result.cost.compute_seconds + waited_for, result.cost.communication_seconds)
+    return max(result.cost.busy_seconds + waited_for, result.cost.communication_seconds)
 
 
 def _live(source: Source, problem: Problem, value: int, size: float, role: str) -> LiveValue:

@@ -84,6 +84,8 @@ class PredictedFacts:
     peak_location: str = ""
     live_at_peak: list[LiveValue] = field(default_factory=list)
     tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
+    host_bytes: int = 0  # of one device's arrays in the host's memory, the most at once
+    transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
 
 
 @dataclass(frozen=True)

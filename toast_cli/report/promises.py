@@ -43,7 +43,7 @@ def wrong_fields(promises: Promises) -> Iterator[str]:
         or prod(axes.values()) > MOST_DEVICES
     ):
         yield "mesh.axes"
-    for name in ("peak_bytes", "argument_bytes", "limit_bytes"):
+    for name in ("peak_bytes", "argument_bytes", "limit_bytes", "host_bytes"):
         if type(getattr(promises, name)) is not int:
             yield f"predicted.{name}"
     if type(promises.fits) is not bool:
@@ -83,4 +83,5 @@ def promises_of(facts: dict[str, Any]) -> Promises:
         predicted["limit_bytes"],
         predicted["fits"],
         facts["mesh"]["name"],
+        predicted.get("host_bytes", 0),
     )

@@ -149,6 +149,10 @@ def prediction(report: Report, width: int) -> RenderableType:
     memory = TextPart(filled, "█", style.MEMORY if predicted.fits else style.BAD)
     add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
 
+    if predicted.host_bytes:
+        moved = f"transfers {format_seconds(predicted.transfer_seconds)}, beside computing"
+        add("host memory", format_bytes(predicted.host_bytes), [], moved)
+
     useful = TextPart(predicted.mfu, "█", style.GOOD)
     add("MFU", format_percent(predicted.mfu), [useful], "of the chips' peak arithmetic rate")
     return style.section("predicted, per device and step", rows)

@@ -94,9 +94,16 @@ def difference_table(differences: list[dict[str, Any]]) -> Table:
 def memory_table(facts: dict[str, Any]) -> Table:
     """Arguments, temporaries and peak, predicted beside compiled."""
     rows = table((("", "left"), ("predicted", "right"), ("compiled", "right")))
-    for name, key in (("arguments", "argument_bytes"), ("temporaries", "temp_bytes"), ("peak", "peak_bytes")):
-        predicted = facts.get(f"predicted_{key}")
-        rows.add_row(name, "" if predicted is None else format_bytes(predicted), format_bytes(facts[key]))
+    named = {
+        "argument_bytes": "arguments",
+        "temp_bytes": "temporaries",
+        "peak_bytes": "peak",
+        "host_bytes": "on the host",
+    }
+    for key, name in named.items():
+        predicted, compiled = facts.get(f"predicted_{key}"), facts.get(key)
+        if predicted is not None or compiled is not None:
+            rows.add_row(name, "" if predicted is None else format_bytes(predicted), format_bytes(compiled or 0))
     if "limit_bytes" in facts:
         rows.add_row("limit", format_bytes(facts["limit_bytes"]), "")
     return rows

@@ -61,7 +61,7 @@ class AheadFacts:
     what it can in on-chip memory (VMEM, on v4 CMEM), of which `temp_bytes` holds nothing. Where memory is plentiful
     XLA:TPU leaves gaps between temporaries: `allocated_bytes` can be twice what is alive in device memory, and
     shrinks when the program would not fit. `cycles` are the compiler's own estimate of all computing, loops counted;
-    0 from XLA:GPU, which gives none.
+    0 from XLA:GPU, which gives none. `host_bytes` are in the host's memory.
     """
 
     hlo_text: str
@@ -72,6 +72,7 @@ class AheadFacts:
     temp_bytes: int
     peak_bytes: int
     cycles: float
+    host_bytes: int = 0
 
     @property
     def allocated_bytes(self) -> int:
@@ -156,6 +157,10 @@ def ahead_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         "temp_bytes": memory.temp_size_in_bytes,
         "peak_bytes": memory.peak_memory_in_bytes,
         "cycles": estimated_cycles(text),
+        "host_bytes": memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes
+        + memory.host_temp_size_in_bytes,
     }
 
 

@@ -31,7 +31,8 @@ class PromisedCollective:
 @dataclass(frozen=True)
 class Promises:
     """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`.
-    machine: name of the mesh specification that was planned for; empty where it is not known."""
+    machine: name of the mesh specification that was planned for; empty where it is not known. host_bytes: in the host's
+    memory."""
 
     axes: dict[str, int]
     collectives: list[PromisedCollective]
@@ -40,3 +41,4 @@ class Promises:
     limit_bytes: int
     fits: bool
     machine: str = ""
+    host_bytes: int = 0

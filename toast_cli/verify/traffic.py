@@ -3,7 +3,9 @@
 Enters: both lists and the mesh. Leaves: a `TrafficComparison`: sums by kind and axes, what each device sends more or
 less than promised, and the single collectives that make the difference, with the lines they come from.
 
-Gathering or scattering over several axes at once is the same as over one after the other, and is compared so.
+Gathering or scattering over several axes at once is the same as over one after the other, and is compared so. A
+promised all-reduce of which each device keeps a piece may be compiled as the reduce-scatter that makes the pieces: it
+sends less, and counts as promised.
 """
 
 from __future__ import annotations
@@ -101,9 +103,12 @@ def compare_traffic(
             axes = tuple(sorted(flow.axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
             for step in one_axis_steps(replace(flow, axes=axes), mesh):
                 side[key_of(step)].append(step)
+    scatter_as_compiled(*sides, mesh)
     rows, differences = [], []
     totals = dict.fromkeys(("promised", "compiled", "extra", "missing"), 0.0)
     for key in dict.fromkeys([*sides[0], *sides[1]]):
+        if not sides[0][key] and not sides[1][key]:
+            continue
         one, other = sides[0][key], sides[1][key]
         sums = [(sum(f.bytes * f.count for f in flows), sum(f.count for f in flows)) for flows in (one, other)]
         rows.append(Traffic((one or other)[0].axes, key[0], *sums[0], *sums[1]))
@@ -119,6 +124,25 @@ def compare_traffic(
         sorted(differences, key=lambda difference: -difference.sent_bytes),
         totals["promised"], totals["compiled"], totals["extra"], totals["missing"],
     )  # fmt: skip
+
+
+def scatter_as_compiled(promised: dict[Key, list[Flow]], found: dict[Key, list[Flow]], mesh: dict[str, int]) -> None:
+    """Makes reduce-scatters of promised all-reduces that were compiled as such."""
+    runs: dict[tuple[Key, int], float] = defaultdict(float)  # compiled and not promised
+    for side, sign in ((found, 1), (promised, -1)):
+        for key, flows in side.items():
+            for flow in flows:
+                runs[key, flow.bytes] += sign * flow.count
+    for key in [key for key in promised if key[0] == "all-reduce"]:
+        for flow in [flow for flow in promised[key] if runs[key, flow.bytes] <= -flow.count]:
+            scattered = replace(flow, kind="reduce-scatter", bytes=flow.bytes // group_size(flow.axes, mesh))
+            steps = [(key_of(step), step) for step in one_axis_steps(scattered, mesh)]
+            if all(runs[place, step.bytes] >= flow.count for place, step in steps):
+                promised[key].remove(flow)
+                runs[key, flow.bytes] += flow.count
+                for place, step in steps:
+                    promised[place].append(step)
+                    runs[place, step.bytes] -= step.count
 
 
 def key_of(flow: Flow) -> Key:

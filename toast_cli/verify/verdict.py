@@ -183,6 +183,8 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
         "peak_bytes": peak,
         "compile_seconds": compiled.seconds,
     }
+    if compiled.host_bytes:
+        facts["host_bytes"] = compiled.host_bytes
     if compiled.cycles:
         facts["cycles"] = compiled.cycles
     if promises is None:
@@ -192,6 +194,8 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
         "predicted_argument_bytes": promises.argument_bytes,
         "limit_bytes": promises.limit_bytes,
     }
+    if promises.host_bytes:
+        facts["predicted_host_bytes"] = promises.host_bytes
     text = (
         f"peak {format_bytes(peak)}, predicted {format_bytes(promises.peak_bytes)} of "
         f"{format_bytes(promises.limit_bytes)}"

@@ -64,7 +64,7 @@ def refuse_bound(source: Source) -> None:
     for number, op in enumerate(source.program.ops):
         if is_bound(source, number, op):
             shard_map = is_region(op)
-            placed = "what runs on one device (a host callback, an infeed)"
+            placed = "what runs on one device (a host callback, an infeed, stablehlo.rng)"
             what = "manual regions of its own (shard_map)" if shard_map else placed
             raise UsageError(
                 f"a program with {what} cannot be written as the program of one device",

@@ -163,18 +163,16 @@ def padding_of(site: Site, dims: int) -> list[int]:
 
 
 def reverse(site: Site) -> list[Piece]:
-    """Along a split dimension pieces change places as well."""
+    """Along split dimensions pieces change places as well, all at once."""
     at = site.alignment(splits=site.op.rule.permutation)
     site.bring_all(at.operands)
     (piece,) = site.localise(at.results)
-    handle = piece.handle
+    axes = tuple(axis for dim in site.operation.attributes["dimensions"] for axis in at.results[0][int(dim)])
+    if not axes:
+        return [piece]
     with site.behind():
-        for dim in (int(d) for d in site.operation.attributes["dimensions"]):
-            if at.results[0][dim]:
-                members = groups(at.results[0][dim], site.sizes)
-                handle = site.build.permute(
-                    handle, [pair for g in members for pair in zip(g, reversed(g), strict=True)]
-                )
+        pairs = [pair for g in groups(axes, site.sizes) for pair in zip(g, reversed(g), strict=True)]
+        handle = site.build.permute(piece.handle, pairs)
     return [Piece(handle, piece.sharding)]
 
 

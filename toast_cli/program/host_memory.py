@@ -1,0 +1,80 @@
+"""Which arrays of a program lie in the host's memory.
+
+Arguments that the program says lie there, what is moved there, and what is updated with, carried as, cut from or a view
+of such an array, until a part of it is moved to the device. XLA moves nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toast_cli.program.model import Op, Program, once
+from toast_cli.program.ops import BARRIER, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, JOIN, SLICE
+
+# Custom calls; `annotate_device_placement` is read as one of them.
+TO_HOST, TO_DEVICE = "MoveToHost", "MoveToDevice"
+
+
+def is_transfer(op: Op) -> bool:
+    """Whether an op moves an array between the memories of host and device."""
+    return op.detail in (TO_HOST, TO_DEVICE)
+
+
+def only_moves(program: Program) -> Program:
+    """The program in which what moves an array to the memory that it lies in is an identity."""
+    there = on_host(program)
+    ops = tuple(
+        replace(op, name=BARRIER, detail="") if is_transfer(op) and _lies_there(op, there) else op for op in program.ops
+    )
+    return replace(program, ops=ops) if ops != program.ops else program
+
+
+def _lies_there(op: Op, there: frozenset[int]) -> bool:
+    return (op.detail == TO_HOST) == (op.operands[0] in there)
+
+
+@once
+def moved(program: Program) -> frozenset[int]:
+    """Numbers of the values in device memory that come from the host's, or are moved there."""
+    transfers = [op for op in program.ops if is_transfer(op)]
+    return frozenset((op.operands if op.detail == TO_HOST else op.results)[0] for op in transfers)
+
+
+@once
+def on_host(program: Program) -> frozenset[int]:
+    """Numbers of the values that lie there."""
+    found = {argument.value for argument in program.arguments if argument.on_host}
+    found |= {op.results[0] for op in program.ops if op.detail == TO_HOST}
+    waiting = list(found)
+
+    def add(value: int) -> None:
+        if value not in found:
+            found.add(value)
+            waiting.append(value)
+
+    while waiting:
+        value = waiting.pop()
+        for number, position in program.users[value]:
+            op = program.ops[number]
+            if _stays(op, position):
+                add(op.results[0])
+        maker = program.ops[program.producer[value]]
+        # What a loop updates there begins there.
+        if maker.name == CARRY or maker.kind.updates:
+            start = maker.operands[0]
+            if all(use[0] == program.producer[value] for use in program.users[start]) and not _given(program, start):
+                add(start)
+    return frozenset(found)
+
+
+def _stays(op: Op, position: int) -> bool:
+    """Whether what an op makes of an array in the host's memory lies there as well."""
+    if op.name == DYNAMIC_UPDATE_SLICE:
+        return position < 2
+    if op.name in (DYNAMIC_SLICE, SLICE):
+        return position == 0
+    return op.name in (CARRY, JOIN) or op.kind.view or op.kind.identity
+
+
+def _given(program: Program, value: int) -> bool:
+    return any(argument.value == value for argument in program.arguments)
