@@ -187,6 +187,15 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
                         evidence.weights_of[group].add(weight)
         case ops.CONVOLUTION if look.weights[1] >= 0:
             _kernel(evidence, look)
+        case ops.RAGGED_DOT if look.weights[1] >= 0:
+            rows, matrices, _ = look.slots(look.form.operands)
+            (out,) = look.slots(look.form.results)
+            experts = look.named(matrices - rows - out)
+            evidence.stacked |= experts
+            evidence.routed |= experts
+            evidence.features |= look.named(matrices) - experts
+            for group in look.named(matrices):
+                evidence.weights_of[group].add(look.weights[1])
         case ops.GATHER if look.weights[0] >= 0:
             table, indices = look.slots(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}

@@ -23,6 +23,9 @@ And some that come out right but with other collectives than they take:
   what is padded, sliced and joined of them (a state-space model with complex states, data parallelism on 16 v5e: 252
   MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
 
+Products of ragged groups are in regions however they are split: XLA without Shardy cannot partition them, and with it
+gathers rows and the weights of groups that are split.
+
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
 regions of their own; after it the module is what it was before.
 """
@@ -52,7 +55,7 @@ from toast_cli.frontend.windows import convolution_dims
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, REDUCE, SCATTER
+from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, RAGGED_DOT, REDUCE, SCATTER
 from toast_cli.xla import ir
 
 
@@ -74,7 +77,8 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums} - inside
+    products = [number for number, op in enumerate(source.program.ops) if op.name == RAGGED_DOT]
+    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
