@@ -274,7 +274,9 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             target, updates = look.slots([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
             rows = target - updates
-            if not look.named(rows) & weights and not look.named(summed) & evidence.sorted:  # else it is the gradient of a table
+            if (
+                not look.named(rows) & weights and not look.named(summed) & evidence.sorted
+            ):  # else it is the gradient of a table
                 evidence.mixed |= look.named(summed | rows)
                 if len(form.operands[-1]) == 2 and summed:
                     evidence.vote(look.named(summed), "edges")

@@ -45,6 +45,7 @@ from toast_cli.emit.loops import loops_in_regions
 from toast_cli.emit.shardy import ShardyNotation, quoted
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder, identity
+from toast_cli.emit.spmd.completions import Completions, completions
 from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
@@ -77,13 +78,15 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    products = [number for number, op in enumerate(source.program.ops) if op.name == RAGGED_DOT]
+    products = {number for number, op in enumerate(source.program.ops) if op.name == RAGGED_DOT} - inside
     misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
         return
     undo: Undo = []
+    results = {source.program.ops[number].results[0] for number in products}
+    lowered, steps = completions(source.program, lowered, results)
     definitions, operations = list(source.definitions), list(source.operations)
     computed, partial = dict(lowered.computed), dict(lowered.partial)
     try:
@@ -91,7 +94,7 @@ def _ops_in_regions(
             notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
             notation.prepare(source.module, undo)
             for number in numbers:
-                operation = operations[number] = put_region(source, lowered, number, notation, undo)
+                operation = operations[number] = put_region(source, lowered, number, steps, notation, undo)
                 for k, value in enumerate(source.program.ops[number].results):
                     definitions[value] = operation.results[k]
                     computed.pop(value, None)
@@ -200,8 +203,15 @@ def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Shard
     return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
-def put_region(source: Source, lowered: PartitionedProgram, number: int, notation: ShardyNotation, undo: Undo) -> Any:
-    """Puts a region in the place of an operation; returns it."""
+def put_region(
+    source: Source,
+    lowered: PartitionedProgram,
+    number: int,
+    steps: Completions,
+    notation: ShardyNotation,
+    undo: Undo,
+) -> Any:
+    """Puts a region in the place of an operation; returns it. steps: what completes some values."""
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
     ways_in, computed = lying(lowered, number, op)
@@ -237,8 +247,9 @@ def put_region(source: Source, lowered: PartitionedProgram, number: int, notatio
         handles = []
         for value, piece, target in zip(op.results, made, ways_out, strict=True):
             shape = program.values[value].shape
-            partial = bool(piece.partial)
-            there = mover.complete(piece, lowered.path(value), shape) if partial else mover.to(piece, target, shape)
+            reduced = mover.reduce(piece, steps.get(value, ()))
+            partial = bool(reduced.partial)
+            there = mover.complete(reduced, lowered.path(value), shape) if partial else mover.to(reduced, target, shape)
             handles.append(there.handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
     for old, new in zip(operation.results, region.results, strict=True):
