@@ -220,10 +220,7 @@ CALLS: dict[str, Situation] = {
             %b = stablehlo.broadcast_in_dim %q, dims = [] : (tensor<f32>) -> {A}
             %0 = stablehlo.add %b, %x : {A}
             return %0 : {A}"""
-        ),
-        refused=every_form(ANYWHERE),
-        runs=False,
-        compiles=False,
+        )
     ),
     "size of a dimension": case(
         read_text(

@@ -21,6 +21,7 @@ from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
+from toast_cli.frontend.ragged_dots import ragged_rule
 from toast_cli.frontend.region_rules import region_rule
 from toast_cli.frontend.rules import (
     STATED_OTHERWISE,
@@ -40,7 +41,7 @@ from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
 from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RAGGED_DOT, RESULT, kind_of
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -160,7 +161,8 @@ class Reader:
             elif detail in BITWISE and self.values[results[0]].dtype != "i1":
                 rule = bitwise_reduction_rule(rule)
         else:
-            known = table_rule(name, detail, shapes, result_shapes)
+            ragged = ragged_rule(operation) if name == RAGGED_DOT else None
+            known = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)

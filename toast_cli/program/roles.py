@@ -41,6 +41,7 @@ _READERS = {
     "stablehlo.dot_general": slice(None),
     "stablehlo.convolution": slice(1, 2),
     "stablehlo.gather": slice(0, 1),
+    "chlo.ragged_dot": slice(0, 2),
 }
 # What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a
 # result.
