@@ -28,6 +28,7 @@ ORDER = [
     "quantities",
     "folding",
     "hardware",
+    "kernels",
     "frontend",
     "dimensions",
     "plan",

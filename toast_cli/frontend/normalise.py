@@ -30,6 +30,7 @@ from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
+from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, SKIP, ir, run_passes, walk_ops
 
@@ -132,6 +133,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     notices += region_notices(function)
     if not held.names.isdisjoint(EFFECTS):
         bind_effects(module)
+    if CUSTOM_CALL in held.names:
+        describe_kernels(module)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])

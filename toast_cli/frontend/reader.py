@@ -36,6 +36,7 @@ from toast_cli.frontend.rules import (
 from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
+from toast_cli.kernels.describe import hand_written
 from toast_cli.printable import printable
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
@@ -141,14 +142,16 @@ class Reader:
         operands = tuple([numbers[o] for o in operation.operands])
         results = tuple([self._define(r) for r in operation.results])
         attributes = operation.attributes
-        detail = ""
+        detail, kernel = "", None
         if name == "stablehlo.custom_call":
+            kernel = hand_written(attributes)
             detail = printable(foreign.text(attributes, "call_target_name", str) or "")
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
-        if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
+        of_region = kernel is not None and self._in_region  # what a region leaves to the partitioner, no kernel takes
+        if "sdy.sharding_rule" in attributes and not kind_of(name).whole and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
@@ -161,7 +164,7 @@ class Reader:
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
-        flops = op_flops(operation, name, shapes, result_shapes, rule)
+        flops = op_flops(operation, name, shapes, result_shapes, rule) if kernel is None else kernel.flops
         region = None
         if name == MANUAL_REGION:
             region = self._region(operation)
@@ -172,8 +175,9 @@ class Reader:
         bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
-            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone
-        )
+            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
+            kernel=kernel,
+        )  # fmt: skip
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:

@@ -1,0 +1,178 @@
+"""Says of every hand-written kernel of a module how it can be split and what it takes.
+
+Enters: a normalised module. Leaves: the same, with two attributes on each kernel's call: Shardy's `sdy.sharding_rule`,
+where some dimension is independent, and `toast.kernel`, a `HandWritten` as JSON. Both are taken off once the program is
+read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+
+from toast_cli.kernels.index_maps import DYNAMIC, Integers
+from toast_cli.kernels.mosaic import TARGET, KernelError, Mosaic, Window, config_of, read_mosaic
+from toast_cli.kernels.mosaic_rules import grid_rule
+from toast_cli.printable import printable
+from toast_cli.program.model import HandWritten, Rule, Value
+from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
+
+CUSTOM_CALL = "stablehlo.custom_call"
+KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
+# Larger constants are not looked into for what a kernel does.
+MOST_ELEMENTS = 1_000_000
+Description = tuple[HandWritten, Rule | None]
+
+
+def describe_kernels(module: Any) -> None:
+    """Puts the attributes on the calls of a module."""
+    known: dict[Any, Description] = {}  # layers have equal kernels
+    with module.context, ir.Location.unknown():
+        for call in walk_ops(module, CUSTOM_CALL):
+            if KERNEL in call.attributes:
+                del call.attributes[KERNEL]
+            if _target(call) != TARGET:
+                continue
+            key = _meaning(call)
+            if key not in known:
+                known[key] = _mosaic(call)
+            kernel, rule = known[key]
+            call.attributes[KERNEL] = ir.StringAttr.get(json.dumps(asdict(kernel)))
+            if rule is not None and RULE not in call.attributes:
+                call.attributes[RULE] = _attribute(rule)
+
+
+def hand_written(attributes: Any) -> HandWritten | None:
+    """What `describe_kernels` has put on an operation."""
+    if KERNEL not in attributes:
+        return None
+    facts = json.loads(ir.StringAttr(attributes[KERNEL]).value)
+    return HandWritten(**{**facts, "axes": tuple(facts["axes"])})
+
+
+def drop_descriptions(module: Any) -> None:
+    """Takes off what `describe_kernels` has put on."""
+    for call in walk_ops(module, CUSTOM_CALL):
+        if KERNEL in call.attributes:
+            del call.attributes[KERNEL]
+
+
+def _target(call: Any) -> str:
+    name = call.attributes["call_target_name"]
+    return str(name.value) if isinstance(name, ir.StringAttr) else ""
+
+
+def _meaning(call: Any) -> tuple[Any, ...]:
+    """What calls with equal descriptions have in common."""
+    config = call.attributes.get("backend_config")
+    types = tuple(value.type for value in (*call.operands, *call.results))
+    data = tuple(one if one is None else (one.shape, one.tobytes()) for one in _data(call))
+    return config, types, tuple(_is_read(result) for result in call.results), data
+
+
+def _is_read(value: Any) -> bool:
+    return any(True for _ in value.uses)
+
+
+def _mosaic(call: Any) -> Description:
+    """Of a Pallas kernel for TPU. One that cannot be read is computed whole."""
+    stated = call.attributes.get("kernel_name")
+    name = printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else ""
+    operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
+    moved = float(sum(value.bytes for value in (*operands, *results)))
+    try:
+        text = call.attributes.get("backend_config")
+        if not isinstance(text, ir.StringAttr):
+            raise KernelError("it has no configuration")
+        config = config_of(text.value)
+        kernel = read_mosaic(config, _data(call))
+    except KernelError:
+        return HandWritten(name, bytes=moved), None
+    shapes = [value.shape for value in operands], [value.shape for value in results]
+    found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
+    free = found is not None and any(axis >= 0 for axis in found.axes)
+    stated_cost = config.get("cost_estimate")
+    estimate = stated_cost if isinstance(stated_cost, dict) else {}
+    products, vector = _arithmetic(kernel, _number(estimate, "flops"))
+    facts = HandWritten(
+        name or printable(kernel.name),
+        "mosaic",
+        products,
+        vector,
+        _traffic(kernel, [*operands, *results], _number(estimate, "bytes_accessed")),
+        found.axes if found is not None and free else (),
+    )
+    return facts, found.rule if found is not None and free else None
+
+
+def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
+    return shape_and_element_type(value.type) or ((), "token")
+
+
+def _data(call: Any) -> tuple[Integers | None, ...]:
+    """[operands] elements of those that are constants of integers."""
+    return tuple(_elements(operand) for operand in call.operands)
+
+
+def _elements(operand: Any) -> Integers | None:
+    if isinstance(operand, ir.BlockArgument) or operand.owner.name != "stablehlo.constant":
+        return None
+    kind, value = operand.type, operand.owner.attributes["value"]
+    if not isinstance(value, ir.DenseIntElementsAttr) or prod(kind.shape) > MOST_ELEMENTS:
+        return None
+    return np.array(value, dtype=np.int64).reshape(tuple(kind.shape))
+
+
+def _number(estimate: dict[str, Any], name: str) -> float:
+    """What an author says a kernel takes; 0 where that is no number."""
+    said = estimate.get(name)
+    known = isinstance(said, int | float) and isfinite(said) and said > 0
+    return float(said) if known and said is not None else 0.0
+
+
+def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:
+    """Operations on the matrix unit, and others: as the author states, less the part that the body skips; as counted
+    where nothing is stated."""
+    work = kernel.work
+    if not stated:
+        return work.products, work.vector
+    products = work.products / work.flops if work.flops else 1.0
+    done = stated * (1.0 - work.skipped)
+    return done * products, done * (1.0 - products)
+
+
+def _traffic(kernel: Mosaic, arrays: list[Value], stated: float) -> float:
+    """Bytes that move between memory and the chip: a window moves whenever its place changes. At least what the author
+    states."""
+    if len(arrays) != kernel.ahead + len(kernel.windows):
+        return max(stated, float(sum(array.bytes for array in arrays)))
+    windows = [*[None] * kernel.ahead, *kernel.windows]
+    return max(stated, sum(_moved(kernel, w, array) for w, array in zip(windows, arrays, strict=True)))
+
+
+def _moved(kernel: Mosaic, window: Window | None, array: Value) -> float:
+    if window is None or len(window.bounds) != len(array.shape):
+        return float(array.bytes)
+    inner = max(window.axes, default=-1)
+    steps = prod(bound for bound in kernel.grid[: inner + 1] if bound != DYNAMIC)
+    taken = 1.0 if all(index.count for index in window.index) else 1.0 - kernel.work.skipped
+    return max(float(array.bytes), taken * steps * Value(window.bounds, array.dtype).bytes)
+
+
+def _attribute(rule: Rule) -> Any:
+    """A rule as Shardy's attribute."""
+
+    def mapping(dims: tuple[tuple[int, ...], ...]) -> Any:
+        return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get(list(factors)) for factors in dims])
+
+    return sdy.OpShardingRuleAttr.get(
+        list(rule.sizes),
+        [mapping(dims) for dims in rule.operands],
+        [mapping(dims) for dims in rule.results],
+        sorted(rule.reduction),
+        sorted(rule.need_replication),
+    )
