@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from toast_cli.kernels import cudnn
+from toast_cli.kernels.errors import KernelError
 from toast_cli.kernels.index_maps import DYNAMIC, Integers
-from toast_cli.kernels.mosaic import TARGET, KernelError, Mosaic, Window, config_of, read_mosaic
+from toast_cli.kernels.mosaic import TARGET, Mosaic, Window, config_of, read_mosaic
 from toast_cli.kernels.mosaic_rules import grid_rule
 from toast_cli.printable import printable
 from toast_cli.program.model import HandWritten, Rule, Value
@@ -25,6 +27,8 @@ CUSTOM_CALL = "stablehlo.custom_call"
 KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
 # Larger constants are not looked into for what a kernel does.
 MOST_ELEMENTS = 1_000_000
+# Targets of kernels: Pallas for TPU, of which this can be read; Pallas and Triton for GPU.
+TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
 Description = tuple[HandWritten, Rule | None]
 
 
@@ -35,11 +39,11 @@ def describe_kernels(module: Any) -> None:
         for call in walk_ops(module, CUSTOM_CALL):
             if KERNEL in call.attributes:
                 del call.attributes[KERNEL]
-            if _target(call) != TARGET:
+            if not is_kernel(call):
                 continue
             key = _meaning(call)
             if key not in known:
-                known[key] = _mosaic(call)
+                known[key] = _described(call)
             kernel, rule = known[key]
             call.attributes[KERNEL] = ir.StringAttr.get(json.dumps(asdict(kernel)))
             if rule is not None and RULE not in call.attributes:
@@ -71,27 +75,35 @@ def _meaning(call: Any) -> tuple[Any, ...]:
     config = call.attributes.get("backend_config")
     types = tuple(value.type for value in (*call.operands, *call.results))
     data = tuple(one if one is None else (one.shape, one.tobytes()) for one in _data(call))
-    return config, types, tuple(_is_read(result) for result in call.results), data
+    return _target(call), config, types, tuple(_is_read(result) for result in call.results), data
 
 
 def _is_read(value: Any) -> bool:
     return any(True for _ in value.uses)
 
 
-def _mosaic(call: Any) -> Description:
-    """Of a Pallas kernel for TPU. One that cannot be read is computed whole."""
-    stated = call.attributes.get("kernel_name")
-    name = printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else ""
+def is_kernel(call: Any) -> bool:
+    """Whether a custom call is a kernel that somebody wrote by hand, as far as its target tells."""
+    return _target(call) in TARGETS or _target(call).startswith(cudnn.PREFIX)
+
+
+def _described(call: Any) -> Description:
+    """What is known of a kernel. One that cannot be read is computed whole."""
+    stated, text = call.attributes.get("kernel_name"), call.attributes.get("backend_config")
+    target = _target(call)
+    name = printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else target
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
-    moved = float(sum(value.bytes for value in (*operands, *results)))
     try:
-        text = call.attributes.get("backend_config")
+        if target in TARGETS[1:]:
+            raise KernelError("what it computes only its author knows")
         if not isinstance(text, ir.StringAttr):
             raise KernelError("it has no configuration")
+        if target != TARGET:
+            return cudnn.read_cudnn(target, text.value, operands, results)
         config = config_of(text.value)
         kernel = read_mosaic(config, _data(call))
     except KernelError:
-        return HandWritten(name, bytes=moved), None
+        return HandWritten(name, bytes=float(sum(value.bytes for value in (*operands, *results)))), None
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
     free = found is not None and any(axis >= 0 for axis in found.axes)
@@ -99,7 +111,7 @@ def _mosaic(call: Any) -> Description:
     estimate = stated_cost if isinstance(stated_cost, dict) else {}
     products, vector = _arithmetic(kernel, _number(estimate, "flops"))
     facts = HandWritten(
-        name or printable(kernel.name),
+        name if name != target else printable(kernel.name),
         "mosaic",
         products,
         vector,

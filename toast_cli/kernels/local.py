@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.kernels import cudnn
 from toast_cli.kernels.index_maps import DYNAMIC
 from toast_cli.kernels.mosaic import CONFIG, main_of, parse_body
 from toast_cli.program.model import HandWritten
@@ -20,16 +21,20 @@ from toast_cli.xla import ir
 
 def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
     """Rewrites the kernel of a call in place; pieces: factor -> into how many it is cut."""
-    if kernel.kind != "mosaic" or prod(pieces.values()) == 1:
+    if prod(pieces.values()) == 1 or not kernel.kind:
         return
-    cuts: dict[int, int] = {}
+    cuts: dict[int, int] = {}  # axis of the grid, or dimension of an attention's scores
     for factor, count in pieces.items():
         cuts[kernel.axes[factor]] = cuts.get(kernel.axes[factor], 1) * count
     text = json.loads(call.attributes["backend_config"].value)
-    text[CONFIG]["body"] = with_smaller_grid(text[CONFIG], cuts)
-    estimate = text[CONFIG].get("cost_estimate")
-    if isinstance(estimate, dict):
-        text[CONFIG]["cost_estimate"] = {name: _divided(said, prod(cuts.values())) for name, said in estimate.items()}
+    if kernel.kind == "cudnn":
+        shape = text[cudnn.CONFIG][cudnn.SCORES]
+        shape["dimensions"] = [str(int(n) // cuts.get(d, 1)) for d, n in enumerate(shape["dimensions"])]
+    else:
+        text[CONFIG]["body"] = with_smaller_grid(text[CONFIG], cuts)
+        estimate = text[CONFIG].get("cost_estimate")
+        if isinstance(estimate, dict):
+            text[CONFIG]["cost_estimate"] = {n: _divided(said, prod(cuts.values())) for n, said in estimate.items()}
     call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(text), call.context)
 
 

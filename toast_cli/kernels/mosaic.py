@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from toast_cli import xla
+from toast_cli.kernels.errors import KernelError
 from toast_cli.kernels.index_maps import DYNAMIC, Integer, Integers, Known, grid_indices, short_name
 from toast_cli.kernels.mosaic_work import Work, work_of
 from toast_cli.xla import ADVANCE, ir
@@ -28,10 +29,6 @@ MOST_BYTES = 8_000_000
 UNREAD, READ = 1, 0
 # Of operations that exchange something with other devices, the operand segment that names the device.
 DEVICE_SEGMENT = {"tpu.enqueue_dma": 4, "tpu.sem_signal": 2}
-
-
-class KernelError(Exception):
-    """A kernel that cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
