@@ -16,7 +16,7 @@ from toast_cli.program.model import HandWritten, Rule, Value, ValueFactors
 
 PREFIX = "__cudnn$fmha"
 CONFIG, SCORES = "cudnn_fmha_backend_config", "intermediate_tensor_shape"
-# Factors of the rule; those behind them stay whole. A group has heads of queries for one of keys and values.
+# Factors of the rule, before those that stay whole. A group has several heads of queries for one of keys and values.
 BATCH, GROUPS, HEADS_OF_GROUP = range(3)
 # Products of queries, keys, values and their gradients: two forward; five backward, where the scores are made again.
 FORWARD, BACKWARD = 2, 5
@@ -56,7 +56,7 @@ def read_cudnn(target: str, text: str, operands: list[Value], results: list[Valu
     products = 2.0 * (BACKWARD if backward else FORWARD) * found.batch * found.heads * pairs * width
     moved = float(sum(value.bytes for value in (*operands, *results)))
     rule = _rule(found, backward, operands, results) if apart and not target.endswith("F8") else None
-    axes = (0, 1, 1, *[-1] * (len(rule.sizes) - 3)) if rule else ()
+    axes = (0, 1, 1)[: _own_factors(found)] if rule else ()
     return HandWritten(target, "cudnn", products, 0.0, moved, axes), rule
 
 
@@ -77,10 +77,16 @@ def _attention(config: dict[str, Any], scores: list[int], shapes: list[tuple[int
     return Attention(batch, heads, groups, queries, keys, at)
 
 
+def _own_factors(found: Attention) -> int:
+    """How many factors are the attention's own: none for groups of one head."""
+    return HEADS_OF_GROUP if found.groups == found.heads else HEADS_OF_GROUP + 1
+
+
 def _rule(found: Attention, backward: bool, operands: list[Value], results: list[Value]) -> Rule | None:
-    sizes = [found.batch, found.groups, found.heads // found.groups]
+    own_factors = {*range(_own_factors(found))}
+    sizes = [found.batch, found.groups, found.heads // found.groups][: len(own_factors)]
     whole: set[int] = set()
-    heads = {found.heads: (GROUPS, HEADS_OF_GROUP), found.groups: (GROUPS,)}
+    heads = {found.heads: tuple(sorted(own_factors - {BATCH})), found.groups: (GROUPS,)}
 
     def factors(value: Value, known: dict[int, tuple[int, ...]]) -> ValueFactors:
         dims = []
@@ -121,7 +127,7 @@ def _rule(found: Attention, backward: bool, operands: list[Value], results: list
     made = tuple(result(k, value) for k, value in enumerate(results))
     for value, dims in zip(results, made, strict=True):  # what a result has not is added up in it
         if value.elements:
-            whole |= {BATCH, GROUPS, HEADS_OF_GROUP} - {f for own in dims for f in own}
-    if whole >= {BATCH, GROUPS, HEADS_OF_GROUP}:
+            whole |= own_factors - {f for own in dims for f in own}
+    if whole >= own_factors:
         return None
     return Rule(tuple(sizes), read, made, frozenset(), frozenset(whole))

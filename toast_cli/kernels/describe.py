@@ -8,17 +8,28 @@ read.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import Any
 
 import numpy as np
 
+from toast_cli.errors import InputError
 from toast_cli.kernels import cudnn
 from toast_cli.kernels.errors import KernelError
 from toast_cli.kernels.index_maps import DYNAMIC, Integers
 from toast_cli.kernels.mosaic import TARGET, Mosaic, Window, config_of, read_mosaic
 from toast_cli.kernels.mosaic_rules import grid_rule
+from toast_cli.kernels.table import (
+    Table,
+    UserKernel,
+    evaluate,
+    find,
+    read_table,
+    rule_of,
+    sizes_of,
+    suggestion,
+)
 from toast_cli.printable import printable
 from toast_cli.program.model import HandWritten, Rule, Value
 from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
@@ -29,25 +40,35 @@ KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
 MOST_ELEMENTS = 1_000_000
 # Targets of kernels: Pallas for TPU, of which this can be read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
-Description = tuple[HandWritten, Rule | None]
+Description = tuple[HandWritten, Rule | None, str]  # and why there is no rule
 
 
-def describe_kernels(module: Any) -> None:
-    """Puts the attributes on the calls of a module."""
+def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
+    """Puts the attributes on the calls of a module. Returns a sentence for each kernel that is computed whole.
+
+    Args:
+        table: what the user says of kernels. Raises `InputError` where that does not fit to them.
+    """
+    told = read_table(table) if table is not None else []
     known: dict[Any, Description] = {}  # layers have equal kernels
+    notices: dict[str, str] = {}
     with module.context, ir.Location.unknown():
         for call in walk_ops(module, CUSTOM_CALL):
             if KERNEL in call.attributes:
                 del call.attributes[KERNEL]
-            if not is_kernel(call):
+            said = find(told, _name(call), _target(call))
+            if said is None and not is_kernel(call):
                 continue
             key = _meaning(call)
             if key not in known:
-                known[key] = _described(call)
-            kernel, rule = known[key]
+                known[key] = _described(call, said)
+            kernel, rule, why = known[key]
+            if rule is None and RULE not in call.attributes and not _in_region(call):
+                notices.setdefault(kernel.name, f"every device computes all of kernel {kernel.name}: {why}")
             call.attributes[KERNEL] = ir.StringAttr.get(json.dumps(asdict(kernel)))
             if rule is not None and RULE not in call.attributes:
                 call.attributes[RULE] = _attribute(rule)
+    return list(notices.values())
 
 
 def hand_written(attributes: Any) -> HandWritten | None:
@@ -87,23 +108,87 @@ def is_kernel(call: Any) -> bool:
     return _target(call) in TARGETS or _target(call).startswith(cudnn.PREFIX)
 
 
-def _described(call: Any) -> Description:
+def _name(call: Any) -> str:
+    """What the author calls a kernel; empty where the call does not say."""
+    stated = call.attributes.get("kernel_name")
+    return printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else ""
+
+
+def _in_region(call: Any) -> bool:
+    """Whether a manual region is around a call: there it is on local shapes already."""
+    owner = call.parent
+    while owner is not None:
+        if owner.name == "sdy.manual_computation":
+            return True
+        owner = owner.operation.parent
+    return False
+
+
+def _described(call: Any, said: UserKernel | None) -> Description:
     """What is known of a kernel. One that cannot be read is computed whole."""
-    stated, text = call.attributes.get("kernel_name"), call.attributes.get("backend_config")
-    target = _target(call)
-    name = printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else target
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
+    name = _name(call) or _target(call)
     try:
-        if target in TARGETS[1:]:
-            raise KernelError("what it computes only its author knows")
-        if not isinstance(text, ir.StringAttr):
-            raise KernelError("it has no configuration")
-        if target != TARGET:
-            return cudnn.read_cudnn(target, text.value, operands, results)
-        config = config_of(text.value)
-        kernel = read_mosaic(config, _data(call))
-    except KernelError:
-        return HandWritten(name, bytes=float(sum(value.bytes for value in (*operands, *results)))), None
+        kernel, rule = _read(call, name, operands, results)
+        why = "its dimensions depend on each other, or on where in the array a step is"
+    except KernelError as error:
+        moved = float(sum(value.bytes for value in (*operands, *results)))
+        kernel, rule, why = HandWritten(name, bytes=moved), None, str(error)
+    if said is not None:
+        sizes = sizes_of(said, name, operands, results)
+        rule = _agreed(kernel, rule, rule_of(said, sizes, operands, results)) if said.operands is not None else rule
+        numbers = {factor: float(size) for factor, size in sizes.items()}
+        products = kernel.products, kernel.vector
+        if said.flops:
+            products = _told(said, said.flops, numbers), 0.0
+        moved = _told(said, said.bytes, numbers) if said.bytes else kernel.bytes
+        kernel = replace(kernel, products=products[0], vector=products[1], bytes=moved)
+        return kernel, rule, f"{said.where} says nothing else that can be done"
+    return kernel, rule, f"{why}; if you know better, --kernels FILE with {suggestion(name, operands, results)}"
+
+
+def _told(said: UserKernel, expression: str, sizes: dict[str, float]) -> float:
+    try:
+        return max(0.0, evaluate(expression, sizes))
+    except ValueError as error:
+        raise InputError(str(error), where=said.where, hint="is a size 0?") from None
+
+
+def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule | None:
+    """The rule that counts. A kernel that has to be rewritten for a part is split as its grid allows, and only along
+    dimensions that the user does not call whole; any other as the user says."""
+    if not kernel.kind:
+        return told if kernel.name not in TARGETS[1:] else None
+    if read is None or told is None:
+        return None
+    split = {
+        (array, dim)
+        for array, dims in enumerate((*told.operands, *told.results))
+        for dim, factors in enumerate(dims)
+        if not told.need_replication.issuperset(factors)
+    }
+    kept = {
+        factor
+        for array, dims in enumerate((*read.operands, *read.results))
+        for dim, factors in enumerate(dims)
+        for factor in factors
+        if (array, dim) not in split
+    }
+    rule = replace(read, need_replication=read.need_replication | kept)
+    return rule if len(rule.need_replication) < len(rule.sizes) else None
+
+
+def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> tuple[HandWritten, Rule | None]:
+    """A kernel that its configuration describes. Raises `KernelError` for any other."""
+    target, text = _target(call), call.attributes.get("backend_config")
+    if target != TARGET and not target.startswith(cudnn.PREFIX):
+        raise KernelError("what it computes only its author knows")
+    if not isinstance(text, ir.StringAttr):
+        raise KernelError("it has no configuration")
+    if target != TARGET:
+        return cudnn.read_cudnn(target, text.value, operands, results)
+    config = config_of(text.value)
+    kernel = read_mosaic(config, _data(call))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
     free = found is not None and any(axis >= 0 for axis in found.axes)

@@ -153,7 +153,8 @@ class HandWritten:
         products: arithmetic of one run on the matrix unit, on unsharded shapes; a multiply-add counts 2. vector: other
             arithmetic.
         bytes: read from memory and written to it. What a kernel holds on the chip does not count.
-        axes: [factors of the op's rule] the axis of the kernel's grid that a factor is a part of, -1 for none.
+        axes: [factors of the op's rule] the axis of the kernel's grid that a factor is a part of, -1 for none; of an
+            attention of cuDNN, the dimension of its scores. Factors behind the last of them stay whole.
     """
 
     name: str
