@@ -30,6 +30,7 @@ ORDER = [
     "quantities",
     "folding",
     "hardware",
+    "kernels",
     "frontend",
     "dimensions",
     "plan",

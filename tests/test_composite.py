@@ -1,4 +1,4 @@
-"""What the search finds on full-sized programs with no hints but known strategies: what experts would use, or better."""
+"""What the search finds on full-sized programs, given the known strategies: what experts would use, or better."""
 
 from __future__ import annotations
 

@@ -187,7 +187,12 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         compiler_of = _compiler_of(spec, request) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
-        source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
+        source = load(
+            request.program,
+            keep_shardings=request.keep_shardings,
+            content=request.content,
+            kernels=request.kernels,
+        )
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
         original = source

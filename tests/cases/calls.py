@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from programs import arg
 
-from cases.model import ONE, SQUARE, Situation, X, case, every_form
+from cases.model import ONE, SQUARE, Situation, X, case
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)

@@ -19,6 +19,7 @@ And some that come out right but with other collectives than they take:
   the update is known to lie in one device's piece (one row, or constant starts).
 * A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
   forms groups of devices over that axis instead of the table's, and sends the table there first.
+* A hand-written kernel: XLA computes it whole on every device, so it is rewritten for local shapes.
 * Sums of complex numbers over a split dimension, on XLA:TPU, which takes them apart into real ones and then gathers
   what is padded, sliced and joined of them (a state-space model with complex states, data parallelism on 16 v5e: 252
   MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
@@ -53,6 +54,7 @@ from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
+from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
@@ -186,7 +188,8 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
         return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
     if gathered:
         what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
-        rewritten = any(source.program.ops[number].name != DYNAMIC_UPDATE_SLICE for number in gathered)
+        ops = [source.program.ops[number] for number in gathered]
+        rewritten = any(op.name != DYNAMIC_UPDATE_SLICE and op.kernel is None for op in ops)
         return f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what
     return ""
 
@@ -322,7 +325,7 @@ _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], 
     CONVOLUTION: _in_groups,
     DYNAMIC_UPDATE_SLICE: _updates_several_pieces,
     "chlo.top_k": lambda op, *_: True,
-    "stablehlo.custom_call": lambda op, *_: op.detail in ("TopK", "mhlo.topk"),
+    CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
 # Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]

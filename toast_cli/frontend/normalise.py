@@ -31,6 +31,8 @@ from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
+from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
+from toast_cli.kernels.table import Table
 from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, ir, run_passes, walk_ops
 
@@ -85,8 +87,11 @@ def held_by(module: Any) -> Held:
     return Held(frozenset(names), frozenset(types))
 
 
-def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
-    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
+def normalise(
+    module: Any, path: str = "<program>", keep_shardings: bool = False, kernels: Table | None = None
+) -> Normalised:
+    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`. kernels: what the user
+    says of hand-written ones.
 
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
@@ -136,6 +141,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     notices += region_notices(function)
     if not held.names.isdisjoint(EFFECTS):
         bind_effects(module)
+    if CUSTOM_CALL in held.names:
+        notices += describe_kernels(module, kernels)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
