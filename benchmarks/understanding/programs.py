@@ -6,6 +6,7 @@ Sizes that mean different things differ, so that a size says which dimension is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,9 @@ def key() -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
-def trained(loss: Callable[..., jax.Array], params: Any, *data: Any, optimiser: Any = None, norms: bool = False) -> Built:
+def trained(
+    loss: Callable[..., jax.Array], params: Any, *data: Any, optimiser: Any = None, norms: bool = False
+) -> Built:
     """A training step of optax around a loss."""
     chosen = optimiser or optax.adam(1e-3)
     state = jax.eval_shape(chosen.init, params)
@@ -60,7 +63,7 @@ def trained(loss: Callable[..., jax.Array], params: Any, *data: Any, optimiser: 
 
 
 def mlp_params(*widths: int) -> list[dict[str, Any]]:
-    return [{"w": f(a, b), "b": f(b)} for a, b in zip(widths, widths[1:], strict=False)]
+    return [{"w": f(a, b), "b": f(b)} for a, b in itertools.pairwise(widths)]
 
 
 def mlp(params: Any, x: Any) -> Any:
@@ -291,7 +294,11 @@ def decode_moe_gathered() -> Built:
 
 @program
 def prefill_moe_sorted() -> Built:
-    return lambda params, tokens: lm_logits(params, tokens, sorted_ragged)[:, -1], (lm_params(experts=8), i(32, 128)), ()
+    return (
+        lambda params, tokens: lm_logits(params, tokens, sorted_ragged)[:, -1],
+        (lm_params(experts=8), i(32, 128)),
+        (),
+    )
 
 
 @program
@@ -561,7 +568,14 @@ _IMPALA = {"torso": _TORSO, "cell": lstm_params(256, 320), "pi": f(320, 18), "v"
 def impala() -> Built:
     """Time-major unrolls of T + 1 steps of 96 actors."""
     frames = jax.ShapeDtypeStruct((33, 96, 84, 84, 4), jnp.uint8)
-    batch = {"obs": frames, "action": i(32, 96), "log": f(32, 96), "reward": f(32, 96), "h": f(96, 320), "c": f(96, 320)}
+    batch = {
+        "obs": frames,
+        "action": i(32, 96),
+        "log": f(32, 96),
+        "reward": f(32, 96),
+        "h": f(96, 320),
+        "c": f(96, 320),
+    }
     return trained(vtrace_loss, _IMPALA, batch, optimiser=optax.rmsprop(1e-3))
 
 
@@ -853,9 +867,8 @@ def adamw_clipped_moments() -> Built:
         value, grads = jax.value_and_grad(_regression)(params, x, y)
         updates, opt_state = optimiser.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        norms = {"updates": optax.global_norm(updates), "params": optax.global_norm(params),
-                 "state": optax.global_norm(opt_state[1][0].mu), "largest": jnp.max(jnp.abs(params[0]["w"]))}  # fmt: skip
-        return params, opt_state, value, norms
+        norms = [optax.global_norm(tree) for tree in (updates, params, opt_state[1][0].mu)]
+        return params, opt_state, value, norms, jnp.max(jnp.abs(params[0]["w"]))
 
     return step, (params, jax.eval_shape(optimiser.init, params), *_DATA), (0, 1)
 
@@ -946,7 +959,9 @@ def lora() -> Built:
 
     def step(base: Any, adapters: Any, opt_state: Any, x: Any, y: Any) -> Any:
         def loss(ad: Any) -> Any:
-            return _regression([{"w": p["w"] + q["a"] @ q["b"], "b": p["b"]} for p, q in zip(base, ad, strict=True)], x, y)
+            return _regression(
+                [{"w": p["w"] + q["a"] @ q["b"], "b": p["b"]} for p, q in zip(base, ad, strict=True)], x, y
+            )
 
         value, grads = jax.value_and_grad(loss)(adapters)
         updates, opt_state = optimiser.update(grads, opt_state)
