@@ -96,4 +96,4 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
 
 
 def _target(operation: Any) -> str:
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+    return bytes(ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")

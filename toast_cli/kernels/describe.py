@@ -88,7 +88,12 @@ def drop_descriptions(module: Any) -> None:
 
 def _target(call: Any) -> str:
     name = call.attributes["call_target_name"]
-    return str(name.value) if isinstance(name, ir.StringAttr) else ""
+    return _text(name) if isinstance(name, ir.StringAttr) else ""
+
+
+def _text(attribute: Any) -> str:
+    """A string of a program; bytes that are no UTF-8 become replacement characters."""
+    return bytes(attribute.value_bytes).decode("utf-8", "replace")
 
 
 def _meaning(call: Any) -> tuple[Any, ...]:
@@ -111,7 +116,7 @@ def is_kernel(call: Any) -> bool:
 def _name(call: Any) -> str:
     """What the author calls a kernel; empty where the call does not say."""
     stated = call.attributes.get("kernel_name")
-    return printable(str(stated.value)) if isinstance(stated, ir.StringAttr) else ""
+    return printable(_text(stated)) if isinstance(stated, ir.StringAttr) else ""
 
 
 def _in_region(call: Any) -> bool:
@@ -186,7 +191,7 @@ def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> 
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return cudnn.read_cudnn(target, text.value, operands, results)
+        return cudnn.read_cudnn(target, _text(text), operands, results)
     config = config_of(text.value)
     kernel = read_mosaic(config, _data(call))
     shapes = [value.shape for value in operands], [value.shape for value in results]
