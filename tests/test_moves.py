@@ -99,7 +99,7 @@ def test_decisions_about_one_dimension_exchange_where_they_hold() -> None:
     assert exchanged in set(results(problem, (one, other), Edit((one, other), exchanged)))
 
 
-def test_one_of_two_decisions_about_a_dimension_comes_to_hold_in_a_part_only() -> None:
+def test_one_or_all_decisions_about_a_dimension_come_to_hold_in_a_part_only() -> None:
     problem = problem_of("vit_tiny")
     part = next(
         to
@@ -109,23 +109,8 @@ def test_one_of_two_decisions_about_a_dimension_comes_to_hold_in_a_part_only() -
         if isinstance(to, Shard)
     )
     plan = (part._replace(only=NOWHERE), part._replace(axis=1, only=NOWHERE))
-    found = edits("parts", problem, plan)
-    assert Edit(plan[:1], (part,)) in found and Edit(plan, (part,)) in found
-
-
-def test_families_of_groups_are_edited_at_once() -> None:
-    """Layers of a U-Net have channels of their own: all that are split alike leave the same ops, or change axes."""
-    problem = problem_of("unet_tiny")
-    members: dict[int, list[Decision]] = {}
-    for d in problem.decisions.choices:
-        if isinstance(d, Shard) and d.axis == 0 and d.unless == NOWHERE and not any(d.sides):
-            members.setdefault(problem.dimensions.groups[d.group].family, []).append(d)
-    plan = problem.canonical(tuple(max(members.values(), key=len)))
-    found = edits("families", problem, plan)
-    assert all(len(edit.out) == len(edit.into) > 1 for edit in found)
-    assert any({d.axis for d in edit.into} == {1} for edit in found)
-    assert any(len({d.unless for d in edit.into if isinstance(d, Shard)} - {NOWHERE}) == 1 for edit in found)
-    assert edits("families", problem, plan[:1]) == []
+    found = edits("scopes", problem, plan)
+    assert Edit(plan[:1], (part,)) in found and Edit(plan, (part, part._replace(axis=1))) in found
 
 
 def test_additions_come_in_the_order_of_the_seconds_at_stake() -> None:

@@ -115,7 +115,7 @@ class Request:
         Effort.medium.value,
         "--effort",
         OptionKind.EFFORT,
-        "How many plans the search looks at, at most: 1000, 5000 or 30000; it ends early when nothing better turns up.",
+        "How many plans the search looks at, at most: 2000, 10000 or 40000; fewer if nothing better turns up.",
     )
     iterations: int | None = _option(
         None,

@@ -105,32 +105,6 @@ class Moves:
                 found.append(Edit(about[other], into))
         return found
 
-    def families(self, plan: Plan) -> list[Edit]:
-        """Changes the scope of all decisions about a family of groups on one axis, or moves them to another axis:
-        layers that are alike have groups of their own."""
-        groups, decisions = self.problem.dimensions.groups, self.problem.decisions
-        alike: dict[tuple[int, int], list[Shard]] = defaultdict(list)
-        for d in self.held(plan):
-            if isinstance(d, Shard):
-                alike[groups[d.group].family, d.axis].append(d)
-        taken, found = _taken(plan), list[Edit]()
-        for (_, axis), members in alike.items():
-            if len(members) < 2:
-                continue
-            changes: dict[object, list[tuple[Decision, Decision]]] = defaultdict(list)
-            for d in members:
-                for to in decisions.variants(d):
-                    if isinstance(to, Shard) and to.sides == d.sides:
-                        changes["scope", to.unless, to.only].append((d, to))
-                for other in range(len(self.problem.mesh.sizes)):
-                    moved = d._replace(axis=other)
-                    if other != axis and decisions.offers(moved) and subject(moved) not in taken:
-                        changes["axis", other].append((d, moved))
-            for pairs in changes.values():
-                if len(pairs) > 1:
-                    found.append(Edit(tuple(d for d, _ in pairs), tuple(to for _, to in pairs)))
-        return found
-
     def scopes(self, plan: Plan) -> list[Edit]:
         """Changes the side or the scope of a decision, or of all decisions about its group, whatever their axes: they
         leave some ops alone, or hold only in the ops that also have another group."""
@@ -140,13 +114,6 @@ class Moves:
             into = (tuple(to._replace(axis=d.axis) for d in unit) for to in variants)
             found += [Edit(unit, other) for other in dict.fromkeys(into)]
         return found
-
-    def parts(self, plan: Plan) -> list[Edit]:
-        """Lets a decision hold only in the ops that also have another group, and takes out another decision about the
-        same group: the batch is split over one axis in attention and over two everywhere else."""
-        shards = [d for d in self.held(plan) if isinstance(d, Shard)]
-        pairs = [(d, other) for d, other in permutations(shards, 2) if d.group == other.group]
-        return [Edit((d, other), (to,)) for d, other in pairs for to in self.problem.decisions.parts(d)]
 
     def additions(self, plan: Plan) -> list[Edit]:
         """Adds a decision that leaves some ops alone, takes another side of a conflict, or holds in a part of the
@@ -265,8 +232,6 @@ NEIGHBOURHOODS: dict[str, Neighbourhood] = {
     "single": Moves.single,
     "axes": Moves.axes,
     "replace": Moves.replace,
-    "parts": Moves.parts,
-    "families": Moves.families,
     "additions": Moves.additions,
     "storage": Moves.storage,
     "loops": Moves.loops,
