@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,8 @@ from programs import Case, evaluator_of, round_mesh
 
 from toast_cli import xla
 from toast_cli.emit import emit
+from toast_cli.emit.kernel_lines import kernel_lines
+from toast_cli.errors import InputError, ToastError
 from toast_cli.frontend.loading import load
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.local import with_smaller_grid
@@ -276,3 +280,135 @@ def test_parts_have_the_numbers_of_the_whole(kind: str) -> None:
                 dim = dims[k] if len(whole) > 1 else dims[0]
                 assert dim is not None
                 np.testing.assert_allclose(np.concatenate([h[k] for h in halves], dim), array, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- cuDNN, and what users say
+
+
+def attention_of_cudnn(config: str = "", target: str = "__cudnn$fmhaSoftmax") -> str:
+    """Batch 8, 16 heads of queries and 4 of keys, 64 queries and keys, as JAX writes it, batch and heads apart."""
+    stated = (
+        '{"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"dimensions": ["8", "16", "64", "64"]}, '
+        '"mask_type": "CAUSAL", "bmm1_dot_dimension_numbers": {"lhs_batch_dimensions": ["0", "2"]}}}'
+    )
+    text = (config or stated).replace('"', "\\22")
+    q, k = "tensor<8x64x16x32xbf16>", "tensor<8x64x4x32xbf16>"
+    return f"""
+module @jit_f {{
+  func.func public @main(%q: {q} loc("q"), %k: {k} loc("k"), %v: {k} loc("v")) -> tensor<8x16x64x32xbf16> {{
+    %0:2 = stablehlo.custom_call @{target}(%q, %k, %v) {{api_version = 2 : i32, backend_config = "{text}"}}
+      : ({q}, {k}, {k}) -> (tensor<8x16x64x32xbf16>, tensor<0xui8>)
+    return %0#0 : tensor<8x16x64x32xbf16>
+  }}
+}}
+"""
+
+
+def test_attention_of_cudnn() -> None:
+    source = load("c.mlir", content=attention_of_cudnn().encode())
+    (op,) = kernels(source)
+    assert free(op) == ["a.bc.", "a.b.", "a.b.", "abc..", "."]
+    assert op.flops == 2 * 2 * 8 * 16 * 64 * 64 * 32 / 2  # half of two products
+    case = Case(source, evaluator_of(source, round_mesh(data=2, model=4)))
+    lowered = case.lowered((case.shard("q.0", "data"), case.shard("k.2", "model")))
+    text = emit(source, lowered, "stablehlo").decode()
+    assert r"dimensions\22: [\224\22, \224\22, \2264\22, \2264\22]" in text
+    assert "(tensor<4x64x4x32xbf16>, tensor<4x64x1x32xbf16>, tensor<4x64x1x32xbf16>) -> (tensor<4x4x64x32xbf16>" in text
+
+
+@pytest.mark.parametrize("config", ["{}", "[", '{"cudnn_fmha_backend_config": {"intermediate_tensor_shape": 3}}'])
+def test_other_attention_is_computed_whole(config: str) -> None:
+    (op,) = kernels(load("c.mlir", content=attention_of_cudnn(config).encode()))
+    assert op.opaque
+
+
+FOREIGN = """
+module @jit_f {
+  func.func public @main(%q: tensor<16x8x64xf32> loc("q"), %k: tensor<16x8x64xf32> loc("k")) -> tensor<16x8x64xf32> {
+    %0 = stablehlo.custom_call @my_attention_ffi(%q, %k)
+      : (tensor<16x8x64xf32>, tensor<16x8x64xf32>) -> tensor<16x8x64xf32>
+    return %0 : tensor<16x8x64xf32>
+  }
+}
+"""
+
+
+def told(tmp_path: Path, text: str) -> Source:
+    file = tmp_path / "kernels.yaml"
+    file.write_text(text)
+    return load("f.mlir", content=FOREIGN.encode(), kernels=str(file))
+
+
+def test_what_users_say(tmp_path: Path) -> None:
+    source = load("f.mlir", content=FOREIGN.encode())
+    assert any("my_attention_ffi, rule: '([a, b, c], [a, b, c])->([a, b, c])" in one for one in source.notices)
+    rule = "([b, h, d], [b, h, e])->([b, h, d]) need_replication={d}"
+    source = told(tmp_path, f"kernels:\n- name: my_*\n  rule: {rule}\n  flops: 2*b*h*d*min(d, e)\n")
+    (op,) = kernels(source)
+    assert free(op) == ["ab.", "ab.", "ab."]
+    assert op.flops == 2 * 16 * 8 * 64 * 64
+    case = Case(source, evaluator_of(source, round_mesh(data=2, model=4)))
+    text = emit(source, case.lowered((case.shard("q.0", "data"), case.shard("q.1", "model"))), "stablehlo").decode()
+    assert "custom_call @my_attention_ffi" in text and "(tensor<8x2x64xf32>, tensor<8x2x64xf32>)" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kernels:\n- name: my_*\n  rule: ([b], [b])->([b])\n", "kernels.yaml:2: kernel my_attention_ffi has an array"),
+        ("kernels:\n- name: my_*\n  rule: ([b, h, d])->([b, h, d])\n", "has 2 operands and 1 results"),
+        ("kernels:\n- name: my_*\n  rule: b->b\n", "kernels.yaml:3: the rule cannot be read"),
+        ("kernels:\n- name: my_*\n  flops: 2**9\n", "kernels.yaml:3: flops:"),
+        ("kernels:\n- name: my_*\n  flops: __import__('os')\n", "is not known here"),
+        ("kernel: 3\n", 'unknown key "kernel"'),
+        ("- rule: ([b])->([b])\n", "a kernel needs a name"),
+    ],
+)
+def test_what_users_say_wrong(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ToastError) as error:
+        told(tmp_path, text)
+    assert said in str(error.value)
+
+
+def test_the_line_to_paste() -> None:
+    case = on_mesh(attention, *(HEADS,) * 3)
+    lowered = case.lowered((case.shard("q.0", "data"), case.shard("q.1", "model")))
+    (line,) = kernel_lines(case.source, lowered)
+    specs = ", ".join(['P("data", "model")'] * 3)
+    assert f'in_specs=({specs}), out_specs=P("data", "model")' in line.line
+    assert emit(case.source, lowered, "python").decode().count("# XLA runs these kernels whole") == 1
+
+
+# ---------------------------------------------------------------- damaged
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: "",
+        lambda body: body[: len(body) // 8 * 4],
+        lambda body: "A" * 9_000_000,
+        lambda body: "?",
+        lambda body: base64.b64encode(b"module {}").decode(),
+        lambda body: with_grid(body, [4, 8, 2, 10**15]),
+        lambda body: with_grid(body, [1000, 8, 2, 2]),
+        lambda body: with_grid(body, [-4, 8, 2, 2]),
+        lambda body: with_grid(body, [4, 8]),
+    ],
+    ids=["empty", "cut", "large", "no base64", "no kernel", "endless", "too long", "negative", "few axes"],
+)  # fmt: skip
+def test_damaged_kernels_are_whole_or_an_error(damage: Callable[[str], str]) -> None:
+    text = lowered(attention, *(HEADS,) * 3)
+    (body,) = re.findall(r"body\\22: \\22([A-Za-z0-9+/=]+)", text)
+    try:
+        source = load("k.mlir", content=text.replace(body, damage(body)).encode())
+    except InputError:
+        return
+    (op,) = kernels(source)
+    assert op.opaque or not free(op)[0].startswith("a")  # the batch is not what the grid says
+
+
+def with_grid(body: str, grid: list[int]) -> str:
+    module = parse_body({"body": body})
+    main_of(module).attributes["iteration_bounds"] = xla.ir.DenseI64ArrayAttr.get(grid, module.context)
+    return base64.b64encode(xla.write_bytecode(module)).decode()

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from toast_cli.emit.hlo import emit_hlo
+from toast_cli.emit.kernel_lines import emit_python
 from toast_cli.emit.misread import misread_note
-from toast_cli.emit.snippet import emit_python
 from toast_cli.emit.specs import emit_specs
 from toast_cli.emit.spmd import emit_spmd
 from toast_cli.emit.spmd.hlo import emit_spmd_hlo

@@ -22,7 +22,8 @@ class Constraint:
     """One constraint in the written program, beside the shardings of arguments and results.
 
     Attributes:
-        place: "definition" (the value lies so from where it is made) or "use" (these uses need it so).
+        place: "definition" (the value lies so from where it is made), "use" (these uses need it so), or "kernel" (it
+            runs on parts; see `kernel_lines`).
         location: source location of the operation that makes the value, or that uses it. type: of the value.
         name: path of the argument that the value is; empty for others. uses: how many uses one constraint serves.
         line: `x = jax.lax.with_sharding_constraint(x, P("data", None))`.

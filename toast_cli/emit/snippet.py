@@ -1,7 +1,7 @@
 """A Python module to import beside the program's own: the mesh, and shardings for `jax.jit(in_shardings=…,
 out_shardings=…)`.
 
-Enters: a `Source` and a `PartitionedProgram`. Leaves: the bytes of a module that needs jax only. Where the
+Enters: the specs of a program's arguments and results. Leaves: the text of a module that needs jax only. Where the
 program knows what its arguments are called, their specs are looked up by patterns over the paths; otherwise they go by
 their order.
 """
@@ -16,9 +16,7 @@ from importlib.resources import files
 from itertools import groupby
 from math import prod
 
-from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec, boundary_specs
-from toast_cli.frontend.source import Source
-from toast_cli.plan.partitioned import PartitionedProgram
+from toast_cli.emit.specs import BoundarySpecs, NamedAxes, NamedSpec
 
 HEAD = '''"""Shardings of `{program}` on {devices} devices ({axes}), chosen by toast.
 
@@ -109,11 +107,6 @@ _ROOT = re.compile(r"[A-Za-z_]\w*")
 _STEP = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\]]*)\]|\.?\w+|.", re.DOTALL)
 WHOLE: NamedAxes = ()
 RESULT = "result"  # what stands for the parameter's name in front of a result's path
-
-
-def emit_python(source: Source, lowered: PartitionedProgram) -> bytes:
-    """The module's text."""
-    return snippet(boundary_specs(source, lowered)).encode()
 
 
 def snippet(specs: BoundarySpecs) -> str:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from toast_cli.emit.constraints import Constraint, constraints_of
+from toast_cli.emit.kernel_lines import kernel_lines
 from toast_cli.emit.marks import Marks, argument_marks, pinned_marks
 from toast_cli.emit.minimal import choose_marks
 from toast_cli.emit.misread import in_regions
@@ -66,13 +67,13 @@ def write_checked(
 ) -> Written:
     """What `emit_shardy` writes, read again and checked, with the constraints in it; with `price`, what they are
     worth."""
-    program = source.program
+    program, kernels = source.program, kernel_lines(source, lowered)
     with on_mesh(source, lowered), in_regions(source, lowered) as (source, lowered):
         lowered = reduced_behind_transposes(source, lowered)
         marks, note, values = choose(source, lowered, annotate)
         content = write_shardy(source, lowered, marks, binary=binary)
         notes = (note, check_note(source, lowered, marks, content, settled=bool(values)))
-        found = tuple(constraints_of(source, lowered, marks))
+        found = (*kernels, *constraints_of(source, lowered, marks))
         families: list[Family] = []
         if price is not None and values and source.program is program:
             families = weigh(source, lowered, marks, values, price)

@@ -118,7 +118,7 @@ def read_mosaic(config: dict[str, Any], data: tuple[Integers | None, ...] = ()) 
     """
     try:
         return _read(parse_body(config), data)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+    except (AttributeError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
         raise KernelError("it does not look like a kernel of Pallas") from None
 
 

@@ -15,7 +15,7 @@ from toast_cli.report import arrays, sections, style
 from toast_cli.report.alternatives import alternatives
 from toast_cli.report.collectives import collectives
 from toast_cli.report.confirmation import confirmation
-from toast_cli.report.constraints import constraints
+from toast_cli.report.constraints import constraints, kernels
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
 from toast_cli.report.model import Report
@@ -63,6 +63,7 @@ def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | 
         collectives(report, width, verbose),
         arrays.arguments(report, width, verbose),
         arrays.results(report, width) if verbose else None,
+        kernels(report),
         constraints(report, verbose),
         sections.groups(report) if verbose else None,
         sections.notes(report, verbose),
