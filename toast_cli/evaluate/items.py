@@ -26,7 +26,7 @@ from toast_cli.evaluate.neighbour_items import NeighbourItem, neighbour_items
 from toast_cli.evaluate.reduction_shares import reduction_shares
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
-from toast_cli.program.model import Op
+from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
 # Slots whose splitting makes an op communicate.
@@ -124,6 +124,13 @@ def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilat
     return Items(work, sums, neighbour_items(problem), array_items(problem, made), made)
 
 
+def _type_of(program: Program, op: Op) -> str:
+    """The element type that an op computes in."""
+    if op.kind.matrix_unit:
+        return program.multiplied_type(op)
+    return program.values[op.operands[0]].dtype if op.operands else ""
+
+
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial.
     shares: [ops] see `reduction_combining.shares`."""
@@ -146,7 +153,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
         key = (
             problem.op_pattern[number],
             op.kind,
-            program.values[op.operands[0]].dtype if op.operands else "",
+            _type_of(program, op),
             *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
