@@ -39,7 +39,7 @@ from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
 from toast_cli.printable import printable
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RAGGED_DOT, RESULT, kind_of
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -163,7 +163,7 @@ class Reader:
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
-        flops = op_flops(operation, name, shapes, result_shapes, rule)
+        flops = op_flops(operation, detail if detail in OP_KINDS else name, shapes, result_shapes, rule)
         region = None
         if name == MANUAL_REGION:
             region = self._region(operation)
