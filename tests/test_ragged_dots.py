@@ -13,8 +13,8 @@ from test_split_ops import plans
 
 from toast_cli import xla
 from toast_cli.errors import InputError
-from toast_cli.program.ops import RAGGED_DOT
-from toast_cli.verify.dense_products import without_ragged_dots
+from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT
+from toast_cli.verify.dense_products import with_dense_products
 
 TENSORS = {
     "rows": ("64x16", "8x16x32", "8", "64x32"),
@@ -120,9 +120,42 @@ def test_dense_form(name: str) -> None:
         else:
             expected[group] = x[rows].T @ w[rows]
         row += size
-    module = without_ragged_dots(xla.parse_module(xla.make_context(), program(name)))
+    module = with_dense_products(xla.parse_module(xla.make_context(), program(name)))
     (found,) = xla.run_program(xla.write_bytecode(module), [x, w, sizes], [expected.shape], 1, shardy=True)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+F8, SCALE = "f8E4M3FN", "f8E8M0FNU"
+A, B, SA, SB = f"tensor<4x16x64x{F8}>", f"tensor<4x8x64x{F8}>", f"tensor<4x16x8x{SCALE}>", f"tensor<4x8x8x{SCALE}>"
+SCALED = f"""func.func public @main(%a: {A}, %b: {B}, %s: {SA}, %t: {SB}) -> tensor<4x16x8xf32> {{
+  %0 = stablehlo.custom_call @__op$block_scaled_dot(%a, %b, %s, %t) {{api_version = 2 : i32, backend_config = "{{}}"}}
+    : ({A}, {B}, {SA}, {SB}) -> tensor<4x16x8xf32>
+  return %0 : tensor<4x16x8xf32>
+}}"""
+
+
+def test_products_of_scaled_blocks() -> None:
+    """Eight blocks of eight numbers, each with a scale for each row and each column."""
+    op = next(op for op in source_of_text(SCALED).program.ops if op.detail == BLOCK_SCALED_DOT)
+    assert op.rule.sizes == (4, 16, 8, 8, 8) and op.rule.reduction == {3} and op.kind.contraction
+    assert op.rule.operands == (
+        ((0,), (1,), (3, 4)), ((0,), (2,), (3, 4)), ((0,), (1,), (3,)), ((0,), (2,), (3,))
+    )  # fmt: skip
+    assert op.flops == 2 * 4 * 16 * 8 * 64 and not op.opaque
+
+
+def test_scales_that_do_not_fit_leave_it_whole() -> None:
+    text = SCALED.replace(SB, f"tensor<4x8x7x{SCALE}>")
+    op = next(op for op in source_of_text(text).program.ops if op.detail == BLOCK_SCALED_DOT)
+    assert op.opaque
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo", "spmd"])
+def test_scaled_blocks_as_promised_however_they_are_split(form: str) -> None:
+    at = Planned(Whole(Situation(SCALED)), MESHES["4x2"])
+    found = plans(at)
+    assert len(found) > 2
+    assert {plan: wrong for plan in found if (wrong := list(at.under(plan).wrong_with(form)))} == {}
 
 
 @lru_cache(maxsize=2)

@@ -25,7 +25,8 @@ And some that come out right but with other collectives than they take:
   MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
 
 Products of ragged groups are in regions however they are split: XLA without Shardy cannot partition them, and with it
-gathers rows and the weights of groups that are split.
+gathers rows and the weights of groups that are split. So are products of scaled blocks (`jax.nn.scaled_matmul`), which
+are a custom call to it.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
 regions of their own; after it the module is what it was before.
@@ -58,7 +59,16 @@ from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, RAGGED_DOT, REDUCE, SCATTER
+from toast_cli.program.ops import (
+    BLOCK_SCALED_DOT,
+    CONVOLUTION,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    RAGGED_DOT,
+    REDUCE,
+    SCATTER,
+)
 from toast_cli.xla import ir
 
 
@@ -80,7 +90,7 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    products = {number for number, op in enumerate(source.program.ops) if op.name == RAGGED_DOT} - inside
+    products = {number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS} - inside
     misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
@@ -328,6 +338,7 @@ _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], 
     CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
 # Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
+_PRODUCTS = (RAGGED_DOT, BLOCK_SCALED_DOT)
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]
 _CHECKS: dict[str, _Check] = {
     CONVOLUTION: _adds_up_groups,

@@ -24,7 +24,7 @@ SLOW = 4.0
 
 
 def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], rule: Rule) -> float:
-    """Arithmetic operations of one execution of `op`."""
+    """Arithmetic operations of one execution of `op`. name: of the op, or of a custom call's target."""
     kind = kind_of(name)
     if not results or kind.computes_nothing:
         return 0.0

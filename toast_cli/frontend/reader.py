@@ -43,7 +43,7 @@ from toast_cli.kernels.table import suggestion
 from toast_cli.printable import printable
 from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RAGGED_DOT, RESULT, kind_of
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -177,7 +177,8 @@ class Reader:
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
                 self._unknown.setdefault(detail, suggestion(detail, *arrays))
-        flops = op_flops(operation, name, shapes, result_shapes, rule) if kernel is None else kernel.flops
+        known_as = detail if detail in OP_KINDS else name
+        flops = op_flops(operation, known_as, shapes, result_shapes, rule) if kernel is None else kernel.flops
         region = None
         if name == MANUAL_REGION:
             region = self._region(operation)

@@ -13,7 +13,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.program.model import Rule, ValueFactors
-from toast_cli.program.ops import CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE, SLICE, kind_of
+from toast_cli.program.ops import BLOCK_SCALED_DOT, CONVOLUTION, DYNAMIC_UPDATE_SLICE, PAD, RESHAPE, SLICE, kind_of
 from toast_cli.xla import ir
 
 # Custom calls that act on the minor dimensions alone; every leading dimension is a batch: target -> minor dimensions.
@@ -77,9 +77,28 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
         return identity_rule(results[0], len(operands), len(results))
     if name == "chlo.top_k":
         return batched_rule(operands, results, 1)
+    if target == BLOCK_SCALED_DOT:
+        return block_scaled_rule(operands, results)
     if name == "stablehlo.custom_call" and target in BATCHED_CUSTOM_CALLS and operands and results:
         return batched_rule(operands, results, BATCHED_CUSTOM_CALLS[target])
     return None
+
+
+def block_scaled_rule(operands: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> Rule | None:
+    """`([b, m, k s], [b, n, k s], [b, m, k], [b, n, k])->([b, m, n]) reduction={k}`: a product of numbers that have a
+    scale for each s of them (`jax.nn.scaled_matmul`); the second scales may be missing. None for other shapes."""
+    (*batch, rows, summed), (*others, columns, too), *scales = operands
+    blocks = scales[0][-1] if scales and scales[0] else 0
+    expected = [(*batch, rows, blocks), (*batch, columns, blocks)]
+    fits = blocks and summed % blocks == 0 and results == [(*batch, rows, columns)] and 1 <= len(scales) <= 2
+    if not fits or (others, too) != (batch, summed) or scales != expected[: len(scales)]:
+        return None
+    leading = tuple((d,) for d in range(len(batch)))
+    m, n, k, s = range(len(batch), len(batch) + 4)
+    products = ((*leading, (m,), (k, s)), (*leading, (n,), (k, s)))
+    scaled = ((*leading, (m,), (k,)), (*leading, (n,), (k,)))[: len(scales)]
+    sizes = (*batch, rows, columns, blocks, summed // blocks)
+    return Rule(sizes, products + scaled, ((*leading, (m,), (n,)),), frozenset((k,)), frozenset((s,)))
 
 
 class ShardyRules:

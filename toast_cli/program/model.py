@@ -20,7 +20,7 @@ from functools import cached_property, wraps
 from math import prod
 from typing import TypeVar
 
-from toast_cli.program.ops import DOT_GENERAL, OpKind, kind_of
+from toast_cli.program.ops import CUSTOM_CALL, DOT_GENERAL, OP_KINDS, OpKind, kind_of
 
 T = TypeVar("T")
 # A dimension is an ordered product of factors, major to minor; () for a dimension no factor speaks of.
@@ -195,7 +195,8 @@ class Op:
         loop: number in `Program.loops` of the innermost loop around it, -1 outside loops.
         flops: arithmetic operations on the unsharded shapes, one run; a fused multiply-add counts 2.
         detail: what else tells ops of one name apart (a custom call's target, a reduction's body op); else empty.
-        kind: what is true of every op of this name; of a contraction that contracts nothing, see `OpKind.scaling`.
+        kind: what is true of every op of this name, or of custom calls of this target where the table has it; of a
+            contraction that contracts nothing, see `OpKind.scaling`.
         windows: of its dimensions of which an element of the result reads a neighbourhood, or one at another place.
         opaque: nobody knows how to split it; it is computed whole everywhere and the report lists it.
         branches: numbers of the branches of `case` and `if` around it, within its loop, outermost first; operand k of a
@@ -223,7 +224,8 @@ class Op:
 
     def __post_init__(self) -> None:
         scaling = self.name == DOT_GENERAL and self.rule.only_scales
-        object.__setattr__(self, "kind", kind_of(self.name, scaling))
+        target = self.name == CUSTOM_CALL and self.detail in OP_KINDS
+        object.__setattr__(self, "kind", kind_of(self.detail if target else self.name, scaling))
 
     @property
     def multiplies_by_vector(self) -> bool:
@@ -327,6 +329,10 @@ class Program:
     def flops(self) -> float:
         """Arithmetic operations of one run, loops counted."""
         return sum(op.flops * op.trips for op in self.ops)
+
+    def multiplied_type(self, op: Op) -> str:
+        """The element type that a product or convolution multiplies: the wider one of its two operands'."""
+        return max((self.values[v].dtype for v in op.operands[:2]), key=lambda dtype: DTYPE_BITS.get(dtype, 32))
 
     @cached_property
     def source_op_count(self) -> int:

@@ -16,10 +16,12 @@ from functools import cached_property
 
 ADD = "stablehlo.add"
 BARRIER = "stablehlo.optimization_barrier"
+BLOCK_SCALED_DOT = "__op$block_scaled_dot"  # target of a custom call
 BROADCAST_IN_DIM = "stablehlo.broadcast_in_dim"
 CONCATENATE = "stablehlo.concatenate"
 CONVERT = "stablehlo.convert"
 CONVOLUTION = "stablehlo.convolution"
+CUSTOM_CALL = "stablehlo.custom_call"
 DOT_GENERAL = "stablehlo.dot_general"
 DYNAMIC_SLICE = "stablehlo.dynamic_slice"
 DYNAMIC_UPDATE_SLICE = "stablehlo.dynamic_update_slice"
@@ -233,6 +235,7 @@ stablehlo.convolution               convolution windowed
 stablehlo.dynamic_conv              convolution
 stablehlo.unary_einsum
 chlo.ragged_dot                     contraction
+__op$block_scaled_dot               contraction
 
 stablehlo.reduce                    reduction computes_operands
 stablehlo.reduce_window             reduction windowed

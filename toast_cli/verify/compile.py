@@ -64,11 +64,12 @@ def compile_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 def for_cpu(program: bytes) -> bytes:
     """StableHLO without products that XLA:CPU does not have."""
     from toast_cli import xla
-    from toast_cli.verify.dense_products import without_ragged_dots
+    from toast_cli.program.ops import BLOCK_SCALED_DOT
+    from toast_cli.verify.dense_products import with_dense_products
 
-    if b"ragged_dot" not in program:
+    if b"ragged_dot" not in program and BLOCK_SCALED_DOT.encode() not in program:
         return program
-    return xla.write_bytecode(without_ragged_dots(xla.parse_module(xla.make_context(), program)))
+    return xla.write_bytecode(with_dense_products(xla.parse_module(xla.make_context(), program)))
 
 
 def as_stablehlo(content: bytes, form: str) -> bytes:

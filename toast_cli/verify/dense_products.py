@@ -1,7 +1,7 @@
-"""Products of ragged groups written out for XLA:CPU, which does not have them: each group is multiplied with all rows,
-of which those of other groups are zero.
+"""Products that XLA:CPU does not have, written out for it. In one of ragged groups each group is multiplied with all
+rows, of which those of other groups are zero; in one of scaled blocks numbers are scaled before they are multiplied.
 
-Enters: a parsed module. Leaves: one without `chlo.ragged_dot`.
+Enters: a parsed module. Leaves: one without them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from toast_cli import xla
 from toast_cli.emit.spmd.build import INDEX, Builder
 from toast_cli.emit.spmd.rules.ragged import group_bounds
 from toast_cli.frontend.ragged_dots import RaggedDot, general_ragged_dot, ragged_dot
-from toast_cli.program.ops import RAGGED_DOT
+from toast_cli.program.ops import BLOCK_SCALED_DOT, CUSTOM_CALL, RAGGED_DOT
 
 CONVERTED = "mhlo.ragged_dot"
 
 
-def without_ragged_dots(module: Any) -> Any:
+def with_dense_products(module: Any) -> Any:
     """The module itself, or a copy of it in which each such product is written out, also in manual regions."""
-    if not xla.walk_ops(module, CONVERTED, RAGGED_DOT):
+    if not xla.walk_ops(module, CONVERTED, RAGGED_DOT) and not _scaled_dots(module):
         return module
     module = xla.parse_module(module.context, xla.write_bytecode(module))
     with module.context, xla.ir.Location.unknown():
@@ -31,7 +31,33 @@ def without_ragged_dots(module: Any) -> Any:
             if numbers is not None:
                 with build.at(xla.ir.InsertionPoint(operation), operation.location):
                     _replace(operation, _dense(build, operation, numbers))
+        for operation in _scaled_dots(module):
+            with build.at(xla.ir.InsertionPoint(operation), operation.location):
+                _replace(operation, _scaled(build, operation))
     return module
+
+
+def _scaled_dots(module: Any) -> list[Any]:
+    calls = xla.walk_ops(module, CUSTOM_CALL)
+    return [call for call in calls if xla.ir.StringAttr(call.attributes["call_target_name"]).value == BLOCK_SCALED_DOT]
+
+
+def _scaled(build: Builder, operation: Any) -> Any:
+    """A product of scaled blocks."""
+    left, right, *scales = operation.operands
+    sides = [build.convert(side, "f32") for side in (left, right)]
+    for k, scale in enumerate(scales):
+        *leading, blocks = scale.type.shape
+        shape = tuple(sides[k].type.shape)
+        apart = (*leading, blocks, shape[-1] // blocks)
+        spread = build.broadcast(build.convert(scale, "f32"), apart, range(len(apart) - 1))
+        sides[k] = build.binary("multiply", sides[k], build.reshape(spread, shape))
+    result = operation.results[0].type
+    batch, last = list(range(result.rank - 2)), [result.rank - 1]
+    numbers = xla.dot_dimension_numbers([batch, batch, last, last], build.context)
+    kind = build.type("f32", tuple(result.shape))
+    found = build.one("dot_general", sides, kind, dot_dimension_numbers=numbers)
+    return build.convert(found, str(result.element_type))
 
 
 def _replace(operation: Any, value: Any) -> None:

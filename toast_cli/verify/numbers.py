@@ -3,7 +3,7 @@
 Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both
 run twice, with the same state and different other inputs, and the original twice more on shaken inputs (see
 `errors`). Programs on narrow floating-point numbers run on f32 (see `widened`),
-and products of ragged groups as dense ones (see `dense_products`).
+and products that XLA:CPU does not have as dense ones (see `dense_products`).
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
     """Both modules on f32 where they compute in anything narrower and can be widened, and without products that XLA:CPU
     does not have; else as they are."""
     from toast_cli import xla
-    from toast_cli.verify.dense_products import without_ragged_dots
+    from toast_cli.verify.dense_products import with_dense_products
     from toast_cli.verify.widened import is_narrow, widened
 
-    one, other = map(without_ragged_dots, (one, other))
+    one, other = map(with_dense_products, (one, other))
     if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
         return one, other
     first, second = widened(one), widened(other)

@@ -10,7 +10,7 @@ from toast_cli.emit.spmd.rules.ragged import ragged
 from toast_cli.emit.spmd.rules.reducing import reduce
 from toast_cli.emit.spmd.rules.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
 from toast_cli.emit.spmd.site import LocalRule
-from toast_cli.program.ops import RAGGED_DOT, OpKind
+from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT, OpKind
 
 _SAME_ON_PIECES = """
 broadcast_in_dim cholesky concatenate dot_general map optimization_barrier reshape sort
@@ -36,6 +36,7 @@ RULES: dict[str, LocalRule] = {
     "stablehlo.partition_id": one_device,
     "stablehlo.replica_id": one_device,
     RAGGED_DOT: ragged,
+    BLOCK_SCALED_DOT: plain,
 }
 
 
