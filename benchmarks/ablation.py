@@ -73,7 +73,7 @@ MADE_ON: dict[str, frozenset[str]] = {
     "image-copies": frozenset(),
     "loop-copies": frozenset({"decoding"}),
     "scan-unification": frozenset({"decoding"}),
-    "loops-first": frozenset({"scan"}),
+    "loops-last": frozenset({"scan"}),
     "loop-gathers-first": frozenset({"scan"}),
     "bf16-widening": frozenset(),
 }

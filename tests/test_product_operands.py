@@ -11,7 +11,7 @@ from programs import PLAIN, arg, program_of
 
 from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.product_operands import written_parts
-from toast_cli.program.ops import CARRY, DOT_GENERAL
+from toast_cli.program.ops import CARRY, DOT_GENERAL, TRANSPOSE
 
 
 def stacked_by(run: Any) -> list[float]:
@@ -55,3 +55,36 @@ def test_a_product_with_a_vector_adds_up_in_f32() -> None:
         left = program.ops[product].operands[0]
         assert written_parts(program, [True] * len(program.values), profile)[left] == part
         assert Narrowing(program, profile).of_use(left, product) == part
+
+
+def prepared(prepare: Any, use: Any, *, sliced: bool = True) -> float:
+    """The part of its bits with which what a scan reads, made before it, is written."""
+
+    def run(x: Any, w: Any) -> Any:
+        made = prepare(w)
+        step = (lambda x, layer: (use(x, layer), None)) if sliced else (lambda x, _: (use(x, made[0]), None))
+        return lax.scan(step, x, made if sliced else None, length=8)
+
+    program = program_of(run, arg(16, 64), arg(64, 8, 64))
+    profile = replace(PLAIN, passes=PLAIN.passes | {"product-operands"})
+    outside = [op.results[0] for op in program.ops if op.loop < 0 and op.name in (TRANSPOSE, "stablehlo.sine")]
+    return written_parts(program, [True] * len(program.values), profile)[outside[-1]]
+
+
+def test_what_a_loop_converts_or_multiplies_is_written_so_before_it() -> None:
+    def turned(w: Any) -> Any:
+        return jnp.swapaxes(w, 0, 1)
+
+    def computed(w: Any) -> Any:
+        return jnp.sin(turned(w))
+
+    def multiplied(x: Any, w: Any) -> Any:
+        return x @ w
+
+    def converted(x: Any, w: Any) -> Any:
+        return (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype)
+
+    for prepare in (turned, computed):
+        assert prepared(prepare, multiplied) == prepared(prepare, converted) == 0.5
+        assert prepared(prepare, lambda x, w: x @ w + jnp.sin(w)[0]) == 1.0  # the loop reads it in f32, too
+    assert prepared(computed, multiplied, sliced=False) == 0.5

@@ -21,6 +21,7 @@ from toast_cli.compiler.narrowing import Narrowing
 from toast_cli.compiler.overlap import early_values, late_values
 from toast_cli.compiler.product_operands import written_parts
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.returned_layouts import Sides, returned_products
 from toast_cli.compiler.scatter_starts import ScatterStart, scatter_starts
 from toast_cli.compiler.space_to_batch import Images, space_to_batch
 from toast_cli.compiler.tile_dimensions import tilings
@@ -37,7 +38,8 @@ class Compilation:
         stored, tiled: [values] whether each is written to memory, also a second time in another type (see
             `widened_lookups`), and how it can lie there. parts: with which part of its bits, see `product_operands`.
         early, late: [values] see `overlap`. images: [values] see `space_to_batch`. copied_images: by argument, see
-            `image_copies`. started: by value, see `scatter_starts`. needs: see `narrowing`.
+            `image_copies`. started: by value, see `scatter_starts`. returned: by value, see `returned_layouts`.
+        needs: see `narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [half steps] see `memory_space_assignment`.
     """
 
@@ -50,6 +52,7 @@ class Compilation:
     images: list[Images | None]
     copied_images: dict[int, ImageCopy]
     started: dict[int, ScatterStart]
+    returned: dict[int, Sides]
     needs: Narrowing
     kernels: list[Kernel | None]
     lives: Lives
@@ -81,6 +84,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         images=space_to_batch(program, stored, profile),
         copied_images=image_copies(program, stored, lives, profile),
         started=scatter_starts(program, free, lives, profile),
+        returned=returned_products(program, stored, profile),
         needs=Narrowing(program, profile),
         kernels=done,
         lives=lives,

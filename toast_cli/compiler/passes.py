@@ -29,7 +29,7 @@ from toast_cli.compiler import (
     loop_copies,
     loop_gathers,
     loop_residency,
-    loops_first,
+    loops_last,
     memory_space_assignment,
     multi_output_fusion,
     narrow_stores,
@@ -49,6 +49,7 @@ from toast_cli.compiler import (
     reduction_fusion,
     reduction_motion,
     resident_kernels,
+    returned_layouts,
     scan_unification,
     scatter_starts,
     schedule,
@@ -97,9 +98,9 @@ PASSES = _listed(
     fourier_transforms,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
-    image_copies, gathered_pieces, loop_copies, scan_unification, bf16_widening,
+    image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
+    schedule, loops_last, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
     memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
     temporaries,

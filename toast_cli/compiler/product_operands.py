@@ -3,10 +3,11 @@
 A TPU multiplies matrices of f32 in one bf16 pass unless told otherwise, so XLA:TPU converts what a contraction reads to
 bf16. It moves the conversion into the kernel that makes the array where nothing else reads it from memory: queries,
 keys and values, the gradient of an activation. A sum over the array (a bias' gradient) runs in that kernel and does not
-count; what only rearranges it passes the conversion on. What a scan stacks for contractions of a later loop alone
-(queries, keys, values and probabilities that a scan over layers keeps for the backward pass) is stacked in bf16. Seen
-in training steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and v5e. Without this pass an array is
-written in its own type.
+count; what only rearranges it passes the conversion on, also into loops: the copy of stacked weights that a scan
+transposes is written in bf16 where the loop converts or multiplies its slices. What a scan stacks for contractions of a
+later loop alone (queries, keys, values and probabilities that a scan over layers keeps for the backward pass) is
+stacked in bf16. Seen in training steps, decoding steps and single layers in f32 compiled by libtpu 0.0.42.1 for v4 and
+v5e. Without this pass an array is written in its own type.
 
 Enters: a program and which of its values are written. Leaves: for each value the part of its bits that is written.
 """
@@ -53,11 +54,9 @@ def _bits_read(
 ) -> int:
     """How many bits of an element of an f32 value an op takes from memory; 0 where it needs nothing there."""
     op, maker = program.ops[user], program.ops[program.producer[value]]
-    if op.loop != maker.loop:  # a conversion stays on its side of a loop's boundary
-        return 32
     if op.kind.matrix_unit:
         return 32 if op.multiplies_by_vector else product_bits
-    if op.name == REDUCE and maker.kind.fusible | maker.kind.matrix_unit:
+    if op.name == REDUCE and op.loop == maker.loop and maker.kind.fusible | maker.kind.matrix_unit:
         return 0
     if op.name == CONVERT or op.kind.rearranges or not stacks.isdisjoint(op.results):
         return max((needed[v] for v in op.results), default=32)

@@ -33,7 +33,7 @@ def tilings(
         return [Tiling(tuple(range(len(value.shape)))) for value in program.values]
     allowed: list[Dims | None] = [None] * len(program.values)
     for op in program.ops:
-        if op.kind.matrix_unit:
+        if op.kind.matrix_unit and not op.multiplies_by_vector:
             _restrict(op, allowed)
     reshaped: list[Op | None] = [None] * len(program.values)  # the reshape whose operand each has the tiles of
     for op in program.ops:
@@ -106,7 +106,7 @@ def _reduced(program: Program, op: Op, allowed: list[Dims | None]) -> None:
 
 
 def _follows(op: Op) -> bool:
-    return len(op.results) == 1 and (op.kind.elementwise or op.name == TRANSPOSE)
+    return len(op.results) == 1 and (op.kind.elementwise or op.kind.scaling or op.name == TRANSPOSE)
 
 
 def _carry_over(program: Program, op: Op, allowed: list[Dims | None], *, forward: bool) -> None:

@@ -74,6 +74,14 @@ def growth(
     return min((_growth_in(like, lane, row, tile), _growth_in(shape, lane, row, tile)) for lane, row in innermost)[1]
 
 
+def innermost_dims(shape: tuple[int, ...], tile: TileShape, bits: int) -> tuple[int, int]:
+    """Lanes and rows of the tiles that waste least for elements of that size; of equal ones, the last two dims."""
+    fewest = max(1, 32 // max(1, bits))  # rows are packed into words
+    padded = tuple(max(fewest, size) for size in shape)
+    pairs = [(lane, row) for lane in reversed(range(len(shape))) for row in reversed(range(len(shape))) if row != lane]
+    return min(pairs, key=lambda pair: _growth_in(padded, *pair, tile) * padded[pair[1]] / max(1, shape[pair[1]]))
+
+
 def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: TileShape) -> float:
     return _padded(shape[lane], tile[1]) * _rows(shape[row], tile[0]) / max(1.0, shape[lane] * shape[row])
 

@@ -9,7 +9,8 @@
   fused with it; the reduced array then waits, at its own size, for the readers where the program has them, because
   gradients' reductions are combined and not hurried, or until copies are made of it for them. What is waited for and
   all-reduced, though devices go on with pieces of it, is there whole until the last kernel that cuts it;
-* copies of arguments that convolutions read (see `image_copies`), and what scatters will fill (see `scatter_starts`);
+* copies of arguments that convolutions read (see `image_copies`), what scatters will fill (see `scatter_starts`), and
+  copies of results while they are made (see `returned_layouts`);
 * what is alive in a manual region while it runs.
 
 Enters: array items with the iterations around them. Leaves: bytes and half steps.
@@ -39,6 +40,7 @@ from toast_cli.program.regions import readings
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 CONVOLVED = "convolved"  # the copy that convolutions read
 STARTED = "started"  # what a scatter will fill
+RETURNED = "returned"  # a result in other tiles than it was made in
 
 
 class Ahead(NamedTuple):
@@ -77,6 +79,7 @@ class Buffers:
         self._layouts = Layouts(problem, profile)
         self._deaths = late_reductions.deaths(items.lives, profile)
         self._images, self._started = items.compilation.copied_images, items.compilation.started
+        self._returned = items.compilation.returned
         self._gathers_first = loop_gathers.NAME in profile.passes
         self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
 
@@ -94,6 +97,9 @@ class Buffers:
         if self._waits_for_scatter(item, iteration):
             computed = iteration.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
+        sides = self._returned.get(item.values[0])
+        if sides and self._layouts.is_copied_to_return(item, sides, made):
+            yield RETURNED, self._layouts.kept(item, made)
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, iteration)
         if iteration.scattered[item.result] or iteration.reduced:
@@ -143,7 +149,7 @@ class Buffers:
         if kind == UNCUT:
             last = self._cut_by(value)
             return [(made + 1, last)] if made < last else []
-        return [(made, made)] if kind in (PARTIAL, INSIDE) else self._waiting(item, made, value)
+        return [(made, made)] if kind in (PARTIAL, INSIDE, RETURNED) else self._waiting(item, made, value)
 
     def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
         """Bytes of one array, and when those in the host's memory are alive. A result that replaces an argument takes
@@ -183,7 +189,7 @@ class Buffers:
         """What to call it: "argument", "carry", "temporary", "gathered", "partial" or "inside"."""
         if kind == INSIDE:
             return INSIDE
-        if kind in (CONVOLVED, STARTED):
+        if kind in (CONVOLVED, STARTED, RETURNED):
             return "temporary"
         if kind != OWN:
             return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"

@@ -11,8 +11,9 @@ from math import ceil, prod
 from toast_cli.compiler import gathered_pieces
 from toast_cli.compiler.image_copies import ImageCopy
 from toast_cli.compiler.profile import CompilerProfile
+from toast_cli.compiler.returned_layouts import Sides
+from toast_cli.compiler.tiling import UNPADDED, innermost_dims, tile_of
 from toast_cli.compiler.tiling import growth as growth_of_tiles
-from toast_cli.compiler.tiling import tile_of
 from toast_cli.evaluate.array_items import ArrayItem, reader_op
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
@@ -41,6 +42,13 @@ class Layouts:
         best = growth_of_tiles(local, tuple(range(len(local))), self._tile)
         wanted = growth_of_tiles(local, copy.dims, self._tile)
         return item.bytes / shards(made, self._sizes) * copy.part * wanted if wanted > best else 0.0
+
+    def is_copied_to_return(self, item: ArrayItem, sides: Sides, made: Sharding) -> bool:
+        """Whether a contraction's result is returned in tiles that the contraction does not write."""
+        local, bits = self._local_shape(item.shape, made), 8 * item.bytes // max(1, prod(item.shape))
+        return self._tile != UNPADDED and not any(
+            innermost_dims(local, self._tile, bits) in ((a, b), (b, a)) for a in sides[0] for b in sides[1]
+        )
 
     def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
         """The same of the item's array, or of `size` bytes of it in another type, with what its tiles waste. made: the

@@ -105,6 +105,7 @@ PASSES = plain.PASSES | {
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
     "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments", "unsliced-fusions",
+    "returned-layouts",
 }  # fmt: skip
 
 SOURCES = {
