@@ -29,7 +29,9 @@ def from_hlo_text(data: bytes) -> bytes:
 
 
 def from_hlo_proto(proto: bytes) -> bytes:
-    """A serialized HloModuleProto; which buffers it donates, and what lies in the host's memory, become attributes of the arguments."""
+    """A serialized HloModuleProto; which buffers it donates, and what lies in the host's memory, become attributes of
+    the arguments and results.
+    """
     module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
     mark_donations(module, proto)
     mark_host_memory(module, proto)
