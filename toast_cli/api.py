@@ -50,7 +50,7 @@ class Plan:
 
     def __repr__(self) -> str:
         predicted = self.report.predicted
-        fits = "fits" if predicted.fits else "does not fit"
+        fits = {"yes": "fits", "unsure": "may not fit", "no": "does not fit"}[self.fit]
         cost = f"{predicted.step_seconds * 1e3:.4g} ms a step, peak {predicted.peak_bytes / 2**30:.4g} GiB, {fits}"
         return f"<Plan of {self.report.program.name} on {self.report.mesh.name}: {self.summary}; {cost}>"
 
@@ -77,7 +77,10 @@ class Plan:
             "step time": (format_seconds(predicted.step_seconds), ""),
             "compute": (format_seconds(predicted.compute_seconds), ""),
             "communication": (format_seconds(predicted.communication_seconds), ""),
-            "peak memory": (format_bytes(predicted.peak_bytes), limit if predicted.fits else f"{limit}: does not fit"),
+            "peak memory": (
+                format_bytes(predicted.peak_bytes),
+                limit if self.fit != "no" else f"{limit}: does not fit",
+            ),
         }
         split = [(pattern, spec_text(spec)) for pattern, spec in rules_of(self._named_specs())]
         shape = " × ".join(f"{axis}={size}" for axis, size in self.axes.items())
@@ -138,8 +141,13 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the device's memory."""
-        return self.report.predicted.fits
+        """Whether the plan fits in the device's memory, or may: see `fit`."""
+        return self.fit != "no"
+
+    @property
+    def fit(self) -> str:
+        """Whether it fits: "yes", "unsure" where the limit is within the prediction's measured error, or "no"."""
+        return self.report.fit
 
     @property
     def axes(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from toast_cli.alternatives import different_plans
 from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
-from toast_cli.errors import UsageError
+from toast_cli.errors import ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load, stated_pins
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
@@ -37,8 +37,8 @@ from toast_cli.readings import Reading, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
+from toast_cli.request import Ask, SearchName
 from toast_cli.request import Request as Request
-from toast_cli.request import SearchName
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
@@ -214,6 +214,10 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
             if best.source is not source:
                 source, evaluator, plans = best.source, best.evaluator, [best.result.plan]
             result = best.result
+    elif (ask := _compiler_to_ask(spec, request)) is not None and _is_asked(request, best):
+        with _timed("ask", timings, tell):
+            best, confirmation = _asked(best, ask, request, said)
+            result = best.result
     with _timed("report", timings, tell):
         algorithm = request.search if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
@@ -240,6 +244,55 @@ def _compiler_of(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]:
     from toast_cli.confirm.search import compiler_for  # what asks compilers is loaded where one is asked
 
     return compiler_for(spec, request.confirm_with)
+
+
+def _compiler_to_ask(spec: Spec, request: Request) -> Callable[[Mesh], Compiler] | None:
+    """The chip's compiler, where it may be asked and is installed. Raises `ToastError` where it must be asked and
+    cannot."""
+    if request.ask == Ask.never:
+        return None
+    try:
+        return _compiler_of(spec, replace(request, confirm_with=None))
+    except ToastError:
+        if request.ask == Ask.always:
+            raise
+        return None
+
+
+# A plan that is predicted to need more than this part of the limit is refused without asking.
+_HOPELESS = 2.0
+
+
+def _is_asked(request: Request, reading: Reading) -> bool:
+    problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
+    limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
+    return request.ask == Ask.always or limit * (1 - error) < peak <= _HOPELESS * limit
+
+
+def _asked(
+    reading: Reading, compiler_of: Callable[[Mesh], Compiler], request: Request, said: Said | None
+) -> tuple[Reading, Confirmation]:
+    """What the compiler says of a plan's memory, and the best plan that it says fits, the same one where none does."""
+    from toast_cli.confirm.candidates import safer_plans
+    from toast_cli.confirm.run import Limits
+    from toast_cli.confirm.search import confirm_found
+
+    evaluator, result = reading.evaluator, reading.result
+    free = request.strategy is None and (request.plan is None or request.complete)
+    answer = confirm_found(
+        reading.source,
+        evaluator,
+        [result.plan, *(safer_plans(evaluator, result) if free else ())],
+        compiler_of(evaluator.problem.mesh),
+        named={},
+        search_again=False,
+        limits=Limits(request.confirm_seconds),
+        tell=said,
+    )
+    if answer.taken is None:
+        return reading, answer
+    plan = answer.taken.plan
+    return replace(reading, result=replace(result, plan=plan, cost=evaluator.exact_cost(plan))), answer
 
 
 def _with_confirmation(report: Report, problem: Problem, confirmation: Confirmation) -> Report:

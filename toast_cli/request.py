@@ -34,6 +34,14 @@ class CompilerName(StrEnum):
     gpu = "gpu"
 
 
+class Ask(StrEnum):
+    """When the chip's compiler is asked whether a plan fits."""
+
+    auto = "auto"
+    never = "never"
+    always = "always"
+
+
 class FrameChoice(StrEnum):
     """Which frames of the source a place shows."""
 
@@ -54,6 +62,7 @@ class OptionKind(Enum):
     EFFORT = "effort"
     COMPILER = "compiler"
     FRAMES = "frames"
+    ASK = "ask"
 
 
 @dataclass(frozen=True)
@@ -263,6 +272,14 @@ class Request:
         OptionKind.SECONDS,
         "Stop --confirm's compilations after this time, e.g. 10min.",
         "TIME",
+        in_python=False,
+    )
+    ask: str = _option(
+        Ask.never.value,
+        "--ask",
+        OptionKind.ASK,
+        "Ask the chip's compiler, where it is installed, whether the plan fits: auto (only where that is not sure, or "
+        "the plan would be refused), always or never.",
         in_python=False,
     )
     as_written: bool = _option(

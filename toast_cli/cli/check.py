@@ -21,7 +21,7 @@ from toast_cli.cli.workers import PointFailure, failure_of, run_all
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.inputs import resolved
 from toast_cli.outputs import Target, check_targets, write_target
-from toast_cli.request import Effort, SearchName
+from toast_cli.request import Ask, Effort, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import CheckVerdict
@@ -130,6 +130,7 @@ def check(
     confirm: Annotated[int | None, options.declared("confirm", default="0")] = None,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,
+    ask: Annotated[Ask | None, options.declared("ask", default="never")] = None,
     jobs: Annotated[
         int,
         typer.Option(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from toast_cli.errors import ToastError
 from toast_cli.inputs import STDIN
 from toast_cli.kept import Kept, key_of, users_folder
+from toast_cli.request import Ask
 
 if TYPE_CHECKING:
     from toast_cli.cli.check_points import CheckPoint
@@ -57,7 +58,7 @@ class KnownChecks:
 def key_of_point(point: CheckPoint) -> str:
     """The key of a point; empty where its verdict depends on more than what a key holds."""
     request = point.request
-    timed = request.confirm > 0 or request.budget_seconds is not None
+    timed = request.confirm > 0 or request.ask != Ask.never or request.budget_seconds is not None
     from_files = any("." in text or "/" in text for text in (*request.tactics, request.strategy or ""))
     if point.update or timed or request.program == STDIN or from_files:
         return ""

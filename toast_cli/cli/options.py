@@ -11,7 +11,7 @@ import typer
 
 from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
-from toast_cli.request import OPTIONS, CompilerName, Effort, FrameChoice, Option, OptionKind, Request, SearchName
+from toast_cli.request import OPTIONS, Ask, CompilerName, Effort, FrameChoice, Option, OptionKind, Request, SearchName
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -48,6 +48,7 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.EFFORT: Effort,
     OptionKind.COMPILER: CompilerName,
     OptionKind.FRAMES: FrameChoice,
+    OptionKind.ASK: Ask,
 }
 
 
@@ -87,6 +88,7 @@ Confirm = Annotated[int, declared("confirm")]
 ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
 ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
 Kernels = Annotated[str | None, declared("kernels")]
+AskWhen = Annotated[Ask, declared("ask")]
 Names = Annotated[list[str] | None, declared("names")]
 Frames = Annotated[FrameChoice, declared("frames")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]

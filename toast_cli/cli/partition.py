@@ -15,7 +15,7 @@ from toast_cli.cli.verdicts import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
-from toast_cli.request import CompilerName, Effort, FrameChoice, SearchName
+from toast_cli.request import Ask, CompilerName, Effort, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -67,6 +67,7 @@ def partition(
     confirm: options.Confirm = 0,
     confirm_with: options.ConfirmWith = None,
     confirm_budget: options.ConfirmBudget = None,
+    ask: options.AskWhen = Ask.auto,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -186,7 +187,7 @@ def _written(target: Target | None, chosen: Format, report: Report) -> str:
     if report.met:
         left_out = f": {LEFT_OUT}" if chosen in (Format.specs, Format.python) else ""
         return f"wrote {name} ({chosen.value}){left_out}"
-    return f"{name} was not written: the plan {'breaks a bound' if report.predicted.fits else 'does not fit'}"
+    return f"{name} was not written: the plan {'does not fit' if report.fit == 'no' else 'breaks a bound'}"
 
 
 def _show(report: Report, written: str, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:

@@ -294,5 +294,5 @@ def _exit_code(rows: Sequence[SweepRow]) -> int:
     """A failed point matters most; then a program for which nothing fits."""
     if any(row.status == "failed" for row in rows):
         return BAD_INPUT
-    fitting = {row.program for row in rows if row.status == "fits"}
+    fitting = {row.program for row in rows if row.status in ("fits", "unsure")}
     return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT

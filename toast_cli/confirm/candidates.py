@@ -10,6 +10,7 @@ from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
+from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies
 from toast_cli.tactics.strategies import EVERY, baselines
@@ -29,6 +30,19 @@ def candidates(evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, 
         if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
             listed.append(Candidate(name, plan, cost))
     return listed
+
+
+def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
+    """Of the plans known, those of less memory than the one found that are worth asking about: the fastest that surely
+    fits, and the one of least memory."""
+    problem = evaluator.problem
+    plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
+    known = {plan: evaluator.exact_cost(plan, learn=False) for plan in plans}
+    sure = problem.mesh.limit_bytes * (1 - evaluator.profile.peak_error)
+    smaller = [plan for plan, cost in known.items() if cost.peak_bytes < result.cost.peak_bytes]
+    safe = [plan for plan in smaller if known[plan].peak_bytes <= sure]
+    fastest = sorted(safe, key=lambda plan: known[plan].step_seconds)[:1]
+    return list(dict.fromkeys([*fastest, *sorted(smaller, key=lambda plan: known[plan].peak_bytes)[:1]]))
 
 
 def experts(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:

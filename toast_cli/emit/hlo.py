@@ -23,6 +23,7 @@ from toast_cli.frontend.nameless import region_axes, regions_on
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated
+from toast_cli.program.host_memory import on_host
 from toast_cli.program.ops import BROADCAST_IN_DIM
 from toast_cli.program.rematerialised import remade_values
 from toast_cli.xla import ADVANCE, ir
@@ -52,7 +53,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         marks = operation_marks(source, lowered)
         with annotated(source.module, marks, notation, devices):
             text = xla.stablehlo_to_hlo_text(without_shardy(source, lowered))
-    text = with_partitions(text, devices)
+    text = with_host_memory(with_partitions(text, devices), source)
     check_arrival(text, marks, notation)
     xla.hlo_text_to_proto(text)
     return text.encode()
@@ -243,6 +244,22 @@ def bind(operation: Any, device: str) -> None:
 def with_partitions(text: str, devices: int) -> str:
     """Says in the header how many devices the program is for, as XLA prints it for more than one."""
     return re.sub(r"\AHloModule [^,\n]+", rf"\g<0>, num_partitions={devices}", text) if devices > 1 else text
+
+
+def with_host_memory(text: str, source: Source) -> str:
+    """Says in the header which arguments and results lie in the host's memory: those of memory space 5."""
+    program, there = source.program, on_host(source.program)
+    values = [a.value for a in program.arguments] + [result.value for result in program.results]
+    if there.isdisjoint(values):
+        return text
+    wanted = iter([value in there for value in values])
+
+    def placed(found: re.Match[str]) -> str:
+        return f"{found[1]}{{{found[2] or ''}:S(5)}}" if next(wanted, False) else found[0]
+
+    start = text.index("entry_computation_layout={")
+    end = text.index("\n", start)
+    return text[:start] + re.sub(r"(\w+\[[\d,<=]*\])(?:\{([\d,]*)\})?", placed, text[start:end]) + text[end:]
 
 
 def check_arrival(text: str, marks: Marks, notation: GspmdNotation) -> None:

@@ -33,7 +33,7 @@ from toast_cli.evaluate.timeline import Spans, Timeline
 from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
-from toast_cli.program.host_memory import moved, on_host
+from toast_cli.program.host_memory import moved, on_host, replacing
 from toast_cli.program.ops import ARGUMENT, CARRY
 from toast_cli.program.regions import readings
 
@@ -74,6 +74,7 @@ class Buffers:
         self._lives = items.lives
         self._pricer = pricer
         self._on_host, self._moved = on_host(problem.program), moved(problem.program)
+        self._replacing = replacing(problem.program, items.lives.into_arguments)
         self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
         profile, elapsed = items.compilation.profile, items.compilation.elapsed
         self._layouts = Layouts(problem, profile)
@@ -154,11 +155,8 @@ class Buffers:
     def on_host(self, item: ArrayItem, iteration: Iteration) -> tuple[float, list[Interval]]:
         """Bytes of one array, and when those in the host's memory are alive. A result that replaces an argument takes
         its place."""
-        lives, program = self._lives, self._problem.program
-        found: list[Interval] = []
-        for value in self._on_host.intersection(item.values):
-            if not any(op in lives.into_arguments for op, _ in program.users[value]):
-                found += lives.intervals[value]
+        mine = self._on_host.intersection(item.values) - self._replacing
+        found = [interval for value in mine for interval in self._lives.intervals[value]]
         return self._pricer.local(item.bytes, iteration.shardings[item.result]), found
 
     def resting(self, item: ArrayItem) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toast_cli import xla
-from toast_cli.frontend.donation import mark_donations
+from toast_cli.frontend.donation import mark_donations, mark_host_memory
 from toast_cli.frontend.left_out import take_markers, with_markers
 
 
@@ -29,9 +29,12 @@ def from_hlo_text(data: bytes) -> bytes:
 
 
 def from_hlo_proto(proto: bytes) -> bytes:
-    """A serialized HloModuleProto; which buffers it donates becomes attributes of the arguments."""
+    """A serialized HloModuleProto; which buffers it donates, and what lies in the host's memory, become attributes of
+    the arguments and results.
+    """
     module = xla.parse_module(xla.make_context(), xla.hlo_proto_to_stablehlo(proto))
     mark_donations(module, proto)
+    mark_host_memory(module, proto)
     take_markers(module)
     return xla.write_bytecode(module)
 

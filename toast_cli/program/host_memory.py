@@ -6,6 +6,7 @@ of such an array, until a part of it is moved to the device. XLA moves nothing e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from toast_cli.program.model import Op, Program, once
@@ -31,6 +32,18 @@ def only_moves(program: Program) -> Program:
 
 def _lies_there(op: Op, there: frozenset[int]) -> bool:
     return (op.detail == TO_HOST) == (op.operands[0] in there)
+
+
+def replacing(program: Program, results: Iterable[int]) -> frozenset[int]:
+    """Numbers of the values that these `toast.result` ops return, also by way of identities."""
+    found: set[int] = set()
+    for number in results:
+        value = program.ops[number].operands[0]
+        found.add(value)
+        while (maker := program.ops[program.producer[value]]).kind.identity:
+            value = maker.operands[0]
+            found.add(value)
+    return frozenset(found)
 
 
 @once

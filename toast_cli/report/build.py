@@ -25,7 +25,7 @@ from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Program
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import undonated
-from toast_cli.quantities import format_bytes, format_count, format_percent, format_plural, format_seconds
+from toast_cli.quantities import format_bytes, format_count, format_plural, format_seconds
 from toast_cli.report.model import (
     AnalysisFacts,
     ArgumentFacts,
@@ -159,6 +159,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         tokens_of(problem) / cost.step_seconds if cost.step_seconds > 0 else 0.0,
         round(evaluator.host_bytes(result.plan)),
         cost.transfer_seconds,
+        find_profile(problem.mesh.chip).peak_error,
     )
 
 
@@ -328,18 +329,6 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
     return ""
 
 
-def _tight(problem: Problem, cost: Cost) -> list[str]:
-    """A remark where the plan fits, but by less than predictions are off now and then."""
-    limit, error = problem.mesh.limit_bytes, find_profile(problem.mesh.chip).peak_error
-    if not limit * (1 - error) < cost.peak_bytes <= limit:
-        return []
-    return [
-        f"it may not fit: the predicted peak is {format_percent(cost.peak_bytes / limit)} of the limit, and one "
-        f"prediction in ten is off by more than {format_percent(error)}; "
-        f"`toast verify --compiler {problem.mesh.chip.platform}` asks the compiler"
-    ]
-
-
 def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
     """A remark where a step gives none of its arguments' memory to the results that replace them."""
     program, sizes = problem.program, problem.mesh.sizes
@@ -384,7 +373,6 @@ def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: P
         if op.opaque and op.kernel is None  # of kernels the notices tell
     )
     notes = [
-        *_tight(problem, result.cost),
         *_passed_over(problem, result),
         *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan)),
         *padding_advice(problem),

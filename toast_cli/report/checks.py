@@ -12,7 +12,7 @@ from toast_cli.program.paths import slash_path
 from toast_cli.quantities import format_bytes, format_percent, format_seconds, format_sharding
 from toast_cli.report.goal import written
 from toast_cli.report.json_file import StoredReport
-from toast_cli.report.model import DimensionAxes, Report
+from toast_cli.report.model import NO, UNSURE, DimensionAxes, Report
 from toast_cli.report.terminal import one_line
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
@@ -97,8 +97,8 @@ def judge(report: Report, limits: CheckLimits, stored: StoredReport | None = Non
     peak, step = f"{format_bytes(now.peak_bytes)}{now.by}", f"{format_seconds(now.step_seconds)}{now.by}"
     communication = f"{format_seconds(now.communication_seconds)}{now.by}"
     limit_bytes = report.predicted.limit_bytes
-    fits = now.peak_bytes <= limit_bytes and not (report.confirmation and report.confirmation.rejected)
-    checks = [Check("fits", fits, peak, f"{format_bytes(limit_bytes)} usable per device")]
+    unsure = f" (±{format_percent(report.predicted.peak_error)})" if report.fit == UNSURE else ""
+    checks = [Check("fits", report.fit != NO, peak + unsure, f"{format_bytes(limit_bytes)} usable per device")]
     if report.confirmation is not None and report.confirmation.chosen is None:
         checks.append(Check("compiles", False, "no plan", f"one, by {report.confirmation.compiler}"))
     if limits.max_bytes is not None:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from toast_cli.quantities import format_bytes, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.model import BoundFacts, GoalFacts, Report
+from toast_cli.report.model import NO, BoundFacts, GoalFacts, Report
 
 
 def goal(report: Report) -> RenderableType | None:
@@ -38,7 +38,7 @@ def written(bound: BoundFacts) -> tuple[str, str]:
 def broken(report: Report) -> RenderableType | None:
     """Only for a plan that fits but breaks a bound: that it does."""
     bounds = [bound for bound in report.goal.bounds if not bound.holds]
-    if not bounds or not report.predicted.fits:
+    if not bounds or report.fit == NO:
         return None
     return Text(
         f"✗ no plan found keeps all bounds; this one exceeds them least: {'; '.join(map(bound_text, bounds))}",

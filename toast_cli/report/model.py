@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "toast.report/1"
+# Whether a plan fits in memory.
+YES, UNSURE, NO = "yes", "unsure", "no"
 
 # Per dimension of an array, the mesh axis names that split it, major to minor.
 DimensionAxes = list[list[str]]
@@ -70,6 +72,13 @@ class LiveValue:
     role: str  # "argument", "temporary", "gathered", "partial", "carry", "inside" (see `cost.model.Alive`)
 
 
+def fit_of(peak_bytes: float, limit_bytes: float, error: float) -> str:
+    """Whether a predicted peak that may be off by a share of `error` fits: "yes", "unsure" or "no"."""
+    if peak_bytes <= limit_bytes * (1 - error):
+        return YES
+    return UNSURE if peak_bytes <= limit_bytes * (1 + error) else NO
+
+
 @dataclass(frozen=True)
 class PredictedFacts:
     step_seconds: float
@@ -86,6 +95,13 @@ class PredictedFacts:
     tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
     host_bytes: int = 0  # of one device's arrays in the host's memory, the most at once
     transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
+    peak_error: float = 0.0  # nine of ten predicted peaks are nearer than this to what the compiler needs
+    fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
+
+    def __post_init__(self) -> None:
+        known = self.argument_bytes > self.limit_bytes  # which nothing predicts
+        fit = NO if known else fit_of(self.peak_bytes, self.limit_bytes, self.peak_error)
+        object.__setattr__(self, "fit", fit)
 
 
 @dataclass(frozen=True)
@@ -317,13 +333,16 @@ class Report:
         return self.to_json()[key]
 
     @property
+    def fit(self) -> str:
+        """Whether the plan fits in memory, by the compiler's word where it was asked: "yes", "unsure" or "no"."""
+        if self.confirmation is not None and self.confirmation.chosen is not None:
+            return YES
+        return NO if self.confirmation is not None and self.confirmation.rejected else self.predicted.fit
+
+    @property
     def met(self) -> bool:
-        """Whether the plan fits in memory, by the compiler's word where it was asked, and keeps all bounds asked
-        for."""
-        confirmed = self.confirmation is not None and self.confirmation.chosen is not None
-        rejected = self.confirmation is not None and self.confirmation.rejected
-        fits = confirmed or (self.predicted.fits and not rejected)
-        return fits and all(bound.holds for bound in self.goal.bounds)
+        """Whether the plan fits, or may fit, and keeps all bounds asked for."""
+        return self.fit != NO and all(bound.holds for bound in self.goal.bounds)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serialisable data, `schema` first."""

@@ -13,7 +13,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.hardware.schema import MOST_DEVICES
 from toast_cli.inputs import read_json
-from toast_cli.report.model import SCHEMA, CollectiveFacts
+from toast_cli.report.model import NO, SCHEMA, UNSURE, YES, CollectiveFacts
 from toast_cli.verify.promises import PromisedCollective, Promises
 
 
@@ -48,6 +48,8 @@ def wrong_fields(promises: Promises) -> Iterator[str]:
             yield f"predicted.{name}"
     if type(promises.fits) is not bool:
         yield "predicted.fits"
+    if promises.fit not in (YES, UNSURE, NO):
+        yield "predicted.fit"
     if type(promises.machine) is not str:
         yield "mesh.name"
     kinds: dict[str, Any] = {
@@ -84,4 +86,5 @@ def promises_of(facts: dict[str, Any]) -> Promises:
         predicted["fits"],
         facts["mesh"]["name"],
         predicted.get("host_bytes", 0),
+        predicted.get("fit", "yes" if predicted["fits"] else "no"),
     )

@@ -24,7 +24,7 @@ from toast_cli.quantities import (
     format_seconds,
 )
 from toast_cli.report import style
-from toast_cli.report.model import BaselineFacts, DecisionFacts, Report, strategy_label
+from toast_cli.report.model import NO, UNSURE, YES, BaselineFacts, DecisionFacts, Report, strategy_label
 from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
@@ -78,15 +78,30 @@ def _tactics(report: Report) -> Text:
     return style.with_axes(", ".join(filter(None, parts)) or f"{asked}: nothing to decide", list(report.mesh.axes))
 
 
-def verdict(report: Report) -> RenderableType:
-    """Only for a plan that does not fit: by how much."""
-    predicted = report.predicted
-    excess = predicted.peak_bytes - predicted.limit_bytes
-    found = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
+def verdict(report: Report) -> RenderableType | None:
+    """Whether the plan fits: what the compiler says where it was asked, else how far off the prediction may be; None
+    where it surely fits."""
+    predicted, confirmed = report.predicted, report.confirmation
+    peak, limit = format_bytes(predicted.peak_bytes), format_bytes(predicted.limit_bytes)
+    if report.fit == NO:
+        found = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
+        by = f", and {confirmed.compiler} refuses it" if confirmed is not None and confirmed.rejected else ""
+        excess = predicted.peak_bytes - predicted.limit_bytes
+        more = f", {format_bytes(excess)} more than the limit of {limit}" if excess > 0 else f" of {limit}"
+        return Text(f"✗ does not fit: the {found} needs {peak} on each device{more}{by}", style.BAD)
+    if confirmed is not None and confirmed.chosen is not None:
+        row = next(row for row in confirmed.plans if row.name == confirmed.chosen)
+        if predicted.fit == YES or row.peak_bytes is None:
+            return None
+        said = f"✓ fits: {confirmed.compiler} needs {format_bytes(row.peak_bytes)} of {limit} (predicted {peak})"
+        return Text(said, style.GOOD)
+    if report.fit == YES:
+        return None
     return Text(
-        f"✗ does not fit: the {found} needs {format_bytes(predicted.peak_bytes)} on each device, "
-        f"{format_bytes(excess)} more than the limit of {format_bytes(predicted.limit_bytes)}",
-        style.BAD,
+        f"? may not fit: the predicted peak is {format_percent(predicted.peak_bytes / predicted.limit_bytes)} of the "
+        f"limit, and one prediction in ten is off by more than {format_percent(predicted.peak_error)}; "
+        f"--ask always asks the compiler",
+        style.WARNING,
     )
 
 
@@ -180,12 +195,17 @@ def comparison(report: Report, width: int) -> RenderableType:
             format_seconds(facts.compute_seconds),
             format_seconds(facts.communication_seconds),
             format_bytes(facts.peak_bytes),
-            Text("fits", style.GOOD) if facts.fits else Text("does not fit", style.BAD),
+            _fits(report.fit if facts is this else YES if facts.fits else NO),
         ]
         for name, facts in {"this plan": this, **report.baselines}.items()
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     return style.section("compared with", rows)
+
+
+def _fits(fit: str) -> Text:
+    words = {YES: ("fits", style.GOOD), UNSURE: ("may not fit", style.WARNING), NO: ("does not fit", style.BAD)}
+    return Text(*words[fit])
 
 
 def notes(report: Report, verbose: bool) -> RenderableType | None:

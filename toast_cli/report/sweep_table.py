@@ -23,13 +23,14 @@ ROW_SCHEMA = "toast.sweep.point/1"
 WORDS = 28
 
 FITS: Literal["fits"] = "fits"
+UNSURE: Literal["unsure"] = "unsure"
 DOES_NOT_FIT: Literal["does-not-fit"] = "does-not-fit"
 BREAKS_BOUND: Literal["breaks-bound"] = "breaks-bound"
 FAILED: Literal["failed"] = "failed"
-Status = Literal["fits", "does-not-fit", "breaks-bound", "failed"]
+Status = Literal["fits", "unsure", "does-not-fit", "breaks-bound", "failed"]
 
 
-STATUSES = (FITS, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
+STATUSES = (FITS, UNSURE, DOES_NOT_FIT, BREAKS_BOUND, FAILED)
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
 def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> SweepRow:
     """The row of a point that was judged."""
     predicted = report.predicted
-    kept: Status = FITS if report.met else BREAKS_BOUND
+    found: dict[str, Status] = {"yes": FITS, "unsure": UNSURE, "no": DOES_NOT_FIT}
     return SweepRow(
         program=program,
         mesh=mesh,
         mesh_shape=",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
-        status=kept if predicted.fits else DOES_NOT_FIT,
+        status=found[report.fit] if report.met or report.fit == "no" else BREAKS_BOUND,
         step_seconds=predicted.step_seconds,
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
@@ -105,7 +106,7 @@ def mark_best(rows: Sequence[SweepRow], by: str = "step_time") -> list[SweepRow]
     least: dict[str, tuple[float, int]] = {}
     for number, row in enumerate(rows):
         value = figure(row)
-        if row.status == FITS and value is not None and value < least.get(row.program, (math.inf, 0))[0]:
+        if row.status in (FITS, UNSURE) and value is not None and value < least.get(row.program, (math.inf, 0))[0]:
             least[row.program] = (value, number)
     best = {number for _, number in least.values()}
     return [replace(row, best=number in best) for number, row in enumerate(rows)]

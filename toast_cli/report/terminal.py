@@ -18,7 +18,7 @@ from toast_cli.report.confirmation import confirmation
 from toast_cli.report.constraints import constraints, kernels
 from toast_cli.report.goal import broken, goal
 from toast_cli.report.live import live_at_peak
-from toast_cli.report.model import Report
+from toast_cli.report.model import NO, UNSURE, Report
 
 
 def print_report(report: Report, stream: TextIO, *, verbose: bool = False, width: int | None = None) -> None:
@@ -39,7 +39,8 @@ def render_report(report: Report, console: Console, *, verbose: bool = False) ->
 def one_line(report: Report) -> str:
     """What, where, how fast, how large and how, on one line."""
     predicted = report.predicted
-    verdict = "DOES NOT FIT, " if not predicted.fits else "" if report.met else "BREAKS A BOUND, "
+    words = {NO: "DOES NOT FIT, ", UNSURE: "MAY NOT FIT, "}
+    verdict = words.get(report.fit, "") if report.met or report.fit == NO else "BREAKS A BOUND, "
     return (
         f"{report.program.name} on {report.mesh.name}: {verdict}{format_seconds(predicted.step_seconds)} a step, "
         f"{format_bytes(predicted.peak_bytes)} of {format_bytes(predicted.limit_bytes)}; "
@@ -49,10 +50,11 @@ def one_line(report: Report) -> str:
 
 def _blocks(report: Report, width: int, verbose: bool) -> list[RenderableType | None]:
     """The sections in reading order; None for one that has nothing to say."""
-    fits = report.predicted.fits
+    fits = report.fit != NO
     return [
         sections.header(report),
-        broken(report) if fits else sections.verdict(report),
+        sections.verdict(report),
+        broken(report),
         sections.decisions(report, width),
         sections.prediction(report, width),
         goal(report),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from toast_cli.frontend.donation import mark_host_memory
 from toast_cli.verify.child import Failure, ask
 
 Dialect = Literal["stablehlo", "hlo"]
@@ -76,4 +77,12 @@ def as_stablehlo(content: bytes, form: str) -> bytes:
     """StableHLO of either form."""
     from toast_cli import xla
 
-    return xla.hlo_proto_to_stablehlo(xla.hlo_text_to_proto(content.decode())) if form == "hlo" else content
+    if form != "hlo":
+        return content
+    proto = xla.hlo_text_to_proto(content.decode())
+    program = xla.hlo_proto_to_stablehlo(proto)
+    if not any(map(any, xla.hlo_on_host(proto))):
+        return program
+    module = xla.parse_module(xla.make_context(), program)
+    mark_host_memory(module, proto)
+    return xla.write_bytecode(module)

@@ -32,7 +32,7 @@ class PromisedCollective:
 class Promises:
     """axes: the mesh, name -> size. Bytes per device. fits: whether the plan was said to stay within `limit_bytes`.
     machine: name of the mesh specification that was planned for; empty where it is not known. host_bytes: in the host's
-    memory."""
+    memory. fit: whether it fits, "yes", "unsure" or "no"."""
 
     axes: dict[str, int]
     collectives: list[PromisedCollective]
@@ -42,3 +42,4 @@ class Promises:
     fits: bool
     machine: str = ""
     host_bytes: int = 0
+    fit: str = "yes"

@@ -172,7 +172,7 @@ def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
 def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> Part:
     """Peak memory as the compiler for the real chips assigns buffers."""
     if isinstance(compiled, Failure):
-        promised_to_fit = promises is not None and promises.fits
+        promised_to_fit = promises is not None and promises.fit != "no"
         return Part(
             "memory", "disagreed" if out_of_memory(compiled) and promised_to_fit else "unchecked", compiled.reason
         )
@@ -202,7 +202,7 @@ def check_memory(compiled: AheadFacts | Failure, promises: Promises | None) -> P
     )
     fits = peak <= promises.limit_bytes
     text += "" if fits else ": out of memory"
-    return Part("memory", "agreed" if fits == promises.fits else "disagreed", text, facts)
+    return Part("memory", "agreed" if fits == (promises.fit != "no") else "disagreed", text, facts)
 
 
 def out_of_memory(failure: Failure) -> bool:

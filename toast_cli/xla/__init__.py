@@ -20,6 +20,7 @@ from toast_cli.xla.attributes import (
 from toast_cli.xla.conversions import (
     full_hlo_text,
     hlo_boundary_leaves,
+    hlo_on_host,
     hlo_proto_to_stablehlo,
     hlo_sharding_devices,
     hlo_text_to_proto,
@@ -77,6 +78,7 @@ __all__ = [
     "full_hlo_text",
     "gpu_devices",
     "hlo_boundary_leaves",
+    "hlo_on_host",
     "hlo_proto_to_stablehlo",
     "hlo_sharding_devices",
     "hlo_text_to_proto",

@@ -55,6 +55,19 @@ def hlo_boundary_leaves(proto: bytes) -> tuple[list[Any], Any]:
     return [tree(parameter) for parameter in shape.parameter_shapes()], tree(shape.result_shape())
 
 
+def hlo_on_host(proto: bytes) -> tuple[list[bool], list[bool]]:
+    """Of a serialized HloModuleProto's entry: which arrays of the parameters, and of the result, lie in the host's
+    memory."""
+
+    def arrays(shape: Any) -> list[bool]:
+        if shape.is_tuple():
+            return [there for part in shape.tuple_shapes() for there in arrays(part)]
+        return [":S(5)" in repr(shape)]
+
+    shape = hlo.XlaComputation(proto).program_shape()
+    return [there for one in shape.parameter_shapes() for there in arrays(one)], arrays(shape.result_shape())
+
+
 @refusing
 def refine_shapes(bytecode: bytes) -> bytes:
     """Works out the dynamic shapes inside a program whose arguments are static.

@@ -14,7 +14,7 @@ from toast_cli.report.html.frame import fold, frame, section, table
 from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
-from toast_cli.report.model import Report
+from toast_cli.report.model import UNSURE, YES, Report
 from toast_cli.report.sections import decision_name
 
 
@@ -93,8 +93,8 @@ def _figures(report: Report) -> str:
         least = f"at least {format_seconds(predicted.step_seconds_lower)}, if communication hides behind compute"
     fits = (
         f"{share} of {format_bytes(predicted.limit_bytes)}"
-        if predicted.fits
-        else "<span class='bad'>does not fit</span>"
+        if report.fit == YES
+        else f"<span class='bad'>{'may' if report.fit == UNSURE else 'does'} not fit</span>"
     )
     figures = [
         ("step time", format_seconds(predicted.step_seconds), least),
