@@ -21,7 +21,6 @@ SPLIT = {name: Situation(*OPS[name]) if name in OPS else Situation(TEXTS[name]) 
 # (kind of op, form) -> what is known to be otherwise than promised, and why.
 _ANNOTATED = {
     "complex mixed": "an all-reduce is promised for a scatter of constants, and none is needed",
-    "convolution of groups of images": "XLA gathers the images where channels are split as well",
 }
 OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
 OTHERWISE["barrier", "hlo"] = "XLA gathers an array behind a barrier that nobody reads"

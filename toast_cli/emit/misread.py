@@ -15,6 +15,7 @@ And some that come out right but with other collectives than they take:
 * `top_k`, and a convolution in groups of several channels, however they are split: all they read is gathered, batch
   and all (a depthwise convolution has one channel in a group, and is split everywhere). XLA:TPU rewrites both into what
   its partitioner can split beforehand, XLA:GPU `top_k` alone (8 of 4,096 and 2 of 64 on H100), XLA:CPU neither.
+* A convolution of groups of images whose groups are split over one axis and the images of a group over another.
 * A `dynamic_update_slice` along a split dimension that it updates in part: the whole array is gathered along it, unless
   the update is known to lie in one device's piece (one row, or constant starts).
 * A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
@@ -304,11 +305,12 @@ def _starts_elsewhere(op: Op, operation: Any, ways_in: tuple[Sharding, ...], ove
 
 
 def _in_groups(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
-    """Whether a convolution's channels come in groups of several."""
-    if ir.IntegerAttr(operation.attributes["feature_group_count"]).value == 1:
-        return False
-    kernel = ir.RankedTensorType(operation.operands[1].type)
-    return bool(kernel.shape[convolution_dims(operation)[1].index("i")] > 1)
+    """Whether a convolution's channels come in groups of several, or its groups of images are themselves split."""
+    image, kernel, _ = convolution_dims(operation)
+    features, images = (int(operation.attributes[f"{of}_group_count"].value) for of in ("feature", "batch"))
+    several = ir.RankedTensorType(operation.operands[1].type).shape[kernel.index("i")] > 1
+    within = set(ways_in[0][image.index("b")]) - set(ways_in[1][kernel.index("o")])
+    return bool((features > 1 and several) or (images > 1 and within))
 
 
 def _updates_several_pieces(op: Op, operation: Any, ways_in: tuple[Sharding, ...], sizes: tuple[int, ...]) -> bool:
