@@ -127,6 +127,16 @@ def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilat
     return Items(work, sums, neighbour_items(problem), array_items(problem, made), made)
 
 
+def _type_of(program: Program, op: Op) -> str:
+    """The element type that an op computes in: of a hand-written kernel that of its largest operand."""
+    if op.kind.matrix_unit:
+        return program.multiplied_type(op)
+    if not op.operands:
+        return ""
+    arrays = [program.values[value] for value in op.operands]
+    return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
+
+
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel, or may have to communicate; terms: ops whose results are added up partial.
     shares: [ops] see `reduction_combining.shares`."""
@@ -149,7 +159,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
         key = (
             problem.op_pattern[number],
             op.kind,
-            _product_type(program, op),
+            _type_of(program, op),
             *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
@@ -171,14 +181,6 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
         for key, count in runs.items()
     )
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)
-
-
-def _product_type(program: Program, op: Op) -> str:
-    """The type in which an op multiplies: of its first operand, of a hand-written kernel its largest."""
-    if not op.operands:
-        return ""
-    arrays = [program.values[value] for value in op.operands]
-    return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
 
 
 def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:

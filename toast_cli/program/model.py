@@ -328,6 +328,10 @@ class Program:
         """Arithmetic operations of one run, loops counted."""
         return sum(op.flops * op.trips for op in self.ops)
 
+    def multiplied_type(self, op: Op) -> str:
+        """The element type that a product or convolution multiplies: the wider one of its two operands'."""
+        return max((self.values[v].dtype for v in op.operands[:2]), key=lambda dtype: DTYPE_BITS.get(dtype, 32))
+
     @cached_property
     def source_op_count(self) -> int:
         """Ops of the program proper, without the four kinds of our own."""

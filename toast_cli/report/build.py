@@ -14,7 +14,7 @@ from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.sides import side_texts
 from toast_cli.explain.words import decision_text, idle_axes, part_name, scope_name, summary
 from toast_cli.frontend.source import Source
-from toast_cli.hardware import Mesh
+from toast_cli.hardware import Chip, Mesh, matrix_rate
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.goal import Bound
@@ -121,10 +121,23 @@ def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
 
 
 def mfu(problem: Problem, step_seconds: float) -> float:
-    """Model FLOPs over what all chips could do in that time at their peak matrix rate (bf16 where listed)."""
-    chip = problem.mesh.chip
-    peak = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values())
-    return problem.program.flops / (step_seconds * peak * problem.mesh.devices) if step_seconds > 0 else 0.0
+    """Model FLOPs over what all chips could do in that time at their peak matrix rate: that of bf16 (where listed), and
+    of a narrower type for products in one."""
+    busy = _peak_seconds(problem.program, problem.mesh.chip)
+    return busy / (step_seconds * problem.mesh.devices) if step_seconds > 0 else 0.0
+
+
+def _peak_seconds(program: Program, chip: Chip) -> float:
+    """Seconds that all arithmetic of a program takes one chip at its peak."""
+    peak, seconds = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0
+    for op in program.ops:
+        if op.region is not None and op.region.body.flops:
+            devices = op.flops / op.region.body.flops
+            seconds += op.trips * devices * _peak_seconds(op.region.body, chip)
+        elif op.flops:
+            narrow = op.kind.matrix_unit and max(peak, matrix_rate(chip, program.multiplied_type(op)))
+            seconds += op.trips * op.flops / (narrow or peak)
+    return seconds
 
 
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
