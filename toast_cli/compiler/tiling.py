@@ -79,7 +79,9 @@ def innermost_dims(shape: tuple[int, ...], tile: TileShape, bits: int) -> tuple[
     fewest = max(1, 32 // max(1, bits))  # rows are packed into words
     padded = tuple(max(fewest, size) for size in shape)
     pairs = [(lane, row) for lane in reversed(range(len(shape))) for row in reversed(range(len(shape))) if row != lane]
-    return min(pairs, key=lambda pair: _growth_in(padded, pair[0], pair[1], tile) * padded[pair[1]] / max(1, shape[pair[1]]))
+    return min(
+        pairs, key=lambda pair: _growth_in(padded, pair[0], pair[1], tile) * padded[pair[1]] / max(1, shape[pair[1]])
+    )
 
 
 def _growth_in(shape: tuple[float, ...], lane: int, row: int, tile: TileShape) -> float:

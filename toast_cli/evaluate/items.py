@@ -128,12 +128,13 @@ def make_items(problem: Problem, profile: CompilerProfile, compilation: Compilat
 
 
 def _type_of(program: Program, op: Op) -> str:
-    """The element type that an op computes in: a hand-written kernel in that of its largest operand."""
-    if op.kernel is not None and op.operands:
-        return max((program.values[value] for value in op.operands), key=lambda array: array.bytes).dtype
+    """The element type that an op computes in: of a hand-written kernel that of its largest operand."""
     if op.kind.matrix_unit:
         return program.multiplied_type(op)
-    return program.values[op.operands[0]].dtype if op.operands else ""
+    if not op.operands:
+        return ""
+    arrays = [program.values[value] for value in op.operands]
+    return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
 
 
 def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
