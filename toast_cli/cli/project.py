@@ -144,7 +144,7 @@ def _refuse_outside(entry: ProjectCheck, root: Path) -> None:
 
 
 def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
-    """The options with files of tactics relative to the working directory."""
+    """The options with files of tactics and of kernels relative to the working directory."""
     from toast_cli.tactics.wishes import file_of, parts_of
 
     def moved(wish: str) -> str:
@@ -156,6 +156,8 @@ def _from_folder(options: dict[str, Any], root: Path) -> dict[str, Any]:
         changed["tactic"] = [moved(wish) for wish in options["tactic"]]
     if "strategy" in options:
         changed["strategy"] = "+".join(moved(wish) for wish in parts_of(options["strategy"]))
+    if "kernels" in options:
+        changed["kernels"] = _shown(root / options["kernels"])
     return changed
 
 
