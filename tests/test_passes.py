@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from programs import PLAIN, Case, arg, evaluator_of, mesh_of, round_mesh, source_of
+from programs import PLAIN, Case, arg, evaluator_of, mesh_of, round_mesh, source_of, source_of_text
+from ragged_programs import program
 from test_decoding_memory import BATCH, FEATURES, LAYERS, ORDERS, for_all_positions, scanned_over, step
 
 from toast_cli.compiler.passes import PASSES
@@ -229,6 +230,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "on-chip-reuse": (lambda x, v, w: (x @ v) @ w, (arg(16, 4096), arg(4096, 4096), arg(4096, 16)), "", "more compute",
                       "v4-32"),
     "fourier-transforms": (lambda x: jnp.fft.rfft(x).real, (arg(1024, 1024),), "", "less compute", "v5e-16"),
+    "ragged-gradients": (program("contracted"), (), "", "less compute", "v5e-16"),
     "prefetched-arguments": (lambda x, y: x + 2.0 * y, (arg(512, 512),) * 2, "", "more compute", "v5e-16"),
     "loop-residency": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
     "resident-kernels": (recurrent, (arg(16, 1024), arg(1024, 1024)), "", "more compute", "v5e-16"),
@@ -266,7 +268,7 @@ def test_every_pass_has_a_case() -> None:
 def test_without_a_pass_the_prediction_is_another(name: str) -> None:
     run, shapes, decisions, change, machine = CASES[name]
     donated = (0,) if name in ("loop-copies", "scan-unification", "in-place-updates") else ()
-    source = source_of(run, *shapes, donate=donated)
+    source = source_of_text(run) if isinstance(run, str) else source_of(run, *shapes, donate=donated)
     if name == "weight-parts":
         source = parted(source)
     case = case_on(machine, source, ())

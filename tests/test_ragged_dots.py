@@ -9,36 +9,17 @@ import pytest
 from cases.model import Situation
 from cases.running import MESHES, Planned, Whole
 from programs import source_of_text
+from ragged_programs import NUMBERS, TENSORS, program
 from test_split_ops import plans
 
 from toast_cli import xla
+from toast_cli.compiler.kernels import arithmetic
+from toast_cli.compiler.profiles import find_profile
 from toast_cli.errors import InputError
+from toast_cli.hardware import find_preset
 from toast_cli.program.ops import BLOCK_SCALED_DOT, RAGGED_DOT
 from toast_cli.verify.dense_products import with_dense_products
 
-TENSORS = {
-    "rows": ("64x16", "8x16x32", "8", "64x32"),
-    "transposed": ("64x32", "8x16x32", "8", "64x16"),
-    "contracted": ("64x16", "64x32", "8", "8x16x32"),
-    "batch": ("8x4x16", "8x16x32", "8", "8x4x32"),
-    "in a batch": ("4x16x8", "8x4x8x16", "4x8", "4x16x16"),
-    "contracted in a batch": ("4x16x8", "4x16x16", "4x8", "8x4x8x16"),
-    "the same in a batch": ("4x16x8", "8x4x8x16", "8", "4x16x16"),
-}
-NUMBERS = {
-    "rows": "lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0], "
-    "rhs_group_dimensions = [0]",
-    "transposed": "lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [2], lhs_ragged_dimensions = [0], "
-    "rhs_group_dimensions = [0]",
-    "contracted": "lhs_contracting_dimensions = [0], rhs_contracting_dimensions = [0], lhs_ragged_dimensions = [0]",
-    "batch": "lhs_batching_dimensions = [0], rhs_batching_dimensions = [0], lhs_contracting_dimensions = [2], "
-    "rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [0]",
-    "in a batch": "lhs_batching_dimensions = [0], rhs_batching_dimensions = [1], lhs_contracting_dimensions = [2], "
-    "rhs_contracting_dimensions = [2], lhs_ragged_dimensions = [1], rhs_group_dimensions = [0]",
-    "contracted in a batch": "lhs_batching_dimensions = [0], rhs_batching_dimensions = [0], "
-    "lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], lhs_ragged_dimensions = [1]",
-}
-NUMBERS["the same in a batch"] = NUMBERS["in a batch"]
 # Sizes of factors; factors of operands and result, -1 for none; those that are summed; FLOPs: two for each row, number
 # contracted, and column.
 RULES = {
@@ -62,22 +43,20 @@ RULES = {
 }
 
 
-def program(name: str) -> str:
-    left, right, sizes, result = (
-        f"tensor<{shape}x{'i32' if k == 2 else 'f32'}>" for k, shape in enumerate(TENSORS[name])
-    )
-    return f"""func.func public @main(%x: {left}, %w: {right}, %g: {sizes}) -> {result} {{
-      %0 = "chlo.ragged_dot"(%x, %w, %g) <{{ragged_dot_dimension_numbers = #chlo.ragged_dot<{NUMBERS[name]}>}}>
-        : ({left}, {right}, {sizes}) -> {result}
-      return %0 : {result}
-    }}"""
-
-
 @pytest.mark.parametrize("name", TENSORS)
 def test_rule(name: str) -> None:
     op = next(op for op in source_of_text(program(name)).program.ops if op.name == RAGGED_DOT)
     arrays = tuple(tuple(f[0] if f else -1 for f in dims) for dims in (*op.rule.operands, *op.rule.results))
     assert (op.rule.sizes, arrays, set(op.rule.reduction), op.flops) == RULES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"), [("rows", 1), ("contracted", 8), ("contracted in a batch", 8), ("batch", 1)]
+)
+def test_gradients_of_experts_multiply_all_rows_for_each(name: str, groups: int) -> None:
+    given = source_of_text(program(name)).program
+    (op,) = (op for op in given.ops if op.name == RAGGED_DOT)
+    assert arithmetic(given, op, find_profile(find_preset("v5e").chip)) == groups * op.flops
 
 
 @pytest.mark.parametrize(

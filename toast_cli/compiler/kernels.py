@@ -20,6 +20,7 @@ from toast_cli.compiler import (
     fourier_transforms,
     multi_output_fusion,
     on_chip_reuse,
+    ragged_gradients,
     reduction_fusion,
     resident_kernels,
     sliced_products,
@@ -150,7 +151,8 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
 def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
     part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
-    return part * fourier_transforms.growth(op, profile) * _arithmetic(program, op, expansions(profile))
+    growth = fourier_transforms.growth(op, profile) * ragged_gradients.growth(op, profile)
+    return part * growth * _arithmetic(program, op, expansions(profile))
 
 
 def _arithmetic(program: Program, op: Op, cost: Mapping[str, float]) -> float:

@@ -43,6 +43,7 @@ from toast_cli.compiler import (
     prefetched_arguments,
     product_operands,
     product_reductions,
+    ragged_gradients,
     recomputation,
     reduce_scatter,
     reduction_combining,
@@ -95,7 +96,7 @@ PASSES = _listed(
     fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,
     polynomials, narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
-    fourier_transforms,
+    fourier_transforms, ragged_gradients,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,

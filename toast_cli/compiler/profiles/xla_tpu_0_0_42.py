@@ -104,8 +104,8 @@ PASSES = plain.PASSES | {
     "slice-gathers", "product-operands",
     "one-hot-scatters", "weight-parts", "padded-operands", "reduction-motion", "widened-lookups", "product-reductions",
     "sliced-products", "image-copies", "convolution-tiles", "swapped-convolutions",
-    "gathered-pieces", "vector-products", "fourier-transforms", "prefetched-arguments", "unsliced-fusions",
-    "returned-layouts",
+    "gathered-pieces", "vector-products", "fourier-transforms", "ragged-gradients", "prefetched-arguments",
+    "unsliced-fusions", "returned-layouts",
 }  # fmt: skip
 
 SOURCES = {
