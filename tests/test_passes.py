@@ -156,7 +156,7 @@ PIECES = replace(
     PLAIN,
     passes=PLAIN.passes
     | {"product-operands", "one-hot-scatters", "weight-parts", "padded-operands", "widened-lookups"}
-    | {"product-reductions", "sliced-products"},
+    | {"sliced-products"},
 )
 MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
 
@@ -189,8 +189,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "polynomials": (lax.erf, (SQUARE,), "", "less compute", replace(PLAIN, attained=Attained(vector=0.01))),
     "narrow-stores": (widened, (arg(64, 64, dtype=BF16),) * 2, "", "more peak", PLAIN),
     "product-operands": (queried, (SQUARE,) * 4, "", "more peak", PIECES),
-    "product-reductions": (lambda x, w: jnp.argmin((w * w).sum(0) - x @ w, 1), (arg(64, 16), arg(16, 1024)), "",
-                          "more peak", PIECES),
     "one-hot-scatters": (looked_up, (arg(64, 16), arg(16, 1024), arg(64, 1, dtype=jnp.int32)), "", "more peak", PIECES),
     "sliced-products": (lambda x, w: (x @ w)[-1:], (arg(64, 16), arg(16, 1024)), "", "more peak", PIECES),
     "weight-parts": (halves, (arg(64, 256), arg(256, 2048)), "", "less compute", PIECES),
@@ -221,7 +219,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
     "scan-unification": (stacked, (arg(8, 64, 1024),), "", "more peak", PLAIN),
     "bf16-widening": (lambda x, v: (x @ v) @ v, (arg(64, 64, dtype=BF16),) * 2, "", "less peak", "v100-8"),
     "early-results": (updated, (arg(64, 256), arg(256, 512), arg(512, 256)), "", "other peak", PLAIN),
-    "loops-last": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
+    "loops-first": (projected, (SQUARE, arg(64, 2048), arg(64, 512)), "", "more peak", PLAIN),
     "loop-gathers-first": (looping, (arg(4096, 8192), arg(8192, 8192), arg(8192, 8192)), "x.0:data w.0:data v.1:data",
                            "less peak", "v5e-16"),
     "late-reductions": (waiting, (arg(512, 64), arg(512, 512), arg(64, 512)), "x.0:data", "less peak", PLAIN),

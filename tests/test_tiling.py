@@ -216,6 +216,31 @@ def test_two_products_do_not_both_take_exponentials(function: Any, expected: boo
     assert ((64, 128) in written) == expected
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_product_waits_for_a_loop_that_sets_more_memory_free(saved: bool, turned: bool) -> None:
+    """Also where it is transposed before, and that is written since several read it (a gradient and its norm)."""
+
+    def run(x: Any, w: Any) -> Any:
+        first, second = (jnp.sort(x @ w), jnp.sort(jnp.tanh(x @ w))) if saved else (w, w)
+        gradient = x.T @ jnp.sort(jnp.cos(x))
+        gradient = gradient.T if turned else gradient
+        total = lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ first @ second), x)
+        return gradient + total.T @ total, total
+
+    program = program_of(run, arg(64, 64), arg(64, 64))
+    stored = materialised(program, (False,) * len(program.values), PLAIN)
+    for op in program.ops:
+        if op.name == "stablehlo.transpose":
+            stored[op.results[0]] = turned
+    times = half_steps(program, stored, (False,) * len(program.values), PLAIN)
+    (loop,) = program.loops
+    products = [n for n, op in enumerate(program.ops) if op.name == "stablehlo.dot_general" and op.loop < 0]
+    gradient = products[-2]  # the last one is behind the loop
+    assert gradient < loop.first
+    assert (times[gradient] >= 2 * loop.last) is saved
+
+
 def test_updates_of_two_donated_arrays_wait_for_each_other_and_for_nothing_else() -> None:
     """Both read the array that the first of them, by its number, is written over (optax's MultiSteps)."""
 

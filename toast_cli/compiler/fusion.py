@@ -8,7 +8,7 @@ array. Without this pass every value is written.
 
 The passes that say what else a kernel does, and what several kernels read, have files of their own:
 `library_convolutions`, `output_fusion`, `multi_output_fusion`, `recomputation`, `narrow_stores`, `padded_operands`,
-`polynomials`, `product_reductions`, `shared_exponentials` and `weight_parts`.
+`polynomials`, `shared_exponentials` and `weight_parts`.
 
 Enters: a program and a profile. Leaves: for each value whether it is stored.
 """
@@ -24,7 +24,6 @@ from toast_cli.compiler import (
     output_fusion,
     padded_operands,
     polynomials,
-    product_reductions,
     recomputation,
     shared_exponentials,
     sliced_products,
@@ -93,7 +92,6 @@ class _Fusion:
         self._program = program
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
-        self._product_reductions = product_reductions.NAME in profile.passes
         self._library = library_convolutions.NAME in profile.passes
         self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
@@ -256,8 +254,6 @@ class _Fusion:
         return len(readers) == 1 and self._finishes(min(readers), product, value)
 
     def _finishes(self, reader: int, product: int, value: int) -> bool:
-        if self._product_reductions and product_reductions.reduces(self._program, self._latest, reader, product, value):
-            return True
         return output_fusion.finishes(self._program, self._latest, reader, product, value)
 
     def leave_to_readers(self, readers: list[frozenset[int]]) -> None:

@@ -29,7 +29,7 @@ from toast_cli.compiler import (
     loop_copies,
     loop_gathers,
     loop_residency,
-    loops_last,
+    loops_first,
     memory_space_assignment,
     multi_output_fusion,
     narrow_stores,
@@ -42,7 +42,6 @@ from toast_cli.compiler import (
     polynomials,
     prefetched_arguments,
     product_operands,
-    product_reductions,
     ragged_gradients,
     recomputation,
     reduce_scatter,
@@ -94,14 +93,14 @@ PASSES = _listed(
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
     fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,
-    polynomials, narrow_stores, product_operands, product_reductions, one_hot_scatters, sliced_products,
+    polynomials, narrow_stores, product_operands, one_hot_scatters, sliced_products,
     weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
     fourier_transforms, ragged_gradients,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,
     # When things run, and when arrays are there.
-    schedule, loops_last, loop_gathers, late_reductions, in_place_updates, scatter_starts,
+    schedule, loops_first, loop_gathers, late_reductions, in_place_updates, scatter_starts,
     # Where they are.
     memory_space_assignment, on_chip_reuse, prefetched_arguments, loop_residency, resident_kernels, accumulator_windows,
     temporaries,

@@ -4,14 +4,14 @@ takes none.
 What a program ends with (a weight's update, say) runs as soon as what it is made of is there, rather than where the
 program says, so that gradients do not wait for one another; so does what finishes a product, which is part of the
 product's kernel. What takes over a donated argument's buffer waits until nothing else reads the argument. What waits
-for a loop is in `loops_last`. Without this pass everything runs in program order.
+for a loop is in `loops_first`. Without this pass everything runs in program order.
 
 Enters: a program and which values are written. Leaves: a half step for each op; op n, when it is not moved, runs at 2n.
 """
 
 from __future__ import annotations
 
-from toast_cli.compiler import loops_last
+from toast_cli.compiler import loops_first
 from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.program.model import Program
 from toast_cli.program.ops import ARGUMENT, RESULT
@@ -28,7 +28,8 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
     waits = _last_readers(program, stored)
     ready = [0] * len(program.values)  # when a value can be read, or computed by whoever reads it
     finishing = [False] * len(program.values)  # what comes out of a product and is not written yet
-    sooner = loops_last.before_loops(program, stored, waits, profile)
+    after = loops_first.after_loops(program, stored, profile)
+    sooner = loops_first.before_loops(program, stored, waits, profile)
     early = NAME in profile.passes
     waiting: list[tuple[int, int, int]] = []  # an op, the earliest time for it, and whom it waits for
     for number, op in enumerate(ops):
@@ -36,6 +37,8 @@ def half_steps(program: Program, stored: list[bool], free: tuple[bool, ...], pro
             continue
         known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
         earliest = max(known, default=0)
+        if after[number]:
+            times[number] = max(times[number], after[number])
         if op.loop >= 0:
             earliest = max(earliest, 2 * loops[op.loop].first)
         moves = op.kind.elementwise or op.kind.view_or_convert

@@ -10,7 +10,7 @@ RELEASE = (0,)
 PASSES = frozenset(
     {
         "fusion", "output-fusion", "recomputation", "polynomials", "shared-exponentials", "narrow-stores",
-        "multi-output-fusion", "reduction-fusion", "early-results", "loops-last", "in-place-updates", "loop-copies",
+        "multi-output-fusion", "reduction-fusion", "early-results", "loops-first", "in-place-updates", "loop-copies",
         "scan-unification", "sunk-conversions", "overlap", "reduction-combining", "late-reductions",
     }
 )  # fmt: skip
