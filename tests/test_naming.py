@@ -103,6 +103,59 @@ def mixture(w: Any, x: Any) -> Any:
     return jnp.einsum("bse,besf,efd->bsd", gates, hidden, w["down"])
 
 
+def switched(w: Any, x: Any) -> Any:
+    """Gradients through a loop over layers, in which a scatter with counted indices sends gates to their experts."""
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        gate, index = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
+        rows, columns = jnp.arange(B)[:, None, None], jnp.arange(S)[None, :, None]
+        gates = jnp.zeros((B, S, E)).at[rows, columns, index].set(gate)
+        hidden = jax.nn.relu(jnp.einsum("bsd,edf->bsef", x, w["up"]))
+        return x + jnp.einsum("bsef,efd,bse->bsd", hidden, w["down"], gates), None
+
+    return jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0] ** 2))(w)
+
+
+def picked_experts(w: Any, x: Any) -> Any:
+    """Each token reads the weights of its two experts, as in decoding."""
+    gate, index = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
+    hidden = jax.nn.relu(jnp.einsum("bd,bkdf->bkf", x, w["up"][index]))
+    return jnp.einsum("bkf,bkfd,bk->bd", hidden, w["down"][index], gate)
+
+
+def two_towers(w: Any, images: Any, texts: Any) -> Any:
+    """Every image is compared with every text."""
+
+    def loss(w: Any) -> Any:
+        one, other = (jax.nn.relu(x @ w[f"{n}1"]) @ w[f"{n}2"] for n, x in (("image", images), ("text", texts)))
+        return jnp.sum(jax.nn.log_sigmoid((one @ other.T) * (2 * jnp.eye(B) - 1)))
+
+    return jax.grad(loss)(w)
+
+
+def chains(positions: Any, x: Any, y: Any) -> Any:
+    """Each chain of a sampler goes up its own gradient."""
+    density = lambda position: -jnp.sum(jnp.logaddexp(0.0, -y * (x @ position)))  # noqa: E731
+    return positions + 0.1 * jax.vmap(jax.grad(density))(positions)
+
+
+def recurrent(w: Any, tokens: Any) -> Any:
+    """A recurrence over sequences that come batch first."""
+    x = w["embed"][tokens].swapaxes(0, 1)
+    cell = lambda h, x: (jnp.tanh(x @ w["in"] + h @ w["hidden"]),) * 2  # noqa: E731
+    return jax.lax.scan(cell, jnp.zeros((tokens.shape[0], F)), x)[1].swapaxes(0, 1) @ w["out"]
+
+
+def permuted(w: Any, rollout: Any, key: Any) -> Any:
+    """Gradients of one minibatch after the other, of a permuted rollout."""
+
+    def one(w: Any, x: Any) -> tuple[Any, None]:
+        gradient = jax.grad(lambda w: jnp.sum(jax.nn.relu(x @ w["a"]) @ w["b"]))(w)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, gradient), None
+
+    return jax.lax.scan(one, w, rollout[jax.random.permutation(key, 4 * B)].reshape(4, B, D))[0]
+
+
 def triangle(w: Any, pair: Any) -> Any:
     """Triangle multiplication over pairs of residues, of a batch of one protein."""
     left, right = pair @ w["left"], pair @ w["right"]
@@ -141,6 +194,25 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[tuple[int, i
     "mixture": (
         mixture, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, S, D)),
         {(0, 0): "experts", (1, 1): "experts", (0, 1): "ff"},
+    ),
+    "a mixture in a loop": (
+        switched, ({"down": arg(3, E, F, D), "router": arg(3, D, E), "up": arg(3, E, D, F)}, arg(B, S, D)),
+        {(0, 1): "experts", (2, 1): "experts", (3, 0): "batch"},
+    ),
+    "a mixture that decodes": (
+        picked_experts, ({"down": arg(E, F, D), "router": arg(D, E), "up": arg(E, D, F)}, arg(B, D)),
+        {(0, 0): "experts", (2, 0): "experts", (3, 0): "batch"},
+    ),
+    "two towers": (
+        two_towers,
+        ({"image1": arg(12, F), "image2": arg(F, D), "text1": arg(20, F), "text2": arg(F, D)}, arg(B, 12), arg(B, 20)),
+        {(4, 0): "batch", (5, 0): "batch"},
+    ),
+    "chains": (chains, (arg(B, D), arg(V, D), arg(V)), {(0, 0): "batch"}),
+    "a recurrence, batch first": (
+        recurrent,
+        ({"embed": arg(V, D), "hidden": arg(F, F), "in": arg(D, F), "out": arg(F, V)}, arg(B, S, dtype=jnp.int32)),
+        {(4, 0): "batch", (4, 1): "seq"},
     ),
     "a decoder's first step": (
         started, ({**BLOCK, "read": arg(12, D), "table": arg(V, D)}, arg(B, S, 12)),
@@ -185,6 +257,11 @@ def test_megatron_splits_no_table_of_positions() -> None:
 def test_what_is_made_of_noise_has_a_batch() -> None:
     run, shapes, _ = PROGRAMS["a sampler"]
     assert [group.role for group in analyse(program_of(run, *shapes)).groups].count("batch") == 1
+
+
+def test_minibatches_of_what_is_permuted_are_the_batch() -> None:
+    program = program_of(permuted, {"a": arg(D, F), "b": arg(F, 1)}, arg(4 * B, D), arg(2, dtype=jnp.uint32))
+    assert [group.size for group in analyse(program).groups if group.role == "batch"] == [B]
 
 
 def test_residues_are_no_batch() -> None:

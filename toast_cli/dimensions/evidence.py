@@ -13,30 +13,31 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from toast_cli.dimensions.batch import find_batches
 from toast_cli.dimensions.classes import Classes
 from toast_cli.dimensions.model import Form, SlotKind
 from toast_cli.program import ops
 from toast_cli.program.model import Op, Program
-from toast_cli.program.roles import ROLES, WEIGHTS, argument_roles, views
+from toast_cli.program.roles import INPUTS, ROLES, WEIGHTS, argument_roles, views
 
 # From this many weights of one class on, that class is what flows from block to block.
 _STREAM = 4
-# A group that only so small a part of the arithmetic can be split along is no batch. Nor is one a second batch where so
-# small a part is left to split.
-_LEAST_WORK, _LEAST_LEFT = 0.3, 0.01
 _SPACE = ("height", "width", "depth")
+# What has an order, or neighbours, is no batch, however much of the work can be split along it.
+_ORDERED = ("edges", "nodes", "seq", *_SPACE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
     """One op: its form, the group of each slot, per operand the weight it is made of, or -1, and whether constants that
-    count say what is picked (of an op that picks)."""
+    count say what is picked (of an op that picks), or whole numbers that the program is given."""
 
     op: Op
     form: Form
     groups: tuple[int, ...]
     weights: tuple[int, ...]
     counted: bool = False
+    given: bool = False
 
     def slots(self, arrays: Iterable[tuple[tuple[int, ...], ...]]) -> list[set[int]]:
         return [{slot for slots in dims for slot in slots} for dims in arrays]
@@ -64,8 +65,8 @@ class _Evidence:
     """weights_of: class -> weights whose products have it. square: groups that one product with a weight
     both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over;
     routed: those of them that other products have apart. sorted: tokens in the order of the experts that they go to,
-    which rows are picked and added up for. mixed: groups along which elements meet. tokens: groups of
-    what is looked up in tables, or scanned.
+    which rows are picked and added up for. tokens: groups of what is looked up in tables, or scanned; stepped: those
+    that are scanned. made: groups that products with weights, and look-ups, make.
     """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -75,8 +76,9 @@ class _Evidence:
     stacked: set[int] = field(default_factory=set)
     routed: set[int] = field(default_factory=set)
     sorted: set[int] = field(default_factory=set)
-    mixed: set[int] = field(default_factory=set)
     tokens: set[int] = field(default_factory=set)
+    stepped: set[int] = field(default_factory=set)
+    made: set[int] = field(default_factory=set)
 
     def vote(self, groups: Iterable[int], role: str) -> None:
         for group in groups:
@@ -96,16 +98,17 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
     repeated = data - weights
     looks = list(_looks(program, classes, class_group, repeated))
     for look in looks:
-        _with_weights(evidence, look, repeated)
+        _with_weights(evidence, look, repeated, data)
     for look in looks:
         _beside_weights(evidence, look, weights)
     _attention(evidence, [look for look in looks if look.op.name == ops.DOT_GENERAL], crowded)
     found = _elect(evidence)
     _features(evidence, classes, class_group, sizes, found)
-    work = _work(program, classes, class_group)
-    _batch(evidence, weights, data, crowded, found, work)
-    if "batch" not in found.values():  # what is made from noise is there in results alone
-        _batch(evidence, weights, _made(program, classes, class_group) - weights, crowded, found, work)
+    ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped
+    found.update(
+        dict.fromkeys(batches := find_batches(program, classes, class_group, ordered, evidence.tokens), "batch")
+    )
+    found.update((g, "seq") for g in sorted((evidence.tokens & data) - weights - batches) if g not in found)
     return found
 
 
@@ -117,15 +120,25 @@ def _looks(program: Program, classes: Classes, class_group: list[int], repeated:
     roles, of = argument_roles(program)
     origin = {value: k for value, k in views(program).items() if roles[of[k]] == WEIGHTS}
     constant: dict[int, bool] = {}
+    given = {a.value for k, a in enumerate(program.arguments) if ROLES[of[k]] == INPUTS and _counts(program, a.value)}
     for number, op in enumerate(program.ops):
         weights = tuple([origin.get(v, -1) for v in op.operands])
         if op.kind.heavy or op.name == ops.DYNAMIC_SLICE:
             groups = tuple(class_group[c] for c in classes.slot_classes[number])
             counted = len(op.operands) > 1 and constant.get(op.operands[1], False)
-            look = _without_latents(_Look(op, classes.forms[number], groups, weights, counted), repeated)
+            by_input = len(op.operands) > 1 and op.operands[1] in given
+            look = _without_latents(_Look(op, classes.forms[number], groups, weights, counted, by_input), repeated)
             weights = look.weights
             yield look
         _make_of_weights(op, weights, origin, constant, program)
+        # Indices that are counted off beside given ones pick an element of each row.
+        allowed = [v in given or (v in constant and op.name != ops.CONCATENATE) for v in op.operands]
+        if (op.kind.elementwise or op.kind.rearranges) and all(allowed) and given.intersection(op.operands):
+            given.update(op.results)
+
+
+def _counts(program: Program, value: int) -> bool:
+    return program.values[value].dtype in ("i32", "i64", "ui32", "ui64") and bool(program.values[value].shape)
 
 
 def _make_of_weights(
@@ -160,20 +173,10 @@ def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tu
     return found
 
 
-def _made(program: Program, classes: Classes, class_group: list[int]) -> set[int]:
-    """Groups that results have."""
-    found: set[int] = set()
-    for value in {result.value for result in program.results}:
-        number = program.producer[value]
-        dims = classes.forms[number].results[program.ops[number].results.index(value)]
-        found.update(class_group[classes.slot_classes[number][slot]] for slots in dims for slot in slots)
-    return found
-
-
 # ---------------------------------------------------------------- products with weights, tables, kernels
 
 
-def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
+def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: set[int]) -> None:
     """repeated: groups that a weight can have only where it is repeated for each element of a batch (PyTorch/XLA writes
     `x @ w` so, for x with more than two dimensions)."""
     match look.op.name:
@@ -182,6 +185,12 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
             one = product.left if look.weights[0] >= 0 else product.right
             evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
             evidence.features |= product.summed | one
+            evidence.made |= one
+            # What a product sums over beside features, and nothing has made, says which of the weights are meant: of
+            # others there are zeros.
+            masks = product.summed - evidence.made - data if product.summed & (evidence.made | data) else set()
+            evidence.stacked |= masks
+            evidence.routed |= masks
             evidence.square |= product.summed & one
             for weight, dims in zip(look.weights, look.form.operands, strict=True):
                 if weight >= 0:
@@ -202,8 +211,14 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
         case ops.GATHER if look.weights[0] >= 0:
             table, indices = look.slots(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
+            picked = look.named(table - indices - rows)
+            evidence.made |= picked
+            if len(picked) > 1 and not (look.counted or look.given):  # whole matrices, which the program chooses
+                evidence.stacked |= look.named(rows)
+                evidence.routed |= look.named(rows)
+                return
             evidence.vote(look.named(rows), "positions" if look.counted else "vocab")
-            evidence.vote(look.named(table - indices - rows), "embed")
+            evidence.vote(picked, "embed")
             evidence.tokens |= look.named(indices)
         case ops.DYNAMIC_SLICE if look.weights[0] >= 0 and look.op.loop >= 0:
             first = look.form.operands[0][:1]
@@ -245,13 +260,11 @@ def _kernel(evidence: _Evidence, look: _Look) -> None:
 
 def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None:
     form, kinds = look.form, look.form.kinds
-    evidence.mixed |= look.named(s for s, kind in enumerate(kinds) if kind in (SlotKind.PERMUTATION, SlotKind.BLOCKED))
     match look.op.name:
         case ops.DOT_GENERAL:
             product = _product(look)
             if not any(w >= 0 for w in look.weights):
                 if not product.result <= evidence.features | evidence.stacked:  # else it is the gradient of a weight
-                    evidence.mixed |= product.summed
                     evidence.routed |= evidence.stacked & (product.left | product.right | product.summed)
             else:  # a router's scores have nothing but experts; the first layer of an ensemble makes features of them
                 own = product.left if look.weights[0] >= 0 else product.right
@@ -263,24 +276,22 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
             # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of
             # edges.
-            evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
-            evidence.mixed |= look.named(rows)
+            if table & indices or look.given:
+                evidence.vote(look.named(rows), "labels" if table & indices else "nodes")
             evidence.tokens |= look.named(table & indices)
         case ops.DYNAMIC_SLICE if look.weights[0] < 0 and look.op.loop >= 0:
-            evidence.tokens |= {
+            evidence.stepped |= {
                 look.groups[s] for slots in form.operands[0] for s in slots if kinds[s] is SlotKind.BLOCKED
             }
+            evidence.tokens |= evidence.stepped
         case ops.SCATTER:
             target, updates = look.slots([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
             rows = target - updates
-            if (
-                not look.named(rows) & weights and not look.named(summed) & evidence.sorted
-            ):  # else it is the gradient of a table
-                evidence.mixed |= look.named(summed | rows)
-                if len(form.operands[-1]) == 2 and summed:
-                    evidence.vote(look.named(summed), "edges")
-                    evidence.vote(look.named(rows), "nodes")
+            of_table = look.named(rows) & weights or look.named(summed) & evidence.sorted  # it is the gradient of one
+            if not of_table and len(form.operands[-1]) == 2 and summed and look.given:
+                evidence.vote(look.named(summed), "edges")
+                evidence.vote(look.named(rows), "nodes")
 
 
 def _product(look: _Look) -> _Product:
@@ -313,25 +324,6 @@ def _attention(evidence: _Evidence, looks: list[_Look], crowded: set[int]) -> No
             for side in (p.left, p.right):
                 if side and side <= evidence.features:
                     evidence.vote(side, "head_dim")
-
-
-def _work(program: Program, classes: Classes, class_group: list[int]) -> dict[frozenset[int], float]:
-    """Groups that meet in ops -> arithmetic of all of these."""
-    work: dict[frozenset[int], float] = defaultdict(float)
-    for number, op in enumerate(program.ops):
-        if op.flops:
-            work[frozenset([class_group[c] for c in classes.slot_classes[number]])] += op.flops * op.trips
-    return work
-
-
-def _work_left(work: dict[frozenset[int], float], without: set[int]) -> dict[int, float]:
-    """Group -> arithmetic along it, of ops that have none of the groups in `without`."""
-    left: dict[int, float] = defaultdict(float)
-    for groups, flops in work.items():
-        if groups.isdisjoint(without):
-            for group in groups:
-                left[group] += flops
-    return left
 
 
 # ---------------------------------------------------------------- who is what
@@ -372,31 +364,3 @@ def _features(
             found[group] = "vocab"
         elif group not in found and (count[group] > 1 or group in evidence.square):
             found[group] = "ff"
-
-
-def _batch(
-    evidence: _Evidence,
-    weights: set[int],
-    data: set[int],
-    crowded: set[int],
-    found: dict[int, str],
-    work: dict[frozenset[int], float],
-) -> None:
-    """The batch: what inputs have and weights do not, along which elements never meet and most of the work can be
-    split. Where tokens have more dimensions than that, the others are sequences. Where inputs do not go together (real
-    and generated images, two towers), each has a batch of its own, along which most of the work can be split that is
-    left.
-    """
-    apart = weights | (crowded - evidence.sorted) | evidence.mixed | set(found)
-    batches: set[int] = set()
-    left = _work_left(work, batches)
-    least = _LEAST_LEFT * max(left.values(), default=0.0)
-    while (most := max(left.values(), default=0.0)) > least:
-        free = [g for g in sorted(data - apart - batches) if left.get(g, 0.0) >= _LEAST_WORK * most]
-        if not free:
-            break
-        batch = max(free, key=lambda g: (round(left[g] / most, 2), -g))
-        found.update((g, "seq" if g in evidence.tokens and g != batch else "batch") for g in free)
-        batches.update(free)
-        left = _work_left(work, batches)
-    found.update((g, "seq") for g in sorted((evidence.tokens & data) - weights) if g not in found)

@@ -14,12 +14,12 @@ is taken apart.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, GATHER, JOIN
+from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
+from toast_cli.program.products import COMPONENT, READERS, argument_path, weights_and_data
 
 WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
@@ -36,13 +36,6 @@ _VIEWS = frozenset(
         "stablehlo.broadcast_in_dim",
     ]
 )
-# Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
-_READERS = {
-    "stablehlo.dot_general": slice(None),
-    "stablehlo.convolution": slice(1, 2),
-    "stablehlo.gather": slice(0, 1),
-    "chlo.ragged_dot": slice(0, 2),
-}
 # What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a
 # result.
 _UPDATES = frozenset(
@@ -60,11 +53,9 @@ _UPDATES = frozenset(
 )
 # What overwrites a part of an array, such as a cache.
 _OVERWRITES = frozenset([DYNAMIC_UPDATE_SLICE])
-_KEY = "ui32"  # of random numbers
 _UPDATE_STEPS = 8
 # A subtree is of one role when all else in it has no more than this share of the bytes.
 _IMPURITY = 0.1
-_COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
 
 
 def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -91,10 +82,10 @@ def carried_results(program: Program) -> tuple[int, ...]:
     taken = {number for number in found if number >= 0}
     by_place: dict[tuple[str, object], list[int]] = defaultdict(list)
     for n, argument in enumerate(program.arguments):
-        by_place["".join(_path(program, n)[1:]), program.values[argument.value]].append(n)
+        by_place["".join(argument_path(program, n)[1:]), program.values[argument.value]].append(n)
     open_results = (k for k in range(len(program.results)) if k not in taken)
     for k in open_results:
-        path, value = _COMPONENT.findall(program.results[k].path), program.results[k].value
+        path, value = COMPONENT.findall(program.results[k].path), program.results[k].value
         tails = ("".join(path[start:]) for start in range(1, len(path)))
         likely = next((by_place[t, program.values[value]] for t in tails if (t, program.values[value]) in by_place), [])
         if any(found[n] < 0 for n in likely):
@@ -247,8 +238,8 @@ def _told(
             told[n] = WEIGHTS
         elif value.shape:
             told[n] = STATE
-    trained = {n for n, role in told.items() if role == WEIGHTS}
-    weights, data = _weights_and_data(program, trained, whole_numbers - carried | other_state)
+    trained = {n for n, role in told.items() if role == WEIGHTS} if needed is not None else carried - other_state
+    weights, data = weights_and_data(program, trained, whole_numbers - carried | other_state)
     told.update((n, INPUTS) for n in data - carried)
     told.update((n, WEIGHTS) for n in weights - carried)
     return told
@@ -264,7 +255,7 @@ def _among_data(program: Program, number: int, told: dict[int, str], carried: se
 
     It is not carried where others are, and beside it in the user's tree is an input of as many elements.
     """
-    around = _path(program, number)[:-1]
+    around = argument_path(program, number)[:-1]
     if number in carried or told[number] != WEIGHTS or not around:
         return False
 
@@ -272,7 +263,7 @@ def _among_data(program: Program, number: int, told: dict[int, str], carried: se
         return program.values[program.arguments[n].value].shape[:1]
 
     return any(
-        role == INPUTS and _path(program, n)[:-1] == around and elements(n) == elements(number)
+        role == INPUTS and argument_path(program, n)[:-1] == around and elements(n) == elements(number)
         for n, role in told.items()
     )
 
@@ -323,72 +314,9 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     plain view. The product of an argument with itself (pairs of a mask) says nothing."""
     origin = views(program)
     read = [
-        [origin[v] for v in op.operands[_READERS[op.name]] if v in origin] for op in program.ops if op.name in _READERS
+        [origin[v] for v in op.operands[READERS[op.name]] if v in origin] for op in program.ops if op.name in READERS
     ]
     return [tuple(numbers) if len(set(numbers)) == len(numbers) else () for numbers in read]
-
-
-def _weights_and_data(program: Program, trained: set[int], data: set[int]) -> tuple[set[int], set[int]]:
-    """(weights, data): what arguments are by what they meet in products and look-ups, those given included.
-
-    What data is multiplied with is a weight (a frozen one, where others are trained). What only weights are multiplied
-    with is data, and so is what random numbers pick rows of. Of two arguments that meet and nothing else is known of,
-    the right one is the weight, unless the left one belongs to other weights.
-
-    Args:
-        trained, data: arguments that are known to be weights, and to be data (tokens, caches).
-    """
-    activation, noise = (1 << len(program.arguments) + k for k in range(2))
-    is_weight, is_data = _bits(trained), _bits(data) | activation
-    made_of = [0] * len(program.values)  # [values] a bit for each argument that they are made of, or the two above
-    for n, argument in enumerate(program.arguments):
-        made_of[argument.value] = noise if program.values[argument.value].dtype == _KEY else 1 << n
-    pairs: list[tuple[int, int]] = []
-    for op in program.ops:
-        sides = [made_of[v] for v in op.operands]
-        made = 0
-        for bits in sides:
-            made |= bits
-        if op.name in _READERS:
-            picked_at_random = op.name == GATHER and sides[1] == noise
-            for mine, other in ((0, 1), (1, 0)) * 2:
-                unknown = sides[mine] & ~(is_weight | is_data | noise)
-                if sides[0] == sides[1]:
-                    continue
-                of_weights, of_data = sides[other] & is_weight, sides[other] & is_data
-                only_weights = of_weights and not sides[other] & ~(is_weight | noise)
-                if sides[mine] & is_data:
-                    continue
-                if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
-                    is_data |= unknown if unknown.bit_count() == 1 else 0
-                elif of_data or not sides[other] & ~noise:
-                    is_weight |= unknown
-            unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
-            if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
-                pairs.append((unknowns[0], unknowns[1]))
-            if op.name != GATHER and not all(bits & is_weight and not bits & ~(is_weight | noise) for bits in sides):
-                made = activation
-        for value in op.results:
-            made_of[value] |= made
-    everything = activation - 1
-    weights, found = _numbers(is_weight & everything), _numbers(is_data & everything)
-    roots = {_path(program, n)[0] for n in weights}
-    for one, other in pairs:
-        left, right = (_numbers(bits) - weights - found for bits in (one, other))
-        swapped = any(_path(program, n)[0] in roots for n in left) and not any(
-            _path(program, n)[0] in roots for n in right
-        )
-        found |= right if swapped else left
-        weights |= left if swapped else right
-    return weights, found - weights
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    return sum(1 << n for n in numbers)
-
-
-def _numbers(bits: int) -> set[int]:
-    return {n for n in range(bits.bit_length()) if bits >> n & 1}
 
 
 # ---------------------------------------------------------------- what belongs together
@@ -397,7 +325,7 @@ def _numbers(bits: int) -> set[int]:
 def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> list[str]:
     """[arguments] role: what its subtree of paths is; `otherwise` where nothing around an argument tells."""
     roles = list(otherwise)
-    paths = [_path(program, n) for n in range(len(program.arguments))]
+    paths = [argument_path(program, n) for n in range(len(program.arguments))]
     sizes = [max(1, program.values[argument.value].bytes) for argument in program.arguments]
 
     def judge(numbers: Iterable[int]) -> tuple[str, float]:
@@ -433,8 +361,3 @@ def _spread(program: Program, told: dict[int, str], otherwise: list[str]) -> lis
     for numbers in roots.values():
         assign(numbers, 1, "")
     return roles
-
-
-def _path(program: Program, number: int) -> list[str]:
-    """The components of an argument's path; one that nothing else has where there is none."""
-    return _COMPONENT.findall(program.arguments[number].path) or [f"#{number}"]

@@ -1,0 +1,93 @@
+"""Weights and data told apart by what they meet in products and look-ups.
+
+Enters: a `Program`, and which arguments are known to be weights or data. Leaves: the same of all that products tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from toast_cli.program.model import Program
+from toast_cli.program.ops import GATHER
+
+# Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
+READERS = {
+    "stablehlo.dot_general": slice(None),
+    "stablehlo.convolution": slice(1, 2),
+    "stablehlo.gather": slice(0, 1),
+}
+_KEY = "ui32"  # of random numbers
+COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
+
+
+def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tuple[set[int], set[int]]:
+    """(weights, data): what arguments are by what they meet in products and look-ups, those given included.
+
+    What data is multiplied with is a weight (a frozen one, where others are trained). What only weights are multiplied
+    with is data, and so is what random numbers pick rows of. Of two arguments that meet and nothing else is known of,
+    the right one is the weight, unless the left one belongs to other weights.
+
+    Args:
+        trained, data: arguments that are known to be weights, and to be data (tokens, caches).
+    """
+    activation, noise = (1 << len(program.arguments) + k for k in range(2))
+    given = is_weight = _bits(trained)
+    is_data = _bits(data) | activation
+    made_of = [0] * len(program.values)  # [values] a bit for each argument that they are made of, or the two above
+    for n, argument in enumerate(program.arguments):
+        made_of[argument.value] = noise if program.values[argument.value].dtype == _KEY else 1 << n
+    pairs: list[tuple[int, int]] = []
+    paired = 0  # all arguments in these
+    for op in program.ops:
+        sides = [made_of[v] for v in op.operands]
+        made = 0
+        for bits in sides:
+            made |= bits
+        if op.name in READERS:
+            picked_at_random = op.name == GATHER and sides[1] == noise
+            for mine, other in ((0, 1), (1, 0)) * 2:
+                unknown = sides[mine] & ~(is_weight | is_data | noise)
+                if sides[0] == sides[1]:
+                    continue
+                of_weights, of_data = sides[other] & is_weight, sides[other] & is_data
+                only_weights = of_weights and not sides[other] & ~(is_weight | noise)
+                if sides[mine] & is_data:
+                    continue
+                if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
+                    one = unknown.bit_count() == 1 or sides[other] & given
+                    is_data |= unknown if one else 0
+                elif of_data or not sides[other] & ~noise:
+                    is_weight |= unknown & ~paired  # a gradient is a product with data, too
+            unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
+            if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
+                pairs.append((unknowns[0], unknowns[1]))
+                paired |= unknowns[0] | unknowns[1]
+            if op.name != GATHER and not all(bits & is_weight and not bits & ~(is_weight | noise) for bits in sides):
+                made = activation
+        for value in op.results:
+            made_of[value] |= made
+    everything = activation - 1
+    weights, found = _numbers(is_weight & everything), _numbers(is_data & everything)
+    roots = {argument_path(program, n)[0] for n in weights}
+    for one, other in pairs:
+        left, right = (_numbers(bits) - weights - found for bits in (one, other))
+        swapped = any(argument_path(program, n)[0] in roots for n in left) and not any(
+            argument_path(program, n)[0] in roots for n in right
+        )
+        found |= right if swapped else left
+        weights |= left if swapped else right
+    return weights, found - weights
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << n for n in numbers)
+
+
+def _numbers(bits: int) -> set[int]:
+    return {n for n in range(bits.bit_length()) if bits >> n & 1}
+
+
+def argument_path(program: Program, number: int) -> list[str]:
+    """The components of an argument's path; one that nothing else has where there is none."""
+    return COMPONENT.findall(program.arguments[number].path) or [f"#{number}"]
