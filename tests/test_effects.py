@@ -13,7 +13,7 @@ from toast_cli.errors import UsageError
 from toast_cli.verify.compile import as_stablehlo
 from toast_cli.verify.numbers import numbers_task, refuse_effects
 
-TEXT = """module @m {{
+TEXT = """module @m attributes {{mhlo.num_partitions = 4 : i32}} {{
   func.func public @main(%x: tensor<64x16xf32>, %w: tensor<16x16xf32>) -> tensor<64x16xf32> {{
     %t = stablehlo.create_token : !stablehlo.token
     %0 = stablehlo.dot %x, %w : (tensor<64x16xf32>, tensor<16x16xf32>) -> tensor<64x16xf32>

@@ -174,6 +174,6 @@ def test_unused_settings_go_and_replicas_are_mentioned() -> None:
 def test_collectives_outside_manual_regions_are_mentioned() -> None:
     outcome = normalised(HLO["asynchronous pairs"][0])
     assert outcome.notices == (
-        "1 operation communicates between devices outside manual regions, left as found: "
-        "was this program partitioned before?",
+        "1 operation communicates between devices outside manual regions: such a program can be planned for, and not "
+        "written",
     )

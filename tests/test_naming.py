@@ -269,6 +269,49 @@ def beams(cache: Any, tokens: Any, w: Any) -> Any:
     return jax.lax.fori_loop(0, 4, trip, (cache, tokens))
 
 
+def reporting(x: Any, w: Any, m: Any) -> Any:
+    """The loss, and the norms of new weights and new moments."""
+    loss, gradients = jax.value_and_grad(lambda w: jnp.sum(jax.nn.relu(x @ w["a"]) @ w["b"]))(w)
+    m = jax.tree.map(lambda m, g: 0.9 * m + g, m, gradients)
+    w = jax.tree.map(lambda w, m: w - 0.1 * m, w, m)
+    return w, m, loss, [sum(jnp.sum(a * a) for a in jax.tree.leaves(tree)) for tree in (w, m)]
+
+
+def reporting_of_many(x: Any, w: Any, m: Any) -> Any:
+    """The same for many steps in one program, each on a batch of its own."""
+
+    def one(carried: Any, x: Any) -> Any:
+        w, m, *metrics = reporting(x, *carried)
+        return (w, m), metrics
+
+    (w, m), metrics = jax.lax.scan(one, (w, m), x)
+    return w, m, metrics
+
+
+def with_unread_weight(x: Any, w: Any, m: Any) -> Any:
+    """Nothing reads the weight "a"; its moments decay, and are subtracted from it all the same."""
+    loss, gradients = jax.value_and_grad(lambda w: jnp.sum(x @ w["b"].T))(w)
+    m = jax.tree.map(lambda m, g: 0.9 * m + g, m, gradients)
+    return jax.tree.map(lambda w, m: w - 0.1 * m, w, m), m, loss
+
+
+def adapted(x: Any, base: Any, low: Any) -> Any:
+    """Products of low rank are trained; what they are added to is not."""
+    loss = lambda low: jnp.sum(jax.nn.relu(x @ (base["a"] + low[0] @ low[1])) @ base["b"])  # noqa: E731
+    return jax.tree.map(lambda w, g: w - 0.1 * g, low, jax.grad(loss)(low))
+
+
+def replayed(buffer: Any, key: Any, w: Any) -> Any:
+    """The batch is made of rows that are picked at random."""
+    return step(buffer[jax.random.randint(key, (B,), 0, V)], w)
+
+
+def bonded(batch: Any, w: Any) -> Any:
+    """A matrix of its own for each element of a batch is multiplied with what depends on data."""
+    loss = lambda w: jnp.sum(batch["bonds"] @ jax.nn.relu(batch["atoms"] @ w["a"]) @ w["b"])  # noqa: E731
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+
 W = {"a": arg(D, F), "b": arg(F, D)}
 ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...], list[str]]] = [
     ("a step that donates nothing", step, (arg(B, D), W), (), [INPUTS, WEIGHTS, WEIGHTS]),
@@ -286,6 +329,13 @@ ARGUMENTS: list[tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...],
      ({"frames": arg(B, 3, 3), "positions": arg(B, S, 3), "x": arg(B, S, D)}, W), (1,),
      [INPUTS, INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
     ("a cache whose rows are picked", beams, (arg(B, D), arg(B, D), W), (0,), [STATE, INPUTS, WEIGHTS, WEIGHTS]),
+    ("norms among the metrics", reporting, (arg(B, D), W, W), (1, 2), [INPUTS, WEIGHTS, WEIGHTS, STATE, STATE]),
+    ("norms of many steps", reporting_of_many, (arg(4, B, D), W, W), (1, 2), [INPUTS, WEIGHTS, WEIGHTS, STATE, STATE]),
+    ("an unread weight", with_unread_weight, (arg(B, D), W, W), (1, 2), [INPUTS, WEIGHTS, WEIGHTS, STATE, STATE]),
+    ("adapters", adapted, (arg(B, D), W, [arg(D, 2), arg(2, F)]), (2,), [INPUTS, *[WEIGHTS] * 4]),
+    ("a replay buffer", replayed, (arg(V, D), arg(2, dtype=jnp.uint32), W), (2,), [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
+    ("a graph's bonds", bonded, ({"atoms": arg(B, S, D), "bonds": arg(B, S, S)}, W), (1,),
+     [INPUTS, INPUTS, WEIGHTS, WEIGHTS]),
     ("look-up", lambda t, i: t[i], (arg(V, D), arg(B, dtype=jnp.int32)), (), [WEIGHTS, INPUTS]),
 ]  # fmt: skip
 

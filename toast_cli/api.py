@@ -319,6 +319,7 @@ def partition(
     memory_limit: int | str | None = None,
     keep_shardings: bool = False,
     pins: Sequence[str] = (),
+    kernels: str | os.PathLike[str] | None = None,
     names: Any = (),
     top: int = 1,
     minimise: Sequence[str] = (),
@@ -330,6 +331,7 @@ def partition(
     Args:
         program: a path, the bytes of a file, a `jax.stages.Lowered`, or a `jax.export.Exported`.
         mesh: a specification's name or path. mesh_shape: `"data=4,model=2"`, the same as a dict, or "auto".
+        kernels: a YAML file that says what hand-written kernels do, for those that toast cannot read itself.
         names: what you call the dimensions of the arguments: `PATTERN=embed,mlp` lines, or a tree of `PartitionSpec`s
             of logical names, such as `nn.get_partition_spec(variables)` gives.
         top: how many plans that differ in what devices do are wanted; see `Plan.alternatives`.
@@ -353,6 +355,7 @@ def partition(
         parse_bytes(memory_limit, where="memory_limit") if isinstance(memory_limit, str) else memory_limit,
         keep_shardings,
         tuple(pins),
+        None if kernels is None else os.fspath(kernels),
         logical_names(names),
         top=top,
         minimise=tuple(minimise),

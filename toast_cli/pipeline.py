@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
+from toast_cli.alternatives import different_plans
 from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
@@ -38,7 +39,6 @@ from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
 from toast_cli.request import Ask, SearchName
 from toast_cli.request import Request as Request
-from toast_cli.search.diverse import different_plans
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
@@ -187,7 +187,12 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         compiler_of = _compiler_of(spec, request) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
-        source = load(request.program, keep_shardings=request.keep_shardings, content=request.content)
+        source = load(
+            request.program,
+            keep_shardings=request.keep_shardings,
+            content=request.content,
+            kernels=request.kernels,
+        )
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
         original = source

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from toast_cli.alternatives import KEPT
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions
@@ -24,7 +25,6 @@ from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
 from toast_cli.request import Request
-from toast_cli.search.diverse import KEPT
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
 from toast_cli.search.run import Settings, search_shapes
@@ -76,8 +76,8 @@ def search_readings(
     tell: Progress,
     saved: SavedPlan | None = None,
 ) -> list[Reading]:
-    """All readings of a program, the one with the best plan first. They share a budget, and the evaluations of each
-    are those of all."""
+    """All readings of a program, the one with the best plan first. They share the plans and seconds that the user sets;
+    of an effort each has its own. The evaluations of each are those of all."""
     count, found = len(readings), list[Reading]()
     settings = Settings(
         request.search,
@@ -87,12 +87,13 @@ def search_readings(
         request.effort,
         KEPT if request.wanted > 1 else 0,
     )
-    for number, (source, dimensions) in enumerate(readings):
+    own = request.iterations is None and request.budget_seconds is None
+    for number, (source, dimensions) in enumerate(readings[: request.iterations]):
 
         def said(stage: str, used: float, *figures: Any, number: int = number) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        share = settings if count == 1 else settings.part(1.0 / count)
+        share = settings if own or count == 1 else settings.part(1.0 / count)
         found.append(search_meshes(source, dimensions, meshes, wishes, request, share, said, saved))
         if found[-1].result.stopped == "interrupted":
             break

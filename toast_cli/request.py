@@ -158,6 +158,14 @@ class Request:
         "a+b for two of them, None for none (replicated), ? to leave it to toast. Repeatable.",
         "PATTERN=AXES",
     )
+    kernels: str | None = _option(
+        None,
+        "--kernels",
+        OptionKind.TEXT,
+        "What hand-written kernels do: a YAML file with name, rule and flops of each, for those that toast cannot read "
+        "itself.",
+        "FILE",
+    )
     names: tuple[str, ...] = _option(
         (),
         "--names",

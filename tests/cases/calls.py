@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from programs import arg
 
-from cases.model import ONE, SQUARE, Situation, X, case, every_form
+from cases.model import ONE, SQUARE, Situation, X, case
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
@@ -220,10 +220,7 @@ CALLS: dict[str, Situation] = {
             %b = stablehlo.broadcast_in_dim %q, dims = [] : (tensor<f32>) -> {A}
             %0 = stablehlo.add %b, %x : {A}
             return %0 : {A}"""
-        ),
-        refused=every_form(ANYWHERE),
-        runs=False,
-        compiles=False,
+        )
     ),
     "size of a dimension": case(
         read_text(

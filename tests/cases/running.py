@@ -26,9 +26,10 @@ from toast_cli.report.promises import promises_of
 from toast_cli.report.trace import trace
 from toast_cli.search.run import Settings, run_search
 from toast_cli.verify.compile import Dialect, as_stablehlo
+from toast_cli.verify.compile import for_cpu as dense
 from toast_cli.verify.errors import Runs, narrowest_float, result_errors, shake
 from toast_cli.verify.inputs import input_sets
-from toast_cli.verify.numbers import on_wide_numbers, own_devices, result_types, type_name
+from toast_cli.verify.numbers import for_cpu, own_devices, result_types, type_name
 from toast_cli.verify.state import new_versions
 from toast_cli.verify.sums import partitioned_collectives
 from toast_cli.verify.traffic import compare_traffic
@@ -54,7 +55,7 @@ class Whole:
     def wide(self) -> Any:
         """The module, on f32 where it computes in anything narrower."""
         module = self.source.module
-        return on_wide_numbers(module, module)[0]
+        return for_cpu(module, module)[0]
 
     @cached_property
     def runs(self) -> tuple[list[list[Any]], Runs, Runs]:
@@ -107,7 +108,7 @@ class Planned:
         """What XLA does otherwise than was promised."""
         content = self.written(form)
         dialect: Dialect = "hlo" if form == "hlo" else "stablehlo"
-        program = as_stablehlo(content, dialect)
+        program = dense(as_stablehlo(content, dialect))
         if not self.whole.situation.compiles:
             return
         devices = devices_of(prod(self.axes.values()))
@@ -122,7 +123,7 @@ class Planned:
         yield from self._traffic(text)
         if self.whole.situation.runs:
             module = xla.parse_module(self.whole.source.module.context, program)
-            _, split = on_wide_numbers(self.whole.source.module, module)
+            _, split = for_cpu(self.whole.source.module, module)
             if split is not module:
                 executable = xla.compile_program(xla.write_bytecode(split), devices, shardy=dialect != "hlo")
             yield from self._numbers(executable, devices)

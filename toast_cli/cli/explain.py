@@ -65,6 +65,7 @@ def explain(
     plan: options.SavedPlan = None,
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
+    kernels: options.Kernels = None,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -101,6 +101,7 @@ def partition(
     minimise: options.Minimise = None,
     subject_to: options.SubjectTo = None,
     certify: options.Certify = False,
+    kernels: options.Kernels = None,
     names: options.Names = None,
     frames: options.Frames = FrameChoice.user,
     quiet: options.Quiet = False,

@@ -15,7 +15,7 @@ from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, in_mesh_order, shards, split_further
 from toast_cli.program.model import DTYPE_BITS, Op
-from toast_cli.program.ops import ADD, CARRY, TRANSPOSE
+from toast_cli.program.ops import ADD, CARRY, RAGGED_DOT, TRANSPOSE
 from toast_cli.program.sums import scatters_into
 from toast_cli.program.transposed import transposed
 
@@ -152,8 +152,8 @@ class ScatterFates:
 
 def sides_of(op: Op) -> Sides:
     """Of a product's result the dimensions that come from its first operand alone, and from its second; none of other
-    ops'."""
-    if not op.kind.matrix_unit:
+    ops', nor of products of ragged groups, whose kernel writes rows."""
+    if not op.kind.matrix_unit or op.name == RAGGED_DOT:
         return (), ()
     first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
     dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]

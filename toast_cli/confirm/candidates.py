@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from toast_cli import tactics
+from toast_cli.alternatives import different_plans, name_of, simplest
 from toast_cli.confirm.model import Candidate
 from toast_cli.cost.corrections import Corrections
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.plan.decisions import Plan
-from toast_cli.search.diverse import different_plans, name_of, simplest
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import strategies

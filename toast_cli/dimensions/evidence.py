@@ -63,7 +63,8 @@ class _Product:
 class _Evidence:
     """weights_of: class -> weights whose products have it. square: groups that one product with a weight
     both sums over and makes (a recurrence's hidden units). stacked: groups that products with weights batch over;
-    routed: those of them that other products have apart. mixed: groups along which elements meet. tokens: groups of
+    routed: those of them that other products have apart. sorted: tokens in the order of the experts that they go to,
+    which rows are picked and added up for. mixed: groups along which elements meet. tokens: groups of
     what is looked up in tables, or scanned.
     """
 
@@ -73,6 +74,7 @@ class _Evidence:
     weights_of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     stacked: set[int] = field(default_factory=set)
     routed: set[int] = field(default_factory=set)
+    sorted: set[int] = field(default_factory=set)
     mixed: set[int] = field(default_factory=set)
     tokens: set[int] = field(default_factory=set)
 
@@ -187,6 +189,16 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int]) -> None:
                         evidence.weights_of[group].add(weight)
         case ops.CONVOLUTION if look.weights[1] >= 0:
             _kernel(evidence, look)
+        case ops.RAGGED_DOT if look.weights[1] >= 0:
+            rows, matrices, _ = look.slots(look.form.operands)
+            (out,) = look.slots(look.form.results)
+            experts = look.named(matrices - rows - out)
+            evidence.stacked |= experts
+            evidence.routed |= experts
+            evidence.sorted |= look.named(rows & out - matrices)
+            evidence.features |= look.named(matrices) - experts
+            for group in look.named(matrices):
+                evidence.weights_of[group].add(look.weights[1])
         case ops.GATHER if look.weights[0] >= 0:
             table, indices = look.slots(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is SlotKind.REDUCTION}
@@ -246,6 +258,8 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
                 evidence.routed |= own & evidence.stacked if len(own) == 1 else set()
         case ops.GATHER if look.weights[0] < 0:
             table, indices = look.slots(form.operands[:2])
+            if look.named(indices) & evidence.sorted:
+                return
             rows = {s for s in table - indices if kinds[s] is SlotKind.REDUCTION}
             # Along each row: the loss picks the label's probability. Else whole rows are picked: nodes at the ends of
             # edges.
@@ -260,7 +274,9 @@ def _beside_weights(evidence: _Evidence, look: _Look, weights: set[int]) -> None
             target, updates = look.slots([form.operands[0], form.operands[-1]])
             summed = {s for s in updates - target if kinds[s] is SlotKind.REDUCTION}
             rows = target - updates
-            if not look.named(rows) & weights:  # else it is the gradient of a table
+            if (
+                not look.named(rows) & weights and not look.named(summed) & evidence.sorted
+            ):  # else it is the gradient of a table
                 evidence.mixed |= look.named(summed | rows)
                 if len(form.operands[-1]) == 2 and summed:
                     evidence.vote(look.named(summed), "edges")
@@ -371,7 +387,7 @@ def _batch(
     and generated images, two towers), each has a batch of its own, along which most of the work can be split that is
     left.
     """
-    apart = weights | crowded | evidence.mixed | set(found)
+    apart = weights | (crowded - evidence.sorted) | evidence.mixed | set(found)
     batches: set[int] = set()
     left = _work_left(work, batches)
     least = _LEAST_LEFT * max(left.values(), default=0.0)

@@ -19,9 +19,13 @@ And some that come out right but with other collectives than they take:
   the update is known to lie in one device's piece (one row, or constant starts).
 * A look-up in a table whose rows are split, by indices that are split, where an axis of the mesh splits neither. XLA
   forms groups of devices over that axis instead of the table's, and sends the table there first.
+* A hand-written kernel: XLA computes it whole on every device, so it is rewritten for local shapes.
 * Sums of complex numbers over a split dimension, on XLA:TPU, which takes them apart into real ones and then gathers
   what is padded, sliced and joined of them (a state-space model with complex states, data parallelism on 16 v5e: 252
   MiB sent instead of 43). Not in HLO, where XLA without Shardy aborts on such a program with regions in it.
+
+Products of ragged groups are in regions however they are split: XLA without Shardy cannot partition them, and with it
+gathers rows and the weights of groups that are split.
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves, inside a `with` block, both with such ops on local shapes in
 regions of their own; after it the module is what it was before.
@@ -42,6 +46,7 @@ from toast_cli.emit.loops import loops_in_regions
 from toast_cli.emit.shardy import ShardyNotation, quoted
 from toast_cli.emit.spmd.alignment import align
 from toast_cli.emit.spmd.build import Builder, identity
+from toast_cli.emit.spmd.completions import Completions, completions
 from toast_cli.emit.spmd.moves import Devices, Mover
 from toast_cli.emit.spmd.piece import Piece, local_shape
 from toast_cli.emit.spmd.rules.reducing import body_reducer, is_constant
@@ -49,10 +54,11 @@ from toast_cli.emit.spmd.rules.table import rule_of
 from toast_cli.emit.spmd.site import Site
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.windows import convolution_dims
+from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, shards
 from toast_cli.program.model import Op
-from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, REDUCE, SCATTER
+from toast_cli.program.ops import CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, GATHER, RAGGED_DOT, REDUCE, SCATTER
 from toast_cli.xla import ir
 
 
@@ -74,12 +80,15 @@ def _ops_in_regions(
     source: Source, lowered: PartitionedProgram, inside: frozenset[int], sums: list[int]
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """Both, with every misread op that is not in a region yet in one."""
-    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums} - inside
+    products = {number for number, op in enumerate(source.program.ops) if op.name == RAGGED_DOT} - inside
+    misled = {*regrouped_lookups(source, lowered), *gathered_ops(source, lowered, inside), *sums, *products} - inside
     numbers = sorted({*misread_ops(source, lowered, inside), *misled})
     if not numbers:
         yield source, lowered
         return
     undo: Undo = []
+    results = {source.program.ops[number].results[0] for number in products}
+    lowered, steps = completions(source.program, lowered, results)
     definitions, operations = list(source.definitions), list(source.operations)
     computed, partial = dict(lowered.computed), dict(lowered.partial)
     try:
@@ -87,7 +96,7 @@ def _ops_in_regions(
             notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
             notation.prepare(source.module, undo)
             for number in numbers:
-                operation = operations[number] = put_region(source, lowered, number, notation, undo)
+                operation = operations[number] = put_region(source, lowered, number, steps, notation, undo)
                 for k, value in enumerate(source.program.ops[number].results):
                     definitions[value] = operation.results[k]
                     computed.pop(value, None)
@@ -179,7 +188,8 @@ def misread_note(source: Source, lowered: PartitionedProgram) -> str:
         return f"XLA's partitioner gets wrong numbers for {places(source, wrong)}, as the plan splits it"
     if gathered:
         what = f"XLA's partitioner gathers all that {places(source, gathered)} reads, though the plan splits it"
-        rewritten = any(source.program.ops[number].name != DYNAMIC_UPDATE_SLICE for number in gathered)
+        ops = [source.program.ops[number] for number in gathered]
+        rewritten = any(op.name != DYNAMIC_UPDATE_SLICE and op.kernel is None for op in ops)
         return f"{what}, unless the compiler rewrites it first, as XLA:TPU does" if rewritten else what
     return ""
 
@@ -196,8 +206,15 @@ def lying(lowered: PartitionedProgram, number: int, op: Op) -> tuple[tuple[Shard
     return ways_in, tuple(lowered.computed.get(v, lowered.shardings[v]) for v in op.results)
 
 
-def put_region(source: Source, lowered: PartitionedProgram, number: int, notation: ShardyNotation, undo: Undo) -> Any:
-    """Puts a region in the place of an operation; returns it."""
+def put_region(
+    source: Source,
+    lowered: PartitionedProgram,
+    number: int,
+    steps: Completions,
+    notation: ShardyNotation,
+    undo: Undo,
+) -> Any:
+    """Puts a region in the place of an operation; returns it. steps: what completes some values."""
     program, sizes = source.program, lowered.axis_sizes
     op, operation = program.ops[number], source.operations[number]
     ways_in, computed = lying(lowered, number, op)
@@ -233,8 +250,9 @@ def put_region(source: Source, lowered: PartitionedProgram, number: int, notatio
         handles = []
         for value, piece, target in zip(op.results, made, ways_out, strict=True):
             shape = program.values[value].shape
-            partial = bool(piece.partial)
-            there = mover.complete(piece, lowered.path(value), shape) if partial else mover.to(piece, target, shape)
+            reduced = mover.reduce(piece, steps.get(value, ()))
+            partial = bool(reduced.partial)
+            there = mover.complete(reduced, lowered.path(value), shape) if partial else mover.to(reduced, target, shape)
             handles.append(there.handle)
         ir.Operation.create("sdy.return", operands=handles, loc=operation.location, ip=build.ip)
     for old, new in zip(operation.results, region.results, strict=True):
@@ -307,7 +325,7 @@ _GATHERED: dict[str, Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], 
     CONVOLUTION: _in_groups,
     DYNAMIC_UPDATE_SLICE: _updates_several_pieces,
     "chlo.top_k": lambda op, *_: True,
-    "stablehlo.custom_call": lambda op, *_: op.detail in ("TopK", "mhlo.topk"),
+    CUSTOM_CALL: lambda op, *_: op.kernel is not None or op.detail in ("TopK", "mhlo.topk"),
 }
 # Whether an op is split in a way that XLA gets wrong: op, operation, how its operands lie, axes it is partial over.
 _Check = Callable[[Op, Any, tuple[Sharding, ...], tuple[int, ...]], bool]

@@ -27,7 +27,7 @@ from toast_cli.evaluate.reduction_shares import reduction_shares
 from toast_cli.evaluate.sum_items import SumItem, sum_items
 from toast_cli.plan.problem import Problem
 from toast_cli.program.host_memory import is_transfer
-from toast_cli.program.model import Op
+from toast_cli.program.model import HandWritten, Op, Program
 from toast_cli.program.ops import ARGUMENT, CARRY, OpKind
 
 # Slots whose splitting makes an op communicate.
@@ -73,6 +73,7 @@ class WorkItem:
         copies: a convolution for which an argument is copied, see `image_copies`.
         late: nothing waits for the results, see `overlap`. in_loop: the ops stand in a loop.
         region: the op, where it is a manual region, which has a price of its own; else -1.
+        kernel: of hand-written ones, what they take.
         share: see `SumItem`.
         runs: executions in one run of the program, of all ops of the item together. ops: their numbers. op: the first.
     """
@@ -93,6 +94,7 @@ class WorkItem:
     late: bool
     in_loop: bool
     region: int
+    kernel: HandWritten | None
     share: float
     runs: float
     op: int
@@ -147,7 +149,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
         key = (
             problem.op_pattern[number],
             op.kind,
-            program.values[op.operands[0]].dtype if op.operands else "",
+            _product_type(program, op),
             *_work(problem, op, kernel, profile),
             tuple(sizes[v] for v in op.results),
             number in terms,
@@ -157,6 +159,7 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             all(late[v] for v in op.results),
             op.loop >= 0,
             region,
+            op.kernel,
             op.one_device,
             is_transfer(op),
         )
@@ -168,6 +171,14 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
         for key, count in runs.items()
     )
     return tuple(WorkItem(*key, *rest) for key, *rest in rows)
+
+
+def _product_type(program: Program, op: Op) -> str:
+    """The type in which an op multiplies: of its first operand, of a hand-written kernel its largest."""
+    if not op.operands:
+        return ""
+    arrays = [program.values[value] for value in op.operands]
+    return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
 
 
 def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:

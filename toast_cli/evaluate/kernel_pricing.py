@@ -37,7 +37,7 @@ from toast_cli.plan.iteration import Iteration
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.program.host_memory import is_transfer
-from toast_cli.program.model import DTYPE_BITS
+from toast_cli.program.model import DTYPE_BITS, HandWritten
 from toast_cli.program.ops import REDUCE
 
 # A reduction walks through an array at half the speed of other elementwise work, wherever the array lies: XLA:TPU's
@@ -54,6 +54,7 @@ class WorkPricer:
         self._attained = attained = profile.attained
         # Kernels with a contraction, and those without.
         self._elementwise = replace(attained, memory=attained.elementwise or attained.memory)
+        self._hand_written = replace(attained, matrix=attained.hand_written)
         self._kept_bytes = on_chip_reuse.kept_bytes(profile)
         self._on_chip = profile.on_chip
         program = problem.program
@@ -72,6 +73,8 @@ class WorkPricer:
             return work.runs * self._regions[work.region].price(iteration.slot_axes).seconds
         if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
+        if work.kernel is not None:
+            return work.runs * self._by_hand(work.kernel, work.dtype, iteration)
         sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
         cuts = (
             tuple([shards((axes,), sizes) for axes in iteration.slot_axes])
@@ -129,6 +132,12 @@ class WorkPricer:
 
     def _is_transfer(self, work: WorkItem) -> bool:
         return is_transfer(self._problem.program.ops[work.op])
+
+    def _by_hand(self, kernel: HandWritten, dtype: str, iteration: Iteration) -> float:
+        """Seconds of a hand-written kernel, whose grid is cut as its rule is split."""
+        pieces = prod(self._pieces(iteration.slot_axes))
+        work = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
+        return kernel_seconds(self._problem.mesh.chip, self._hand_written, dtype, *work)
 
     def _on_the_chip(self, moved: float) -> float:
         """Bytes of device memory that take elementwise work as long as these in on-chip memory."""
@@ -353,7 +362,10 @@ class WorkPricer:
     def _size(self, work: WorkItem, iteration: Iteration) -> tuple[float, float]:
         """(FLOPs, bytes read and written) of all ops of the item on one device."""
         sizes = self._sizes
-        flops = work.flops / prod(shards((axes,), sizes) for axes in iteration.slot_axes)
+        pieces = prod(shards((axes,), sizes) for axes in iteration.slot_axes)
+        flops = work.flops / pieces
+        if work.kernel is not None:
+            return work.runs * flops, work.runs * work.kernel.bytes / pieces
         moved = 0.0
         for sides, shardings in ((work.operands, iteration.operands), (work.results, iteration.computed)):
             for (size, through, elementwise, *_), sharding in zip(sides, shardings, strict=True):

@@ -10,15 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from toast_cli.errors import UsageError
+from toast_cli.program.ops import kind_of
 from toast_cli.xla import ADVANCE, SKIP, ir
 
 CUSTOM_CALL, REGION, MESH = "stablehlo.custom_call", "sdy.manual_computation", "sdy.mesh"
 EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
 SHARDING = "sdy.sharding"
+NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
 # XLA itself takes these out, and where they run is no question.
 PLACELESS = ("annotate_device_placement", "LayoutConstraint", "MoveTo", "Sharding", "shape_assertion", "xla.sdy.")
 CALLBACK = "callback"  # in the names of all targets that Shardy leaves on their device
-BEFORE = "give the program as it was before it was partitioned"
+BEFORE = (
+    "give the program as it was before it was partitioned: without pmap, or lowered for one device; "
+    "`toast inspect` and `--format specs` read this one"
+)
 
 
 def bind_effects(module: Any) -> None:
@@ -71,11 +76,11 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     found: list[tuple[Any, str, str]] = []
 
     def visit(operation: Any) -> Any:
-        attributes = operation.attributes
-        if operation.name == "stablehlo.partition_id":
-            found.append((operation, "partition_id asks on which device it runs", BEFORE))
-        elif operation.name == "stablehlo.all_reduce" and "channel_handle" in attributes:
-            found.append((operation, "all_reduce adds up over devices", BEFORE))
+        if kind_of(operation.name).per_device:
+            name = operation.name.removeprefix("stablehlo.")
+            asks = operation.name in NUMBERS
+            what = f"{name} asks on which device it runs" if asks else f"{name} communicates outside manual regions"
+            found.append((operation, what, BEFORE))
         elif shardy and operation.name == "stablehlo.outfeed":
             found.append((operation, "outfeed needs a device, which Shardy forgets", "write it with --format hlo"))
         elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
@@ -91,4 +96,4 @@ def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
 
 
 def _target(operation: Any) -> str:
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+    return bytes(ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")

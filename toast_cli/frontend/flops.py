@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from toast_cli.frontend.ragged_dots import ragged_flops
 from toast_cli.frontend.windows import convolution_dims, numbers
 from toast_cli.program.model import Rule
-from toast_cli.program.ops import SCATTER, kind_of
+from toast_cli.program.ops import RAGGED_DOT, SCATTER, kind_of
 
 Shape = tuple[int, ...]
 
@@ -28,6 +29,8 @@ def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], ru
     if not results or kind.computes_nothing:
         return 0.0
     out = float(prod(results[0]))
+    if name == RAGGED_DOT:
+        return ragged_flops(op, rule)
     if kind.contraction:
         return 2.0 * prod(rule.sizes)
     if kind.convolution:

@@ -20,6 +20,7 @@ from toast_cli.frontend.formats import hint_for, recognise
 from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.statements import StatedSharding
+from toast_cli.kernels.table import Table
 
 # A child may use this many seconds of processor time, plus one for so many bytes of the program, and so many bytes of
 # memory for each byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
@@ -47,9 +48,9 @@ class Received:
     argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def read_normalised(data: bytes, where: str, keep_shardings: bool) -> Received:
+def read_normalised(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> Received:
     """The normalised module of a program in any format. Raises `InputError` at `where`, also when the child dies."""
-    facts, module = _ask("normalised_here", data, where, keep_shardings)
+    facts, module = _ask("normalised_here", data, where, keep_shardings, kernels)
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
     kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
     axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}

@@ -18,6 +18,7 @@ from toast_cli.frontend.normalise import normalise
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.wire import strings_are_text
+from toast_cli.kernels.table import Table
 from toast_cli.xla import ADVANCE, ir
 
 SIZE = struct.Struct("<q")  # of the JSON at the head of a message
@@ -30,7 +31,7 @@ def parsed_here(data: bytes, where: str) -> bytes:
     return _message({"format": form}, xla.write_bytecode(module))
 
 
-def normalised_here(data: bytes, where: str, keep_shardings: bool) -> bytes:
+def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> bytes:
     """Format, notices, shardings and bytecode of a program's normalised module.
 
     What the parent does next is tried out here: Shardy's rules, and, where a name is no text, on which some of jaxlib's
@@ -39,7 +40,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool) -> bytes:
     form, module = _told(where, lambda: parse_here(data, where))
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
-    outcome = _told(where, lambda: normalise(module, where, keep_shardings))
+    outcome = _told(where, lambda: normalise(module, where, keep_shardings, kernels))
     numbers: dict[Any, int] = {}
     if outcome.kept or outcome.pins:
         numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}

@@ -57,7 +57,7 @@ def _end_of(text: str, start: int, dots: int) -> int:
 def take_markers(module: Any) -> None:
     """Constants of no known numbers in the place of the custom calls of `with_markers`."""
     for call in walk_ops(module, "stablehlo.custom_call"):
-        target = ir.StringAttr(call.attributes["call_target_name"]).value
+        target = bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
         if not target.startswith(MARKER):
             continue
         line, column = map(int, target.removeprefix(MARKER).split("."))

@@ -33,6 +33,7 @@ from toast_cli.frontend.idle import (
     unchanged_operand,
 )
 from toast_cli.frontend.inline import moved_out, replace_operation
+from toast_cli.frontend.ragged_dots import general_ragged_dot
 from toast_cli.xla import dot_dimension_numbers, ir, walk_ops
 
 # Operations that only draw a line around their one region: the region's block takes their place.
@@ -254,6 +255,7 @@ REWRITES: dict[str, Callable[[Any], Values | None]] = {
     "mhlo.copy": first_operand,
     "mhlo.add_dependency": first_operand,
     "mhlo.bitcast": plain_bitcast,
+    "mhlo.ragged_dot": general_ragged_dot,
     "mhlo.topk": chlo_top_k,
     "stablehlo.composite": chlo_composite,
     "stablehlo.dot": general_product,

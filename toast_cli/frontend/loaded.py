@@ -9,6 +9,7 @@ from toast_cli.frontend.formats import read_bytes, source_name
 
 if TYPE_CHECKING:
     from toast_cli.frontend.shardings import Kept
+    from toast_cli.kernels.table import Table
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class LoadedModule:
     argument_axes: dict[int, tuple[str, ...]]
 
 
-def load_module(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> LoadedModule:
+def load_module(
+    path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: Table | None = None
+) -> LoadedModule:
     """Reads, recognises, parses and normalises the program in a file (`-`: standard input), or `content` where it is at
     hand.
 
@@ -43,7 +46,7 @@ def load_module(path: str, *, keep_shardings: bool = False, content: bytes | Non
     data = read_bytes(path) if content is None else content
     from toast_cli.frontend.handover import read_normalised
 
-    found = read_normalised(data, source_name(path), keep_shardings)
+    found = read_normalised(data, source_name(path), keep_shardings, kernels)
     return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices, found.argument_axes)
 
 

@@ -14,18 +14,24 @@ from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reading import read_source
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.statements import meshes_of
+from toast_cli.inputs import TEXT_BYTES, read_file, text_of
+from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
 from toast_cli.program.pins import NO_PINS, Pins
 
 
-def load(path: str, *, keep_shardings: bool = False, content: bytes | None = None) -> Source:
-    """Reads a program in any known format: the file's, or `content`, which `path` then only names.
+def load(
+    path: str, *, keep_shardings: bool = False, content: bytes | None = None, kernels: str | None = None
+) -> Source:
+    """Reads a program in any known format: the file's, or `content`, which `path` then only names. kernels: a file
+    that says how hand-written ones are split.
 
     Raises `InputError` with place and hint when that is not possible.
     """
-    loaded = load_module(path, keep_shardings=keep_shardings, content=content)
+    table = None if kernels is None else Table(text_of(read_file(kernels, TEXT_BYTES), kernels, InputError), kernels)
+    loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
-    return with_stated_axes(source, loaded.argument_axes)
+    return with_stated_axes(replace(source, kernels=table), loaded.argument_axes)
 
 
 def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:

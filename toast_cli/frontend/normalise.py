@@ -22,6 +22,7 @@ from toast_cli.frontend.inline import inline_calls
 from toast_cli.frontend.inner_products import PRODUCTS, rewrite_inner_products
 from toast_cli.frontend.left_out import left_out_notices
 from toast_cli.frontend.leftovers import REWRITES, translate_leftovers
+from toast_cli.frontend.lone_collectives import collectives_outside, drop_lone_collectives
 from toast_cli.frontend.manual import restore_manual_regions, settle_boundaries
 from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.replica_groups import list_replica_groups
@@ -30,8 +31,10 @@ from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
+from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
+from toast_cli.kernels.table import Table
 from toast_cli.program.ops import kind_of
-from toast_cli.xla import ADVANCE, SKIP, ir, run_passes, walk_ops
+from toast_cli.xla import ADVANCE, ir, run_passes, walk_ops
 
 ENTRY = "main"
 # Left by the conversion from HLO: XLA's own settings, layouts, and what has become attributes of arguments.
@@ -84,8 +87,11 @@ def held_by(module: Any) -> Held:
     return Held(frozenset(names), frozenset(types))
 
 
-def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False) -> Normalised:
-    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`.
+def normalise(
+    module: Any, path: str = "<program>", keep_shardings: bool = False, kernels: Table | None = None
+) -> Normalised:
+    """Normalises a module; the one given is used up. `kept` is empty unless `keep_shardings`. kernels: what the user
+    says of hand-written ones.
 
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
@@ -111,6 +117,8 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     if not held.names.isdisjoint(BODIES):
         copy_captured_constants(module, path)
     restore_gspmd_regions(module, function, path)
+    if any(kind_of(name).per_device for name in held.names):
+        drop_lone_collectives(module, path)
     if not all(map(is_known, held.names)):
         refuse_foreign(module, path)
     if not held.names.isdisjoint(DECIDED):
@@ -129,10 +137,12 @@ def normalise(module: Any, path: str = "<program>", keep_shardings: bool = False
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
-        notices += collective_notices(function)
+        notices += collective_notices(module)
     notices += region_notices(function)
     if not held.names.isdisjoint(EFFECTS):
         bind_effects(module)
+    if CUSTOM_CALL in held.names:
+        notices += describe_kernels(module, kernels)
     notices += settle_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
@@ -172,20 +182,13 @@ def sharding_notices(count: int, keep: bool) -> list[str]:
     return [kept if keep else f"{what} dropped (--keep-shardings keeps them)"]
 
 
-def collective_notices(function: Any) -> list[str]:
+def collective_notices(module: Any) -> list[str]:
     """Collectives outside manual regions: a sign that the program has been partitioned before."""
-    count = 0
-
-    def visit(operation: Any) -> Any:
-        nonlocal count
-        count += kind_of(operation.name).per_device
-        return SKIP if operation.name == MANUAL_REGION else ADVANCE
-
-    function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    count = len(collectives_outside(module))
     if not count:
         return []
     what = "1 operation communicates" if count == 1 else f"{count} operations communicate"
-    return [f"{what} between devices outside manual regions, left as found: was this program partitioned before?"]
+    return [f"{what} between devices outside manual regions: such a program can be planned for, and not written"]
 
 
 def region_notices(function: Any) -> list[str]:

@@ -21,6 +21,7 @@ from toast_cli.frontend.effects import is_placed
 from toast_cli.frontend.exchanges import devices_of, exchanges_of, leaves_axes, manual_axes
 from toast_cli.frontend.flops import op_flops
 from toast_cli.frontend.hlo_names import restored_paths
+from toast_cli.frontend.ragged_dots import ragged_rule
 from toast_cli.frontend.region_rules import region_rule
 from toast_cli.frontend.rules import (
     STATED_OTHERWISE,
@@ -37,13 +38,17 @@ from toast_cli.frontend.shardings import MANUAL_REGION
 from toast_cli.frontend.statements import FRONTEND
 from toast_cli.frontend.trips import trip_count, trip_limit
 from toast_cli.frontend.windows import windows_of
+from toast_cli.kernels.describe import hand_written
+from toast_cli.kernels.table import suggestion
 from toast_cli.printable import printable
 from toast_cli.program.host_memory import TO_DEVICE, TO_HOST, only_moves
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RESULT, kind_of
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, RAGGED_DOT, RESULT, kind_of
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
+# Custom calls of XLA's own, of its libraries, and of Python's callbacks.
+_OF_XLA = re.compile(r"__|xla|lapack|mhlo\.|SPMD|Sharding|X64|cu_|hip_")
 CONSTRAINT = "sdy.sharding_constraint"
 BITWISE = ("and", "or", "xor")
 # Reading descends once per loop or branch. Programs have a handful in each other.
@@ -67,6 +72,7 @@ class Reader:
         self._numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
+        self._unknown: dict[str, str] = {}  # target of a custom call -> the line that would tell its rule
         self._unsure: Counter[str] = Counter()  # what trip counts that data decides are taken as -> how many
         self._depth = 0  # of the block that is being read
         self._within: tuple[int, ...] = ()  # branches around it, in its loop
@@ -143,15 +149,17 @@ class Reader:
         operands = tuple([numbers[o] for o in operation.operands])
         results = tuple([self._define(r) for r in operation.results])
         attributes = operation.attributes
-        detail = ""
+        detail, kernel = "", None
         if name == "stablehlo.custom_call":
+            kernel = hand_written(attributes)
             detail = printable(foreign.text(attributes, "call_target_name", str) or "")
             detail = transfer_of(operation) or detail
         elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         opaque = False
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
-        if "sdy.sharding_rule" in attributes and not kind_of(name).whole:
+        of_region = kernel is not None and self._in_region  # what a region leaves to the partitioner, no kernel takes
+        if "sdy.sharding_rule" in attributes and not kind_of(name).whole and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
@@ -160,11 +168,16 @@ class Reader:
             elif detail in BITWISE and self.values[results[0]].dtype != "i1":
                 rule = bitwise_reduction_rule(rule)
         else:
-            known = table_rule(name, detail, shapes, result_shapes)
+            ragged = ragged_rule(operation) if name == RAGGED_DOT else None
+            known = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = known or whole_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
             whole = known is None and name != MANUAL_REGION  # a region is computed in pieces
             opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
-        flops = op_flops(operation, name, shapes, result_shapes, rule)
+            familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
+            if opaque and name == "stablehlo.custom_call" and not familiar:
+                arrays = ([self.values[v] for v in side] for side in (operands, results))
+                self._unknown.setdefault(detail, suggestion(detail, *arrays))
+        flops = op_flops(operation, name, shapes, result_shapes, rule) if kernel is None else kernel.flops
         region = None
         if name == MANUAL_REGION:
             region = self._region(operation)
@@ -175,8 +188,9 @@ class Reader:
         bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
-            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone
-        )
+            name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
+            kernel=kernel,
+        )  # fmt: skip
         self._add(op, operation)
 
     def _region(self, operation: Any) -> ManualRegion:
@@ -271,6 +285,10 @@ class Reader:
             for what, count in self._unsure.items()
         ]
 
+    def kernel_notices(self) -> list[str]:
+        """Which lines would tell toast how custom calls that it does not know are split."""
+        return [f"if you know how {name} is split: --kernels FILE with {line}" for name, line in self._unknown.items()]
+
     def drop_dead_ops(self) -> None:
         """Forgets ops whose results nobody needs: the compiler will not run them either."""
         needed = [False] * len(self.values)
@@ -331,7 +349,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     outputs = [op.operands[0] for op in reader.ops if op.name == RESULT]
     paths = result_paths(function, len(outputs))
     results = tuple(Result(value, path) for value, path in zip(outputs, paths, strict=True))
-    reader.notices += reader.loop_notices()
+    reader.notices += reader.loop_notices() + reader.kernel_notices()
     reader.drop_dead_ops()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
     return only_moves(program), reader

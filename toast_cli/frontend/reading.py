@@ -12,6 +12,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Kept
 from toast_cli.frontend.source import Source
+from toast_cli.kernels.describe import drop_descriptions
 from toast_cli.printable import printable
 
 
@@ -31,6 +32,7 @@ def read_source(
     if not program.ops:
         raise InputError("the program computes nothing", where=path, hint="save a function that returns something")
     xla.remove_sharding_rules(module)
+    drop_descriptions(module)
     return Source(
         path,
         form,

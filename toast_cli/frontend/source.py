@@ -11,6 +11,7 @@ from toast_cli.program.model import Program
 
 if TYPE_CHECKING:
     from toast_cli.frontend.shardings import Kept
+    from toast_cli.kernels.table import Table
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Source:
         stated: shardings the program states and we keep: its manual regions' always, the rest on request.
         frames: which frames of the stack `location` shows: "user" or "all".
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
+        kernels: what the user says of hand-written ones.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Source:
     stated: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
     frames: str = USERS
+    kernels: Table | None = None
 
     def use(self, op: int, position: int) -> Use:
         """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand,

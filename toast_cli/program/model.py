@@ -144,6 +144,31 @@ class Exchange:
         return self.kind == "collective-permute"
 
 
+@dataclass(frozen=True, slots=True)
+class HandWritten:
+    """A hand-written kernel (Pallas, cuDNN, Triton), which is one op of a program.
+
+    Attributes:
+        name: of the kernel, as its author called it. kind: "mosaic", "cudnn" or "" for one that nothing is known of.
+        products: arithmetic of one run on the matrix unit, on unsharded shapes; a multiply-add counts 2. vector: other
+            arithmetic.
+        bytes: read from memory and written to it. What a kernel holds on the chip does not count.
+        axes: [factors of the op's rule] the axis of the kernel's grid that a factor is a part of, -1 for none; of an
+            attention of cuDNN, the dimension of its scores. Factors behind the last of them stay whole.
+    """
+
+    name: str
+    kind: str = ""
+    products: float = 0.0
+    vector: float = 0.0
+    bytes: float = 0.0
+    axes: tuple[int, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        return self.products + self.vector
+
+
 @dataclass(frozen=True)
 class ManualRegion:
     """What a manual region (`shard_map`) does on each device of its axes.
@@ -177,6 +202,7 @@ class Op:
             `toast.join` is read in the k-th branch from the last of them on.
         region: what is in it, of a manual region.
         one_device: it runs on one device, from which others have what they read of its results (a host callback).
+        kernel: what is known of it, of a hand-written kernel.
     """
 
     name: str
@@ -192,6 +218,7 @@ class Op:
     branches: tuple[int, ...] = ()
     region: ManualRegion | None = field(default=None, repr=False, compare=False)
     one_device: bool = False
+    kernel: HandWritten | None = None
     kind: OpKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, JOIN
+from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, GATHER, JOIN
 
 WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
@@ -41,6 +41,7 @@ _READERS = {
     "stablehlo.dot_general": slice(None),
     "stablehlo.convolution": slice(1, 2),
     "stablehlo.gather": slice(0, 1),
+    "chlo.ragged_dot": slice(0, 2),
 }
 # What an update adds to an array, or scales it by; what an array of the same type passes through on the way to a
 # result.
@@ -59,6 +60,7 @@ _UPDATES = frozenset(
 )
 # What overwrites a part of an array, such as a cache.
 _OVERWRITES = frozenset([DYNAMIC_UPDATE_SLICE])
+_KEY = "ui32"  # of random numbers
 _UPDATE_STEPS = 8
 # A subtree is of one role when all else in it has no more than this share of the bytes.
 _IMPURITY = 0.1
@@ -222,69 +224,89 @@ def _told(
     program: Program, sides: list[tuple[int, ...]], carried: set[int], updates: dict[int, set[int]]
 ) -> dict[int, str]:
     """Argument (by number) -> its role, for those that tell one."""
-    read = _weights_of_products(program, sides, carried)
-    data = {n for found in sides for n in found} - read
+    read = {n for found in sides for n in found}
     updated: set[int] = set().union(*updates.values())
     needed = _needed_elsewhere(program, carried, updates)
-    overwritten = _overwritten(program)
+    whole_numbers = {n for n, a in enumerate(program.arguments) if _counts(program.values[a.value].dtype)}
     # What is handed on without being an update, and multiplied with a weight that is one, is a recurrence's hidden
     # state.
     hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
+    other_state = carried & (whole_numbers | _overwritten(program) | hidden)
+    replacement = carried_results(program)
     told: dict[int, str] = {}
-    for n, argument in enumerate(program.arguments):
-        value = program.values[argument.value]
-        whole_numbers = value.dtype.startswith(("i", "ui")) and value.dtype not in (
-            "i8",
-            "i4",
-            "i2",
-            "ui8",
-            "ui4",
-            "ui2",
-        )
-        if n in carried:
-            unneeded = needed is not None and n not in needed
-            if whole_numbers or n in overwritten or n in hidden or unneeded:
+    for n in carried:
+        value = program.values[program.arguments[n].value]
+        if n in other_state:
+            told[n] = STATE
+        elif needed is not None and n not in needed:
+            # What is updated with the help of nothing but what no result depends on is a weight that nothing reads.
+            others = updates.get(replacement[n], set()) - {n}
+            if not others or others & needed:
                 told[n] = STATE
-            elif n in read or (needed is not None and n in updated and value.shape):
-                told[n] = WEIGHTS
-            elif value.shape:
-                told[n] = STATE
-        elif n in read and not whole_numbers:
+        elif n in read or (needed is not None and n in updated and value.shape):
             told[n] = WEIGHTS
-        elif n in data or whole_numbers:
-            told[n] = INPUTS
+        elif value.shape:
+            told[n] = STATE
+    trained = {n for n, role in told.items() if role == WEIGHTS}
+    weights, data = _weights_and_data(program, trained, whole_numbers - carried | other_state)
+    told.update((n, INPUTS) for n in data - carried)
+    told.update((n, WEIGHTS) for n in weights - carried)
     return told
+
+
+def _counts(dtype: str) -> bool:
+    """Whether arrays of a type hold whole numbers that are no quantised weights."""
+    return dtype.startswith(("i", "ui")) and dtype not in ("i8", "i4", "i2", "ui8", "ui4", "ui2")
 
 
 def _among_data(program: Program, number: int, told: dict[int, str], carried: set[int]) -> bool:
     """Whether an argument that products read, as if it was a weight, is one of a batch's arrays: a mask, coordinates.
 
-    It is not carried where others are, and most of what stands beside it in the user's tree are inputs.
+    It is not carried where others are, and beside it in the user's tree is an input of as many elements.
     """
     around = _path(program, number)[:-1]
     if number in carried or told[number] != WEIGHTS or not around:
         return False
-    beside = [n for n in told if n not in carried and _path(program, n)[:-1] == around]
-    inputs, all_bytes = (
-        sum(program.values[program.arguments[n].value].bytes for n in numbers)
-        for numbers in ([n for n in beside if told[n] == INPUTS], beside)
+
+    def elements(n: int) -> tuple[int, ...]:
+        return program.values[program.arguments[n].value].shape[:1]
+
+    return any(
+        role == INPUTS and _path(program, n)[:-1] == around and elements(n) == elements(number)
+        for n, role in told.items()
     )
-    return 2 * inputs > all_bytes
 
 
 def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, set[int]]) -> set[int] | None:
     """Arguments on which a result depends that hands none of them on (the loss); None where no such result depends on
     what is carried."""
     aliases = {argument.aliased_result for argument in program.arguments}
-    kept = {k for k, arguments in updates.items() if arguments & carried} | aliases
+    kept = {k for k, arguments in updates.items() if arguments & carried} | aliases - {-1}
+    new = _new_values(program, [program.results[k].value for k in kept])
     wanted = {result.value for k, result in enumerate(program.results) if k not in kept}
     stack = list(wanted)
     while stack:
-        fresh = set(program.ops[program.producer[stack.pop()]].operands) - wanted
+        value = stack.pop()
+        fresh = set(program.ops[program.producer[value]].operands) - wanted if value not in new else set()
         wanted |= fresh
         stack += fresh
     needed = {n for n, argument in enumerate(program.arguments) if argument.value in wanted}
     return needed if needed & carried else None
+
+
+def _new_values(program: Program, results: Iterable[int]) -> set[int]:
+    """What is made to take an argument's place: results, or what loops and branches yield for them. Metrics that are
+    worked out from these (the norm of the new weights) need all that the update needs, moments too."""
+    stack, seen, found = list(results), set[int](), set[int]()
+    while stack:
+        value = stack.pop()
+        op = program.ops[program.producer[value]]
+        if op.name in (CARRY, JOIN):
+            stack += [v for v in op.operands if v not in seen]
+            seen.update(op.operands)
+        else:
+            found.add(value)
+    return found
 
 
 def _overwritten(program: Program) -> set[int]:
@@ -306,22 +328,67 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
     return [tuple(numbers) if len(set(numbers)) == len(numbers) else () for numbers in read]
 
 
-def _weights_of_products(program: Program, sides: list[tuple[int, ...]], carried: set[int]) -> set[int]:
-    """Arguments that products read, less the data among them.
+def _weights_and_data(program: Program, trained: set[int], data: set[int]) -> tuple[set[int], set[int]]:
+    """(weights, data): what arguments are by what they meet in products and look-ups, those given included.
 
-    What an argument that is carried is multiplied with, itself not carried, is data: the first layer's input beside its
-    weight. Where nothing is carried (inference) it is that of two that does not belong to other weights, else the left
-    one.
+    What data is multiplied with is a weight (a frozen one, where others are trained). What only weights are multiplied
+    with is data, and so is what random numbers pick rows of. Of two arguments that meet and nothing else is known of,
+    the right one is the weight, unless the left one belongs to other weights.
+
+    Args:
+        trained, data: arguments that are known to be weights, and to be data (tokens, caches).
     """
-    read = {n for found in sides for n in found}
-    data = {n for found in sides if carried.intersection(found) for n in found} - carried
-    met = [found for found in sides if len(found) == 2 and not carried.intersection(found)]
-    roots = {n: _path(program, n)[0] for n in read}
-    weights = {roots[n] for n in read - {n for pair in met for n in pair}}
-    for left, right in met:
-        if roots[left] not in weights or roots[right] not in weights:
-            data.add(right if roots[left] in weights else left)
-    return read - data
+    activation, noise = (1 << len(program.arguments) + k for k in range(2))
+    is_weight, is_data = _bits(trained), _bits(data) | activation
+    made_of = [0] * len(program.values)  # [values] a bit for each argument that they are made of, or the two above
+    for n, argument in enumerate(program.arguments):
+        made_of[argument.value] = noise if program.values[argument.value].dtype == _KEY else 1 << n
+    pairs: list[tuple[int, int]] = []
+    for op in program.ops:
+        sides = [made_of[v] for v in op.operands]
+        made = 0
+        for bits in sides:
+            made |= bits
+        if op.name in _READERS:
+            picked_at_random = op.name == GATHER and sides[1] == noise
+            for mine, other in ((0, 1), (1, 0)) * 2:
+                unknown = sides[mine] & ~(is_weight | is_data | noise)
+                if sides[0] == sides[1]:
+                    continue
+                of_weights, of_data = sides[other] & is_weight, sides[other] & is_data
+                only_weights = of_weights and not sides[other] & ~(is_weight | noise)
+                if sides[mine] & is_data:
+                    continue
+                if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
+                    is_data |= unknown if unknown.bit_count() == 1 else 0
+                elif of_data or not sides[other] & ~noise:
+                    is_weight |= unknown
+            unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
+            if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
+                pairs.append((unknowns[0], unknowns[1]))
+            if op.name != GATHER and not all(bits & is_weight and not bits & ~(is_weight | noise) for bits in sides):
+                made = activation
+        for value in op.results:
+            made_of[value] |= made
+    everything = activation - 1
+    weights, found = _numbers(is_weight & everything), _numbers(is_data & everything)
+    roots = {_path(program, n)[0] for n in weights}
+    for one, other in pairs:
+        left, right = (_numbers(bits) - weights - found for bits in (one, other))
+        swapped = any(_path(program, n)[0] in roots for n in left) and not any(
+            _path(program, n)[0] in roots for n in right
+        )
+        found |= right if swapped else left
+        weights |= left if swapped else right
+    return weights, found - weights
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << n for n in numbers)
+
+
+def _numbers(bits: int) -> set[int]:
+    return {n for n in range(bits.bit_length()) if bits >> n & 1}
 
 
 # ---------------------------------------------------------------- what belongs together

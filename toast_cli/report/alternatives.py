@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from toast_cli.alternatives import Alternative, compared, name_of
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import summary
 from toast_cli.plan.decisions import Plan
@@ -17,7 +18,6 @@ from toast_cli.report import style
 from toast_cli.report.comparison import short
 from toast_cli.report.comparison_table import listed
 from toast_cli.report.model import AlternativeFacts, Report
-from toast_cli.search.diverse import Alternative, compared, name_of
 
 
 def alternative_facts(evaluator: Evaluator, taken: Plan, plans: Sequence[Plan]) -> list[AlternativeFacts]:

@@ -354,7 +354,11 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
 def _analysis(source: Source, problem: Problem, result: SearchResult, lowered: PartitionedProgram) -> AnalysisFacts:
     dimensions = problem.dimensions
     groups = [GroupFacts(g.name, len(g.classes), g.size, list(g.members)) for g in dimensions.groups]
-    opaque = Counter((op.detail and f"{op.name} @{op.detail}") or op.name for op in problem.program.ops if op.opaque)
+    opaque = Counter(
+        (op.detail and f"{op.name} @{op.detail}") or op.name
+        for op in problem.program.ops
+        if op.opaque and op.kernel is None  # of kernels the notices tell
+    )
     notes = [
         *_passed_over(problem, result),
         *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan)),

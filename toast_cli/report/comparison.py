@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from toast_cli.alternatives import name_of
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.explain.words import kept_text, part_name, scope_name, scope_texts, summary
 from toast_cli.plan.axis_assignment import AxisAssigners
@@ -16,7 +17,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.report.build import other_shape
 from toast_cli.report.confirmation import confirmation_facts
 from toast_cli.report.model import ConfirmedPlanFacts, MeshFacts, ProgramFacts, Report, strategy_label
-from toast_cli.search.diverse import name_of
 from toast_cli.search.objective import Objective
 from toast_cli.tactics import Expert, expert, experts
 from toast_cli.tactics.strategies import STRATEGIES, better

@@ -231,7 +231,7 @@ class SearchFacts:
     seconds: float
     evaluations: int
     best_found_at: int  # evaluation number
-    stopped: str = ""  # why it ended: "budget", "iterations", "exhausted", "interrupted", "plateau", "nodes"
+    stopped: str = ""  # why it ended: "budget", "iterations", "interrupted", "plateau", "nodes"
     lower_bound_seconds: float = 0.0  # no plan's step is shorter; 0: not asked for
     proven: bool = False  # no plan is better
 

@@ -35,7 +35,6 @@ STOPPED = {
     "budget": "its time was over",
     "iterations": "all its iterations were done",
     "plateau": "no better plan for a long time",
-    "exhausted": "there was nothing left to try",
     "nodes": "it had looked at as many plans as it may",
 }
 # In place of an algorithm: nothing was searched.

@@ -23,7 +23,7 @@ SearchProgress = Callable[[float, int, float, float], None]
 
 
 # A search ends where this part of the plans looked at, and at least so many, came after the best one.
-FLAT, LEAST_FLAT = 0.5, 1500
+FLAT, LEAST_FLAT = 0.5, 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SearchResult:
     that exceeds them least).
 
     evaluations: different plans looked at. best_found_at: the evaluation that found the plan. proven: nothing can be
-    better. stopped: "budget", "iterations", "plateau", "exhausted" or "interrupted". lower_bound: seconds, 0 where none
+    better. stopped: "budget", "iterations", "plateau" or "interrupted". lower_bound: seconds, 0 where none
     was sought. trail: the evaluation that found each best plan so far, and its cost. seen: the best plans looked at, as
     many as were to be kept. fastest: what the search found, with its cost, where another plan was preferred (see
     `tactics.preferred`). known_as: the strategy that was preferred, if it is one.

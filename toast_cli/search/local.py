@@ -1,15 +1,15 @@
 """Local search over plans: first improvement over a table of neighbourhoods, then restarts from changed good plans.
 
-In each step the neighbourhood that has gained most per plan looked at has its turn. It tries its edits, first those
-that gained most when they were last tried (Minoux 1978), and keeps every improvement. A plan that no neighbourhood
-improves is a local optimum. The search then changes one of the best local optima by a few random edits and improves
-that: iterated local search (Lourenco, Martin, Stutzle 2003) with adaptive choice of neighbourhoods (Ropke, Pisinger
-2006).
+The neighbourhoods take turns: the next is that of which the last turns gained most per plan looked at (Ropke, Pisinger
+2006), once each has had one. In its turn it tries its edits, first those that gained most when they were last tried
+(Minoux 1978); of edits that take out the same decisions it makes the best, if the plan is better with it. A plan that
+no neighbourhood improves is a local optimum. In its own turn a restart changes one of the best local optima by a few
+random edits and improves that: iterated local search (Lourenco, Martin, Stutzle 2003).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections import defaultdict
 from math import inf
 
 import numpy as np
@@ -20,104 +20,100 @@ from toast_cli.search.incumbent import Incumbent
 from toast_cli.search.moves import NEIGHBOURHOODS, Moves
 
 LEAST_GAIN = 1e-9  # of reward (nats of step time): less is rounding
-TURN = 150  # plans that a neighbourhood looks at before others have their turn
+STARTS, DESCENT = 6, 300  # plans to start from that are improved first, and plans looked at from each
+TURN = 150  # plans that a neighbourhood looks at in its turn
 TRIAL = 100  # plans looked at from a changed plan
 KICKS = 3  # random edits of a restart, at most
 POOL = 4  # local optima that restarts begin from
-FIRST_RATE = 1e-3  # gain per plan that the first neighbourhood is expected to have
 IDLE = 30  # turns in a row that lead to known plans only: the space is exhausted
 RESTART = "restart"
 
 
 class LocalSearch:
-    """Improves plans of one problem. What is learnt about neighbourhoods and edits serves all plans.
-
-    Attributes:
-        gained, spent: reward gained and plans looked at, by neighbourhood.
-    """
+    """Improves plans of one problem. What is learnt about edits serves all plans."""
 
     def __init__(self, incumbent: Incumbent, moves: Moves, rng: np.random.Generator) -> None:
         self._incumbent, self._moves, self._rng = incumbent, moves, rng
-        names = [*NEIGHBOURHOODS, RESTART]
-        self.gained = dict.fromkeys(names, 0.0)
-        self.spent = dict.fromkeys(names, 0)
-        # Recent gain per plan looked at; at first in the order of the table.
-        self._rate = {name: FIRST_RATE / place for place, name in enumerate(names, 1)}
+        self._rates = _unknown()
         self._promise: dict[Edit, float] = {}  # gain of an edit when it was last tried
         self._optima: dict[Plan, float] = {}  # plans that a descent ended at -> reward
 
     def run(self) -> None:
-        """Improves the incumbent until little is to be expected (see `Incumbent.is_flat`)."""
-        plan, stuck, idle = self._incumbent.best, set[str](), 0
+        """Improves the best plans to start from, then the incumbent until little is to be expected (see
+        `Incumbent.is_flat`)."""
+        worth = self._incumbent.worth
+        for start in sorted(self._incumbent.starts, key=lambda one: (-worth(one), repr(one)))[:STARTS]:
+            self._rates = _unknown()
+            reached = self.improve(start, DESCENT)
+            self._optima[reached] = worth(reached)
+        stuck, idle = set[str](), 0
         while not self._incumbent.is_flat() and idle < IDLE:
-            looked = len(self._incumbent.seen)
-            name = self._most_promising([RESTART, *NEIGHBOURHOODS], stuck)
+            plan, looked = self._incumbent.best, len(self._incumbent.seen)
+            name = self._next(stuck)
             if name == RESTART:
                 self._restart(plan)
-            else:
-                better, gain, complete = self._turn(name, plan, self._incumbent.worth(plan))
-                plan = better
-                if gain <= 0.0 and complete:
-                    stuck.add(name)
+            elif self._turn(name, plan)[1]:
+                stuck.add(name)
             if self._incumbent.best != plan:
-                plan = self._incumbent.best
                 stuck.clear()
             idle = 0 if len(self._incumbent.seen) > looked else idle + 1
 
     def improve(self, plan: Plan, evaluations: float) -> Plan:
         """The plan that improvements of `plan` lead to: a local optimum, unless so many plans are looked at before."""
-        looked, stuck = len(self._incumbent.seen), set[str]()
-        reward = self._incumbent.worth(plan)
-        while len(stuck) < len(NEIGHBOURHOODS) and len(self._incumbent.seen) - looked < evaluations:
-            name = self._most_promising(NEIGHBOURHOODS, stuck)
-            better, gain, complete = self._turn(name, plan, reward)
-            if gain > 0.0:
-                plan, reward = better, reward + gain
-                stuck.clear()
-            elif complete:
+        looked, stuck = len(self._incumbent.seen), {RESTART}
+        while len(stuck) < len(self._rates) and len(self._incumbent.seen) - looked < evaluations:
+            name = self._next(stuck)
+            better, is_stuck = self._turn(name, plan)
+            if better != plan:
+                plan, stuck = better, {RESTART}
+            elif is_stuck:
                 stuck.add(name)
         return plan
 
+    def _next(self, stuck: set[str]) -> str:
+        """Whose turn it is: the one that gained most lately, of those that are not stuck; of equal ones the one whose
+        last turn is longest ago."""
+        return max((name for name in self._rates if name not in stuck), key=self._rates.__getitem__)
+
+    def _learn(self, name: str, gain: float, looked: int) -> None:
+        """Reward gained in a turn that began when so many plans had been looked at."""
+        rate, before = gain / (len(self._incumbent.seen) - looked + 1), self._rates.pop(name)
+        self._rates[name] = rate if before == inf else 0.5 * (rate + before)
+
     def _restart(self, plan: Plan) -> None:
         """Changes one of the best local optima by a few random edits, and improves that for a while."""
-        best, looked = self._incumbent.worth(plan), len(self._incumbent.seen)
-        self._optima[plan] = best
+        self._optima[plan] = self._incumbent.worth(plan)
         pool = sorted(self._optima, key=lambda one: (-self._optima[one], repr(one)))[:POOL]
         changed = pool[int(self._rng.integers(len(pool)))]
         for _ in range(int(self._rng.integers(1, KICKS + 1))):
             changed = self._changed(changed)
-        reached = self.improve(changed, TRIAL)
+        looked, reached = len(self._incumbent.seen), self.improve(changed, TRIAL)
         self._optima[reached] = self._incumbent.worth(reached)
-        self._learn(RESTART, max(0.0, self._optima[reached] - best), len(self._incumbent.seen) - looked)
+        self._learn(RESTART, max(0.0, self._optima[reached] - self._optima[plan]), looked)
 
-    def _most_promising(self, names: Iterable[str], stuck: Container[str]) -> str:
-        return max((name for name in names if name not in stuck), key=self._rate.__getitem__)
-
-    def _learn(self, name: str, gain: float, looked: int) -> None:
-        self.gained[name] += gain
-        self.spent[name] += looked
-        self._rate[name] = 0.5 * self._rate[name] + 0.5 * gain / (looked + 1)
-
-    def _turn(self, name: str, plan: Plan, reward: float) -> tuple[Plan, float, bool]:
-        """One turn of a neighbourhood: the plan it leads to, what that gains, and whether all its edits were tried."""
-        start, looked, complete = reward, len(self._incumbent.seen), True
-        edits = NEIGHBOURHOODS[name](self._moves, plan)
-        for edit in sorted(edits, key=lambda e: -self._promise.get(e, 0.0)):
+    def _turn(self, name: str, plan: Plan) -> tuple[Plan, bool]:
+        """One turn of a neighbourhood: the plan it leads to, and whether all its edits were tried in vain."""
+        start, looked, complete = plan, len(self._incumbent.seen), True
+        before = reward = self._incumbent.worth(plan)
+        rivals: dict[object, list[Edit]] = defaultdict(list)  # edits of the same decisions: the best of them is made
+        for edit in NEIGHBOURHOODS[name](self._moves, plan):
+            rivals[edit.out or edit].append(edit)
+        for edits in sorted(rivals.values(), key=lambda edits: -max(self._promise.get(e, 0.0) for e in edits)):
             if len(self._incumbent.seen) - looked > TURN:
                 complete = False
                 break
-            best, better = -inf, plan
-            for result in results(self._moves.problem, plan, edit):
-                found = self._incumbent.worth(result)
-                if found > best:
-                    best, better = found, result
-            if best == -inf:
-                continue
-            self._promise[edit] = best - reward
-            if best > reward + LEAST_GAIN:
+            best, better = reward + LEAST_GAIN, plan
+            for edit in edits:
+                found = {result: self._incumbent.worth(result) for result in results(self._moves.problem, plan, edit)}
+                if found:
+                    most = max(found, key=found.__getitem__)
+                    self._promise[edit] = found[most] - reward
+                    if found[most] > best:
+                        best, better = found[most], most
+            if better != plan:
                 plan, reward = better, best
-        self._learn(name, reward - start, len(self._incumbent.seen) - looked)
-        return plan, reward - start, complete
+        self._learn(name, reward - before, looked)
+        return plan, complete and plan == start
 
     def _changed(self, plan: Plan) -> Plan:
         """The plan after one random edit of a random neighbourhood; the plan itself where that has none."""
@@ -127,3 +123,8 @@ class LocalSearch:
             return plan
         found = list(results(self._moves.problem, plan, edits[int(self._rng.integers(len(edits)))]))
         return found[int(self._rng.integers(len(found)))] if found else plan
+
+
+def _unknown() -> dict[str, float]:
+    """Neighbourhood -> reward gained lately per plan looked at; nothing is known yet, so each has a turn."""
+    return dict.fromkeys((*NEIGHBOURHOODS, RESTART), inf)

@@ -132,24 +132,21 @@ class Moves:
         return found
 
     def scopes(self, plan: Plan) -> list[Edit]:
-        """Changes the side or the scope of a decision, or of all decisions about its group, whatever their axes."""
-        found: list[Edit] = []
+        """Changes the side or the scope of a decision, or of all decisions about its group, whatever their axes: they
+        leave some ops alone, or hold only in the ops that also have another group."""
+        found, decisions = list[Edit](), self.problem.decisions
         for unit in self._by_group(plan):
-            variants = (to for d in unit for to in self.problem.decisions.variants(d))
+            variants = (to for d in unit for to in (*decisions.variants(d), *decisions.parts(d)))
             into = (tuple(to._replace(axis=d.axis) for d in unit) for to in variants)
             found += [Edit(unit, other) for other in dict.fromkeys(into)]
         return found
 
     def parts(self, plan: Plan) -> list[Edit]:
-        """Lets a decision hold only in the ops that also have another group, and may take out another decision about
-        the same group: the batch is split over one axis in attention and over two everywhere else."""
-        parts = self.problem.decisions.parts
+        """Lets a decision hold only in the ops that also have another group, and takes out another decision about the
+        same group: the batch is split over one axis in attention and over two everywhere else."""
         shards = [d for d in self.held(plan) if isinstance(d, Shard)]
         pairs = [(d, other) for d, other in permutations(shards, 2) if d.group == other.group]
-        return [
-            *(Edit((d,), (to,)) for d in shards for to in parts(d)),
-            *(Edit((d, other), (to,)) for d, other in pairs for to in parts(d)),
-        ]
+        return [Edit((d, other), (to,)) for d, other in pairs for to in self.problem.decisions.parts(d)]
 
     def additions(self, plan: Plan) -> list[Edit]:
         """Adds a decision that leaves some ops alone, takes another side of a conflict, or holds in a part of the
@@ -264,9 +261,9 @@ class Moves:
 
 Neighbourhood = Callable[[Moves, Plan], list[Edit]]
 NEIGHBOURHOODS: dict[str, Neighbourhood] = {
+    "scopes": Moves.scopes,
     "single": Moves.single,
     "axes": Moves.axes,
-    "scopes": Moves.scopes,
     "replace": Moves.replace,
     "parts": Moves.parts,
     "families": Moves.families,

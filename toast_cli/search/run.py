@@ -21,7 +21,7 @@ from toast_cli.search.objective import Objective, Rank
 
 Search = Callable[[Incumbent, np.random.Generator], SearchResult]
 SEARCHES: dict[str, Search] = {SearchName.mcts: mcts, SearchName.exact: exact}
-PLANS: dict[str, int] = {Effort.low: 1000, Effort.medium: 5000, Effort.high: 30_000}  # looked at, at most
+PLANS: dict[str, int] = {Effort.low: 2000, Effort.medium: 10_000, Effort.high: 40_000}  # looked at, at most
 EXACT_SECONDS = 60.0  # of the search that proves its result, where the user sets no budget
 FINALISTS = 2  # mesh shapes that are searched to the end
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli import xla
-from toast_cli.program.ops import kind_of
+from toast_cli.program.ops import RAGGED_DOT, kind_of
 from toast_cli.verify.state import new_versions
 from toast_cli.xla import ir
 
@@ -81,6 +81,9 @@ def indexed(user: Any, operand: int) -> Iterator[int]:
         yield from (
             shape[d] for d in listed(user.attributes["scatter_dimension_numbers"], "scatter_dims_to_operand_dims")
         )
+    elif user.name == RAGGED_DOT and operand == 2:  # so many rows a group that there are enough
+        rows = shape[listed(user.attributes["ragged_dot_dimension_numbers"], "lhs_ragged_dimensions")[0]]
+        yield 1 + rows // ir.ShapedType(user.operands[2].type).shape[-1]
     elif user.name == "stablehlo.dynamic_slice" and operand >= 1:
         yield shape[operand - 1]
     elif user.name == "stablehlo.dynamic_update_slice" and operand >= 2:

@@ -2,7 +2,8 @@
 
 Enters: the bytes of both. Leaves: one `ResultError` for each result, or the reason why they could not be run. Both
 run twice, with the same state and different other inputs, and the original twice more on shaken inputs (see
-`errors`). Programs on narrow floating-point numbers run on f32 (see `widened`).
+`errors`). Programs on narrow floating-point numbers run on f32 (see `widened`),
+and products of ragged groups as dense ones (see `dense_products`).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     refuse_effects(given)
     split = xla.parse_module(given.context, as_stablehlo((folder / PARTITIONED).read_bytes(), request["form"]))
     refuse_effects(split)
-    module, split = on_wide_numbers(given, split)
+    module, split = for_cpu(given, split)
     types, shapes = result_types(module), [shape for shape, _ in result_types(module)]
     original, partitioned = xla.write_bytecode(module), xla.write_bytecode(split)
     programs = [(original, own_devices(module), True), (partitioned, request["devices"], request["shardy"])]
@@ -102,11 +103,14 @@ def numbers_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"errors": [asdict(error) | {"type": name} for error, name in zip(errors, names, strict=True)]}
 
 
-def on_wide_numbers(one: Any, other: Any) -> tuple[Any, Any]:
-    """Both modules on f32 where they compute in anything narrower and can be widened; else as they are."""
+def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
+    """Both modules on f32 where they compute in anything narrower and can be widened, and without products that XLA:CPU
+    does not have; else as they are."""
     from toast_cli import xla
+    from toast_cli.verify.dense_products import without_ragged_dots
     from toast_cli.verify.widened import is_narrow, widened
 
+    one, other = map(without_ragged_dots, (one, other))
     if not is_narrow(xla.element_types(one) | {element for _, element in result_types(one)}):
         return one, other
     first, second = widened(one), widened(other)

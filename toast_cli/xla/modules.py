@@ -18,6 +18,7 @@ from toast_cli.xla.native import (
     refusing,
     sdy,
     stablehlo,
+    tpu,
 )
 
 
@@ -45,6 +46,17 @@ def parse_module(context: Any, program: bytes | str) -> Any:
     Raises `ir.MLIRError` (with `error_diagnostics`) when it does not parse, RuntimeError where its sizes are absurd.
     """
     return ir.Module.parse(program, context)
+
+
+@refusing
+def parse_kernel(body: bytes) -> Any:
+    """A Pallas kernel for TPU from MLIR bytecode, in a context of its own. Raises as `parse_module` does; hostile bytes
+    may abort the process."""
+    context = ir.Context()
+    context.enable_multithreading(False)
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    return ir.Module.parse(body, context)
 
 
 @refusing

@@ -28,13 +28,14 @@ with uninterrupted():  # an exception while a native module is loaded ends the p
     mhlo = needed(f"{_LIBRARIES}._mlirHlo", "register_mhlo_dialect")
     sdy = needed(f"{_LIBRARIES}._sdy", *_SHARDY)
     stablehlo = needed(f"{_LIBRARIES}._stablehlo", *_DIMENSIONS, *_ARTIFACTS)
+    tpu = needed(f"{_LIBRARIES}._tpu_ext", "register_dialect")
 
 # What a visitor of `operation.walk` says. To look one up in the enumeration takes as long as to visit an operation.
 ADVANCE, INTERRUPT, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.INTERRUPT, ir.WalkResult.SKIP
 
 __all__ = [
     "ADVANCE", "INTERRUPT", "SKIP", "PassManager", "chlo", "hlo", "ir", "jax_mlir_ext", "jax_native", "mhlo",
-    "refusing", "sdy", "stablehlo",
+    "refusing", "sdy", "stablehlo", "tpu",
 ]  # fmt: skip
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ way lies as they cut it from where it is reduced, and the collectives that compl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -22,18 +22,23 @@ from toast_cli.program.sums import is_view, read_behind
 Completions = dict[int, list[Collective]]  # value -> the collectives that complete it, in order
 
 
-def completions(program: Program, lowered: PartitionedProgram) -> tuple[PartitionedProgram, Completions]:
-    """The plan with every such sum as its readers cut it, and what completes which value."""
+def completions(
+    program: Program, lowered: PartitionedProgram, alone: Collection[int] | None = None
+) -> tuple[PartitionedProgram, Completions]:
+    """The plan with every such sum as its readers cut it, and what completes which value.
+
+    alone: the only values that this is about; each is completed where it is made.
+    """
     found: Completions = {}
     for one in lowered.collectives:
-        if one.reason == "partial" and one.kind != ALL_GATHER:
+        if one.reason == "partial" and one.kind != ALL_GATHER and (alone is None or one.value in alone):
             found.setdefault(one.value, []).append(one)
     shardings, computed, required = list(lowered.shardings), dict(lowered.computed), dict(lowered.required)
     added = dict(lowered.added)
     for value, steps in list(found.items()):
         place = next((k for k, step in enumerate(steps) if step.before is not None and step.after is None), None)
         cut = None if place is None else lies_as_cut(program, lowered, value, set(steps[place].axes))
-        if place is None or not cut or (value not in cut and place > 0):
+        if place is None or not cut or (value not in cut and (place > 0 or alone is not None)):
             continue
         reduced = value if value in cut else min(cut)  # values are numbered in program order
         before = steps[place].before if reduced == value else lowered.shardings[reduced]

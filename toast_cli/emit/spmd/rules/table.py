@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from toast_cli.emit.spmd.rules.indexing import dynamic_slice, dynamic_update_slice, gather, scatter
+from toast_cli.emit.spmd.rules.kernels import custom_call
 from toast_cli.emit.spmd.rules.making import constant, iota
 from toast_cli.emit.spmd.rules.plain import one_device, plain, whole
+from toast_cli.emit.spmd.rules.ragged import ragged
 from toast_cli.emit.spmd.rules.reducing import reduce
 from toast_cli.emit.spmd.rules.windows import convolution, pad, reduce_window, reverse, select_and_scatter, slices
 from toast_cli.emit.spmd.site import LocalRule
-from toast_cli.program.ops import OpKind
+from toast_cli.program.ops import RAGGED_DOT, OpKind
 
 _SAME_ON_PIECES = """
-broadcast_in_dim cholesky concatenate custom_call dot_general map optimization_barrier reshape sort
+broadcast_in_dim cholesky concatenate dot_general map optimization_barrier reshape sort
 transpose triangular_solve
 """
 
 RULES: dict[str, LocalRule] = {
     **{f"stablehlo.{name}": plain for name in _SAME_ON_PIECES.split()},
+    "stablehlo.custom_call": custom_call,
     "stablehlo.constant": constant,
     "stablehlo.iota": iota,
     "stablehlo.slice": slices,
@@ -32,6 +35,7 @@ RULES: dict[str, LocalRule] = {
     "stablehlo.dynamic_update_slice": dynamic_update_slice,
     "stablehlo.partition_id": one_device,
     "stablehlo.replica_id": one_device,
+    RAGGED_DOT: ragged,
 }
 
 

@@ -15,13 +15,13 @@ from programs import SAMPLES
 
 import toast_cli
 from toast_cli import pipeline
+from toast_cli.alternatives import DIFFERENT, axis_swaps, compared, difference, different_plans, simplest
 from toast_cli.confirm.candidates import experts
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome, Request
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.report.comparison import compare, with_compiled
-from toast_cli.search.diverse import DIFFERENT, axis_swaps, compared, difference, different_plans, simplest
 from toast_cli.tactics import strategies, strategy
 from toast_cli.verify.partitioned import collectives_after_partitioning
 

@@ -1,0 +1,278 @@
+"""Hand-written kernels: which dimensions are independent, what they take, and how they are written on parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu import flash_attention as flash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from programs import Case, evaluator_of, round_mesh
+
+from toast_cli import xla
+from toast_cli.emit import emit
+from toast_cli.frontend.loading import load
+from toast_cli.frontend.source import Source
+from toast_cli.kernels.local import with_smaller_grid
+from toast_cli.kernels.mosaic import config_of, main_of, parse_body
+from toast_cli.program.model import Op
+
+S = jax.ShapeDtypeStruct
+
+
+def lowered(function: Callable[..., Any], *shapes: Any) -> str:
+    """The program as JAX lowers it for TPU, on any machine."""
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+    return str(text)
+
+
+def read(function: Callable[..., Any], *shapes: Any) -> Source:
+    return load("kernels.mlir", content=lowered(function, *shapes).encode())
+
+
+def kernels(source: Source) -> list[Op]:
+    return [op for op in source.program.ops if op.kernel is not None]
+
+
+def free(op: Op) -> list[str]:
+    """What can be split of each operand and result of a kernel, a letter for each factor: `ab..`."""
+    letters = {factor: chr(97 + factor) for factor in range(len(op.rule.sizes))}
+    whole = op.rule.need_replication
+
+    def text(dims: tuple[tuple[int, ...], ...]) -> str:
+        return "".join("".join(letters[f] for f in dim if f not in whole) or "." for dim in dims)
+
+    return [text(dims) for dims in (*op.rule.operands, *op.rule.results)]
+
+
+def attention(q: Any, k: Any, v: Any, *, causal: bool = True) -> Any:
+    return flash.flash_attention(q, k, v, causal=causal)
+
+
+def splash(heads: int, mask: Any, q: Any, k: Any, v: Any) -> Any:
+    masks = splash_attention_mask.MultiHeadMask([mask] * heads)
+    kernel = splash_attention_kernel.make_splash_mha(masks, head_shards=1, q_seq_shards=1)
+    return jax.vmap(kernel)(q, k, v)
+
+
+def gradient(function: Callable[..., Any], *arrays: Any) -> Any:
+    return jax.grad(lambda *a: function(*a).astype(jnp.float32).sum(), argnums=tuple(range(len(arrays))))(*arrays)
+
+
+HEADS = S((4, 8, 256, 128), jnp.bfloat16)
+GROUPED = S((4, 2, 256, 128), jnp.bfloat16)
+CAUSAL = splash_attention_mask.CausalMask((256, 256))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "expected"),
+    [
+        (attention, (HEADS,) * 3, [["ab..", "ab..", "ab..", "ab.."]]),
+        # Without a mask the body does not ask which queries it has.
+        (partial(attention, causal=False), (HEADS,) * 3, [["abc.", "ab..", "ab..", "abc."]]),
+        # Groups of four heads share keys and values: `b` counts the groups, `c` the heads of each.
+        (partial(splash, 8, CAUSAL), (HEADS, GROUPED, GROUPED),
+         [["...", "...", "abc..", "ab..", "ab..", "..", "a..", "a..", "a..", "abc.."]]),
+    ],
+)  # fmt: skip
+def test_independent_dimensions(function: Any, shapes: Any, expected: list[list[str]]) -> None:
+    assert [free(op) for op in kernels(read(function, *shapes))] == expected
+
+
+def test_gradient_of_grouped_heads() -> None:
+    """The kernel for keys and values adds up over the heads of a group, so it is split into whole groups."""
+    ops = {
+        op.kernel.name: free(op)
+        for op in kernels(read(partial(gradient, partial(splash, 8, CAUSAL)), HEADS, GROUPED, GROUPED))
+        if op.kernel
+    }
+    assert ops["splash_mha_dq_no_residuals"][-1] == "abc.."
+    assert ops["splash_mha_dkv_no_residuals"][-2:] == ["ab..", "ab.."]
+
+
+def rowwise(
+    index: Callable[[Any], tuple[Any, ...]], rows: int, x: Any, *, body: Any = None, semantics: str = "arbitrary"
+) -> Any:
+    """A kernel over an array of 64 rows, of which each step makes `rows` at the place that `index` says."""
+
+    def plain(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * 2
+
+    spec = pl.BlockSpec((rows, 128), index)
+    return pl.pallas_call(
+        body or plain,
+        out_shape=S(x.shape, x.dtype),
+        grid=(64 // rows,),
+        in_specs=[spec],
+        out_specs=spec,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=(semantics,)),
+    )(x)
+
+
+def numbered(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] + pl.program_id(0).astype(jnp.float32)
+
+
+def told_first(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] + jax.lax.rem(pl.program_id(0), 2).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("index", "body", "expected"),
+    [
+        (lambda i: (i, 0), None, ["a.", "a."]),
+        (lambda i: (jax.lax.div(2 * i + 1, 2), 0), None, ["a.", "a."]),
+        (lambda i: (7 - i, 0), None, None),  # from the end
+        (lambda i: (i, 0), numbered, None),
+        (lambda i: (i, 0), told_first, ["a.", "a."]),  # pairs of windows: 4 of them
+    ],
+    ids=["plain", "arithmetic", "reversed", "reads its index", "reads its index modulo 2"],
+)  # fmt: skip
+def test_what_a_step_may_depend_on(index: Any, body: Any, expected: list[str] | None) -> None:
+    (op,) = kernels(read(partial(rowwise, index, 8, body=body), S((64, 128), jnp.float32)))
+    assert (None if op.opaque else free(op)) == expected
+    if body is told_first:
+        assert op.rule.sizes[0] == 4
+
+
+def test_windows_stay_whole() -> None:
+    (op,) = kernels(read(partial(rowwise, lambda i: (i, 0), 16), S((64, 128), jnp.float32)))
+    assert [[op.rule.sizes[f] for f in dim] for dim in op.rule.results[0]] == [[4, 16], [128]]
+
+
+# ---------------------------------------------------------------- what they take
+
+
+def test_a_causal_kernel_skips_half() -> None:
+    """4 products of 256 x 256 x 128 a head, of which a causal mask needs 3 blocks of 128 of 4."""
+    (whole,), (half,) = (kernels(read(partial(attention, causal=causal), *(HEADS,) * 3)) for causal in (False, True))
+    assert whole.kernel is not None and half.kernel is not None
+    assert half.kernel.products / whole.kernel.products == pytest.approx(3 / 4, rel=0.01)
+
+
+def test_products_of_a_body_are_counted() -> None:
+    """A kernel without an estimate of its author's: 2 x 256 x 128 x 64, in four steps."""
+
+    def body(x_ref: Any, w_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
+    def product(x: Any, w: Any) -> Any:
+        return pl.pallas_call(
+            body,
+            out_shape=S((256, 128), jnp.float32),
+            grid=(4,),
+            in_specs=[pl.BlockSpec((64, 64), lambda i: (i, 0)), pl.BlockSpec((64, 128), lambda i: (0, 0))],
+            out_specs=pl.BlockSpec((64, 128), lambda i: (i, 0)),
+        )(x, w)
+
+    source = read(product, S((256, 64), jnp.float32), S((64, 128), jnp.float32))
+    (op,) = kernels(source)
+    assert op.kernel is not None
+    assert op.kernel.products == 2 * 256 * 128 * 64
+    assert source.program.flops >= op.kernel.products
+
+
+def test_data_that_is_known_decides_what_is_skipped() -> None:
+    """A local window of splash attention, whose mask is a constant of the program: 2 of 4 blocks a row at most."""
+    q = S((1, 2, 512, 128), jnp.bfloat16)
+    local = splash_attention_mask.LocalMask((512, 512), (128, 0), 0)
+    (op,) = kernels(read(partial(splash, 2, local), q, q, q))
+    assert op.kernel is not None
+    one_block = 4 * 128 * 128 * 128
+    assert op.kernel.products == pytest.approx(2 * 7 * one_block)  # 1 + 2 + 2 + 2 blocks
+
+
+# ---------------------------------------------------------------- on parts
+
+
+def bodies(text: str) -> list[str]:
+    """The kernels of a program, printed."""
+    module = xla.parse_module(xla.make_context(), text)
+    calls = xla.walk_ops(module, "stablehlo.custom_call")
+    return [str(parse_body(config_of(call.attributes["backend_config"].value))) for call in calls]
+
+
+@pytest.mark.parametrize("kind", ["flash", "flash gradient", "splash", "splash gradient"])
+def test_a_rewritten_kernel_is_the_one_that_jax_makes_for_the_part(kind: str) -> None:
+    function: Any = attention if kind.startswith("flash") else None
+    whole = [HEADS] * 3 if function else [HEADS, GROUPED, GROUPED]
+    part = [S((x.shape[0] // 2, x.shape[1] // 2, *x.shape[2:]), x.dtype) for x in whole]
+    forms = [function or partial(splash, heads, CAUSAL) for heads in (8, 4)]
+    if kind.endswith("gradient"):
+        forms = [partial(gradient, form) for form in forms]
+    program = lowered(forms[0], *whole)
+    module = xla.parse_module(xla.make_context(), program)
+    ops = kernels(load("kernels.mlir", content=program.encode()))
+    rewritten = []
+    for call, op in zip(xla.walk_ops(module, "stablehlo.custom_call"), ops, strict=True):
+        config = config_of(call.attributes["backend_config"].value)
+        assert op.kernel is not None
+        axes = [op.kernel.axes[number] for number in (0, 1)]  # batch, heads or groups of them
+        body = with_smaller_grid(config, dict.fromkeys(axes, 2))
+        rewritten.append(str(parse_body({"body": body})))
+    assert rewritten == bodies(lowered(forms[1], *part))
+
+
+def on_mesh(function: Callable[..., Any], *shapes: Any) -> Case:
+    source = read(function, *shapes)
+    return Case(source, evaluator_of(source, round_mesh(data=2, model=4)))
+
+
+def grids(text: str) -> list[list[int]]:
+    """The grids of the kernels of a program, in either language."""
+    found = re.findall(r'body(?:\\22|\\?"): ?(?:\\22|\\?")([A-Za-z0-9+/=]+)', text)
+    return [[int(n) for n in main_of(parse_body({"body": body})).attributes["iteration_bounds"]] for body in found]
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "spmd", "hlo", "spmd-hlo"])
+def test_written_with_smaller_grids(form: str) -> None:
+    """Batch over data, heads over model: 4 x 8 x 2 x 2 steps become 2 x 2 x 2 x 2."""
+    case = on_mesh(attention, *(HEADS,) * 3)
+    lowered = case.lowered((case.shard("q.0", "data"), case.shard("q.1", "model")))
+    assert grids(emit(case.source, lowered, form).decode()) == [[2, 2, 2, 2]]
+    assert "toast.kernel" not in emit(case.source, lowered, "stablehlo").decode()
+
+
+def test_what_is_whole_stays_as_it_is() -> None:
+    case = on_mesh(attention, *(HEADS,) * 3)
+    text = emit(case.source, case.lowered((case.shard("q.3", "data"),)), "stablehlo").decode()
+    assert grids(text) == [[4, 8, 2, 2]]
+    assert "manual_computation" not in text
+
+
+NUMBERED = {
+    "attention": (attention, (2, 2, 256, 128), 2),
+    "without a mask": (partial(attention, causal=False), (2, 2, 256, 128), 3),
+    "gradient": (partial(gradient, attention), (2, 2, 256, 128), 2),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_parts_have_the_numbers_of_the_whole(kind: str) -> None:
+    """The kernels in interpreted mode, on a CPU: on the halves that the rule says, and on everything."""
+    function, shape, factors = NUMBERED[kind]
+    arrays = [np.asarray(jax.random.normal(jax.random.key(k), shape), np.float32) for k in range(3)]
+    op = kernels(read(function, *(S(shape, jnp.float32),) * 3))[0]
+    assert len([f for f in range(len(op.rule.sizes)) if f not in op.rule.need_replication]) == factors
+    with pltpu.force_tpu_interpret_mode():
+        whole = jax.tree.leaves(function(*arrays))
+        for factor in range(factors):
+            dims = [next((d for d, fs in enumerate(at) if factor in fs), None) for at in op.rule.operands[:3]]
+            halves = [
+                jax.tree.leaves(
+                    function(*(a if d is None else np.split(a, 2, d)[k] for a, d in zip(arrays, dims, strict=True)))
+                )
+                for k in range(2)
+            ]
+            for k, array in enumerate(whole):  # results lie as the queries, gradients as what they are of
+                dim = dims[k] if len(whole) > 1 else dims[0]
+                assert dim is not None
+                np.testing.assert_allclose(np.concatenate([h[k] for h in halves], dim), array, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,237 @@
+"""Reads a Pallas kernel for TPU: its grid, its windows, and what its body does with the indices of the grid.
+
+Enters: the configuration of a `tpu_custom_call`, which holds the kernel as MLIR bytecode. Leaves: a `Mosaic`, plain
+data, or a `KernelError` where the kernel is not what is known here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from toast_cli import xla
+from toast_cli.kernels.errors import KernelError
+from toast_cli.kernels.index_maps import DYNAMIC, Integer, Integers, Known, grid_indices, short_name
+from toast_cli.kernels.mosaic_work import Work, work_of
+from toast_cli.xla import ADVANCE, ir
+
+TARGET = "tpu_custom_call"
+CONFIG = "custom_call_config"
+# Larger bodies are not looked into: the largest of JAX's own kernels has 60,000 bytes.
+MOST_BYTES = 8_000_000
+# How a body may read an index of the grid: not at all, or in any way; a number k: only its remainder by k.
+UNREAD, READ = 1, 0
+# Of operations that exchange something with other devices, the operand segment that names the device.
+DEVICE_SEGMENT = {"tpu.enqueue_dma": 4, "tpu.sem_signal": 2}
+
+
+@dataclass(frozen=True)
+class BlockIndex:
+    """Where one dimension's window lies, in windows: `(index // unit) % count` of one axis of the grid, where `axes`
+    has that one alone and count is not 0; otherwise all that is known is the axes that it depends on."""
+
+    axes: frozenset[int]
+    unit: int = 1
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the grid walks over an array: the shape of the window, and [dimensions] where it lies."""
+
+    bounds: tuple[int, ...]
+    index: tuple[BlockIndex, ...]
+
+    @property
+    def axes(self) -> frozenset[int]:
+        return frozenset().union(*(one.axes for one in self.index))
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """A Pallas kernel for TPU.
+
+    Attributes:
+        name: of the kernel's function. grid: its bounds, `DYNAMIC` where an operand says one.
+        prefetched: operands in scalar memory, which follow those that say bounds of the grid.
+        windows: of the operands after those, then of the results; None for an array that is not cut into windows.
+        reads: [axes of the grid] how the body reads that index: `UNREAD`, `READ`, or k where it reads the remainder by
+            k alone.
+        ordered: whether its steps depend on each other, or on the device, in ways that no index says.
+        work: what all steps do together.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    prefetched: int
+    windows: tuple[Window | None, ...]
+    reads: tuple[int, ...]
+    ordered: bool
+    work: Work
+
+    @property
+    def ahead(self) -> int:
+        """Operands in front of those with windows."""
+        return self.grid.count(DYNAMIC) + self.prefetched
+
+
+def config_of(text: str) -> dict[str, Any]:
+    """The configuration that a custom call holds as JSON. Raises `KernelError`."""
+    try:
+        config = json.loads(text)[CONFIG]
+        if not isinstance(config["body"], str):
+            raise KernelError("its configuration holds no body")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KernelError("its configuration is no JSON that holds a body") from None
+    found: dict[str, Any] = config
+    return found
+
+
+def parse_body(config: dict[str, Any]) -> Any:
+    """The body as an `ir.Module` in a context of its own. Raises `KernelError`."""
+    if len(config["body"]) > MOST_BYTES:
+        raise KernelError(f"its body is larger than {MOST_BYTES // 1_000_000} MB")
+    try:
+        return xla.parse_kernel(base64.b64decode(config["body"], validate=True))
+    except (binascii.Error, ir.MLIRError, RuntimeError):
+        raise KernelError("its body is no kernel that can be read") from None
+
+
+def main_of(module: Any) -> Any:
+    """The kernel's function, the one that has windows or a grid. Raises `KernelError` where there is none."""
+    for operation in _operations(module.operation.regions[0].blocks[0]):
+        if "iteration_bounds" in operation.attributes or "window_params" in operation.attributes:
+            return operation
+    raise KernelError("it has no grid")
+
+
+def read_mosaic(config: dict[str, Any], data: tuple[Integers | None, ...] = ()) -> Mosaic:
+    """The kernel of a configuration. data: [operands] elements of those that are constants.
+
+    Raises `KernelError` for what is not a kernel as JAX makes them.
+    """
+    try:
+        return _read(parse_body(config), data)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+        raise KernelError("it does not look like a kernel of Pallas") from None
+
+
+def _read(module: Any, data: tuple[Integers | None, ...]) -> Mosaic:
+    main = main_of(module)
+    functions = {
+        str(ir.StringAttr(one.attributes["sym_name"]).value): one
+        for one in _operations(module.operation.regions[0].blocks[0])
+        if "sym_name" in one.attributes
+    }
+    grid = tuple(int(n) for n in main.attributes["iteration_bounds"]) if "iteration_bounds" in main.attributes else ()
+    if any(n <= 0 and n != DYNAMIC for n in grid):
+        raise KernelError("a bound of its grid is not positive")
+    prefetched = _integer(main, "scalar_prefetch")
+    stated = list(main.attributes["window_params"]) if "window_params" in main.attributes else []
+    block = main.regions[0].blocks[0]
+    arguments = list(block.arguments)
+    if len(arguments) != len(grid) + prefetched + len(stated) + _integer(main, "scratch_operands"):
+        raise KernelError("its function has another number of arguments than its grid and windows say")
+    first = grid.count(DYNAMIC)
+    held = [*data[first : first + prefetched], *[None] * prefetched][:prefetched]
+    inside = [*grid_indices(grid), *(Known(frozenset(), array) for array in held)]
+    windows = tuple(_window(one, functions, inside, grid) for one in stated)
+    names, exchanging = _found_in(main)
+    return Mosaic(
+        str(ir.StringAttr(main.attributes["sym_name"]).value),
+        grid,
+        prefetched,
+        windows,
+        tuple(_reading(arguments[axis], axis, names) for axis in range(len(grid))),
+        exchanging or any(name.startswith("tpu.prng") for name in names),
+        work_of(block, dict(zip(arguments, inside, strict=False)), grid),
+    )
+
+
+def _operations(block: Any) -> Iterator[Any]:
+    for view in block.operations:
+        yield view.operation
+
+
+def _integer(operation: Any, name: str) -> int:
+    return int(ir.IntegerAttr(operation.attributes[name]).value) if name in operation.attributes else 0
+
+
+def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tuple[int, ...]) -> Window | None:
+    """One array's window; None for an array that the body fetches from by itself."""
+    said = {item.name: item.attr for item in ir.DictAttr(stated)}
+    if "transform_indices" not in said:
+        return None
+    bounds = tuple(int(n) for n in said["window_bounds"])
+    block = functions[str(ir.FlatSymbolRefAttr(said["transform_indices"]).value)].regions[0].blocks[0]
+    if len(block.arguments) != len(known):
+        raise KernelError("a map of its indices has another number of arguments than its grid says")
+    integers = Integer(dict(zip(block.arguments, known, strict=True)))
+    for operation in _operations(block):
+        if len(operation.regions):
+            raise KernelError("a map of its indices has branches or loops")
+        integers.visit(operation)
+    returned = [integers.of(value) for value in block.operations[len(block.operations) - 1].operands]
+    if len(returned) != len(bounds) or any(n <= 0 for n in bounds):
+        raise KernelError("a map of its indices has another number of dimensions than its window")
+    by_elements = "window_kind" in said  # its indices count elements, not windows
+    return Window(bounds, tuple(BlockIndex(one.axes) if by_elements else _index(one, grid) for one in returned))
+
+
+def _index(found: Known, grid: tuple[int, ...]) -> BlockIndex:
+    """An index that follows one axis of the grid as digits of a number do, or the axes that it depends on."""
+    if len(found.axes) != 1 or found.values is None:
+        return BlockIndex(found.axes)
+    (axis,) = found.axes
+    values = found.values.ravel()
+    if len(values) != grid[axis]:
+        return BlockIndex(found.axes)
+    changes = np.flatnonzero(values != values[0])
+    unit = int(changes[0]) if len(changes) else len(values)
+    count = int(values.max()) + 1
+    if count < 1 or not np.array_equal(values, np.arange(len(values)) // unit % count):
+        return BlockIndex(found.axes)
+    return BlockIndex(found.axes, unit, count)
+
+
+def _reading(index: Any, axis: int, names: dict[str, list[Any]]) -> int:
+    """How the body reads an index of the grid."""
+    if any(_integer(one, "dim") == axis for one in names.get("tpu.iteration_bound", ())):
+        return READ
+    units = {_divisor(use) for use in index.uses}
+    return UNREAD if not units else max(units) if len(units) == 1 else READ
+
+
+def _divisor(use: Any) -> int:
+    """k, where a use takes the remainder by the constant k; `READ` for any other."""
+    operation = use.owner.operation
+    if short_name(operation) not in ("arith.remsi", "arith.remui") or use.operand_number:
+        return READ
+    by = operation.operands[1].owner
+    if isinstance(by, ir.Block) or short_name(by) != "arith.constant":
+        return READ
+    value = by.attributes["value"]
+    return max(int(value.value), READ) if isinstance(value, ir.IntegerAttr) else READ
+
+
+def _found_in(main: Any) -> tuple[dict[str, list[Any]], bool]:
+    """The operations of a body by name, and whether it exchanges something with other devices."""
+    names: dict[str, list[Any]] = {}
+
+    def visit(operation: Any) -> Any:
+        names.setdefault(short_name(operation), []).append(operation)
+        return ADVANCE
+
+    main.walk(visit)
+    remote = any(name in names for name in ("tpu.device_id", "tpu.sem_barrier", "tpu.get_barrier_semaphore"))
+    for name, segment in DEVICE_SEGMENT.items():
+        for operation in names.get(name, ()):
+            sizes = operation.attributes.get("operandSegmentSizes", ())
+            remote = remote or [*sizes, *[0] * 8][segment] > 0
+    return names, remote

@@ -1,0 +1,222 @@
+"""What users say of kernels by name: a YAML file in, and for each kernel its rule and its price out.
+
+    kernels:
+    - name: my_attention*
+      rule: ([b, h, q, d], [b, h, k, d], [b, h, k, d])->([b, h, q, d]) need_replication={q, k, d}
+      flops: 4*b*h*q*k*d
+
+The rule is in Shardy's words: dimensions with one name are split alike, and a name that operands and results do not
+share, or that `need_replication` lists, stays whole. `g*r` is a dimension of two, `_` one without a name. Sizes follow
+from the kernel's arrays; expressions may use them.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+from toast_cli.errors import InputError
+from toast_cli.hardware.yamltree import YamlValue, read_yaml
+from toast_cli.program.model import Rule, Value, ValueFactors
+
+EXAMPLE = "([b, h, q, d], [b, h, k, d], [b, h, k, d])->([b, h, q, d]) need_replication={q, k, d}"
+Names = tuple[str, ...]  # of the factors of one dimension, major to minor
+
+_RULE = re.compile(r"\(([^()]*)\)\s*->\s*\(([^()]*)\)\s*(?:need_replication\s*=\s*\{([^{}]*)\})?\s*")
+_ARRAY = re.compile(r"\[([^\[\]]*)\]")
+_NAME = re.compile(r"[A-Za-z]\w*")
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+_MOST_TEXT = 2000  # of a rule or an expression
+
+
+class Table(NamedTuple):
+    """A user's file: its text, and its name for messages."""
+
+    text: str
+    where: str
+
+
+@dataclass(frozen=True)
+class UserKernel:
+    """What a user says of kernels whose name, or whose target, fits a pattern.
+
+    Attributes:
+        operands, results: [dimensions] names of each dimension's factors; None without a rule. whole: those that stay
+            whole. flops, bytes: expressions, "" where nothing is said. where: place in the file.
+    """
+
+    pattern: str
+    operands: tuple[tuple[Names, ...], ...] | None
+    results: tuple[tuple[Names, ...], ...]
+    whole: frozenset[str]
+    flops: str
+    bytes: str
+    where: str
+
+
+def read_table(table: Table) -> list[UserKernel]:
+    """The kernels of a file, in order; the first that fits counts. Raises `ToastError` with the line."""
+    top = read_yaml(table.text, table.where)
+    entries = top if top.is_sequence else top.section("kernels").get("kernels")
+    if entries is None or not entries.is_sequence:
+        raise InputError("has no list of kernels", where=table.where, hint=f"e.g. - {{name: mine, rule: '{EXAMPLE}'}}")
+    return [_entry(entry) for entry in entries.items()]
+
+
+def _entry(entry: YamlValue) -> UserKernel:
+    keys = entry.section("name", "rule", "flops", "bytes")
+    if "name" not in keys or len(keys) < 2:
+        raise entry.error("a kernel needs a name, and a rule or flops", f"e.g. name: mine, rule: '{EXAMPLE}'")
+    operands, results, whole = _parsed(keys["rule"]) if "rule" in keys else (None, (), frozenset[str]())
+    known = {name for dims in (*(operands or ()), *results) for names in dims for name in names}
+    said = {key: keys[key].scalar("an expression") if key in keys else "" for key in ("flops", "bytes")}
+    for key, text in said.items():
+        if text:
+            try:
+                evaluate(text, dict.fromkeys(known, 1.0))
+            except ValueError as error:
+                raise keys[key].error(
+                    f"{key}: {error}", "use names of the rule, numbers, + - * / ( ) min max"
+                ) from None
+    return UserKernel(
+        keys["name"].scalar("a name"), operands, results, whole, said["flops"], said["bytes"], entry.where
+    )
+
+
+def _parsed(entry: YamlValue) -> tuple[tuple[tuple[Names, ...], ...], tuple[tuple[Names, ...], ...], frozenset[str]]:
+    text = entry.scalar("a rule")
+    found = _RULE.fullmatch(text.strip()) if len(text) <= _MOST_TEXT else None
+    if found is None or any(_ARRAY.sub("", side).strip(", ") for side in found.groups()[:2]):
+        raise entry.error("the rule cannot be read", f"write it as {EXAMPLE}")
+    operands, results = (
+        tuple(
+            tuple(_names(entry, dim) for dim in dims.split(",")) if dims.strip() else ()
+            for dims in _ARRAY.findall(side)
+        )
+        for side in found.groups()[:2]
+    )
+    read, made = ({n for dims in side for names in dims for n in names} for side in (operands, results))
+    stated = {name.strip() for name in (found[3] or "").split(",") if name.strip()}
+    unknown = sorted(stated - read - made)
+    if unknown:
+        raise entry.error(f"the rule has no dimension {unknown[0]!r}", f"it has {', '.join(sorted(read | made))}")
+    return operands, results, frozenset(stated | (read ^ made))
+
+
+def _names(entry: YamlValue, dim: str) -> Names:
+    names = tuple(name.strip() for name in dim.split("*"))
+    if names in (("_",), ("1",)):
+        return ()
+    wrong = next((name for name in names if not _NAME.fullmatch(name)), None)
+    if wrong is not None or len({*names}) < len(names):
+        raise entry.error(f"{dim.strip()!r} is no dimension of a rule", "a name, g*r, or _")
+    return names
+
+
+def find(kernels: list[UserKernel], *names: str) -> UserKernel | None:
+    """The first whose pattern fits one of the names."""
+    return next((one for one in kernels if any(name and fnmatchcase(name, one.pattern) for name in names)), None)
+
+
+def sizes_of(kernel: UserKernel, name: str, operands: list[Value], results: list[Value]) -> dict[str, int]:
+    """The size of each named factor. Raises `InputError` where the arrays are not those of the rule."""
+    if kernel.operands is None:
+        return {}
+    dims = [*kernel.operands, *kernel.results]
+    counts = (len(operands), len(results)), (len(kernel.operands), len(kernel.results))
+    if counts[0] != counts[1]:
+        raise _misfit(kernel, name, f"has {counts[0][0]} operands and {counts[0][1]} results, the rule {counts[1]}")
+    sizes: dict[str, int] = {}
+    pairs: list[tuple[Names, int]] = []
+    for value, array in zip(chain(operands, results), dims, strict=True):
+        if len(value.shape) != len(array):
+            raise _misfit(kernel, name, f"has an array {value} where the rule has {len(array)} dimensions")
+        pairs += zip(array, value.shape, strict=True)
+    for names, size in sorted(pairs, key=lambda pair: len(pair[0])):  # single names say sizes first
+        open_names = [one for one in names if one not in sizes]
+        known = prod(sizes[one] for one in names if one in sizes)
+        if len(open_names) == 1 and known and size % known == 0:
+            sizes[open_names[0]] = size // known
+        elif open_names or (names and known != size):
+            raise _misfit(kernel, name, f"has a dimension of {size} elements where the rule has {'*'.join(names)}")
+    return sizes
+
+
+def _misfit(kernel: UserKernel, name: str, what: str) -> InputError:
+    return InputError(
+        f"kernel {name} {what}", where=kernel.where, hint="one operand or result is one [...] of the rule"
+    )
+
+
+def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], results: list[Value]) -> Rule | None:
+    """The rule, None where nothing can be split."""
+    if kernel.operands is None or not {*sizes} - kernel.whole:
+        return None
+    numbers = {name: number for number, name in enumerate(sizes)}
+    counts = list(sizes.values())
+    whole = {numbers[name] for name in kernel.whole}
+
+    def factors(dims: tuple[Names, ...], value: Value) -> ValueFactors:
+        found = []
+        for names, size in zip(dims, value.shape, strict=True):
+            if not names:
+                whole.add(len(counts))
+                counts.append(size)
+            found.append(tuple(numbers[name] for name in names) or (len(counts) - 1,))
+        return tuple(found)
+
+    read = tuple(factors(dims, value) for dims, value in zip(kernel.operands, operands, strict=True))
+    made = tuple(factors(dims, value) for dims, value in zip(kernel.results, results, strict=True))
+    return Rule(tuple(counts), read, made, frozenset(), frozenset(whole))
+
+
+def evaluate(text: str, sizes: dict[str, float]) -> float:
+    """The number that an expression is. Raises ValueError saying what is wrong with it."""
+    if len(text) > _MOST_TEXT:
+        raise ValueError("it is too long")
+    try:
+        return float(_value(ast.parse(text.strip(), mode="eval").body, sizes))
+    except (SyntaxError, ZeroDivisionError, RecursionError, OverflowError, MemoryError, TypeError):
+        raise ValueError(f"{text!r} is no expression") from None
+
+
+def _value(node: ast.expr, sizes: dict[str, float]) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    if isinstance(node, ast.Name):
+        if node.id not in sizes:
+            raise ValueError(f"{node.id!r} is no name of the rule")
+        return sizes[node.id]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and node.args:
+        return _FUNCTIONS[node.func.id](*(_value(one, sizes) for one in node.args))
+    raise ValueError(f"{ast.unparse(node)!r} is not known here")
+
+
+def suggestion(name: str, operands: list[Value], results: list[Value]) -> str:
+    """The line of a file that would say how a kernel is split: dimensions of one size have one name."""
+    names: dict[int, str] = {}
+
+    def dims(value: Value) -> str:
+        letters = []
+        for size in value.shape:
+            if size > 1 and size not in names and len(names) < len("abcdefghijklmnopqrstuvwxyz"):
+                names[size] = chr(ord("a") + len(names))
+            letters.append(names.get(size, "_"))
+        return f"[{', '.join(letters)}]"
+
+    arrays = [", ".join(map(dims, side)) for side in (operands, results)]
+    text = f"({arrays[0]})->({arrays[1]})"
+    return f"- {{name: {name}, rule: '{text} need_replication={{…}}', flops: …}}"

@@ -1,0 +1,92 @@
+"""Products of ragged groups written out for XLA:CPU, which does not have them: each group is multiplied with all rows,
+of which those of other groups are zero.
+
+Enters: a parsed module. Leaves: one without `chlo.ragged_dot`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.emit.spmd.build import INDEX, Builder
+from toast_cli.emit.spmd.rules.ragged import group_bounds
+from toast_cli.frontend.ragged_dots import RaggedDot, general_ragged_dot, ragged_dot
+from toast_cli.program.ops import RAGGED_DOT
+
+CONVERTED = "mhlo.ragged_dot"
+
+
+def without_ragged_dots(module: Any) -> Any:
+    """The module itself, or a copy of it in which each such product is written out, also in manual regions."""
+    if not xla.walk_ops(module, CONVERTED, RAGGED_DOT):
+        return module
+    module = xla.parse_module(module.context, xla.write_bytecode(module))
+    with module.context, xla.ir.Location.unknown():
+        for operation in xla.walk_ops(module, CONVERTED):
+            _replace(operation, general_ragged_dot(operation)[0])
+        build = Builder(module.context)
+        for operation in xla.walk_ops(module, RAGGED_DOT):
+            numbers = ragged_dot(operation)
+            if numbers is not None:
+                with build.at(xla.ir.InsertionPoint(operation), operation.location):
+                    _replace(operation, _dense(build, operation, numbers))
+    return module
+
+
+def _replace(operation: Any, value: Any) -> None:
+    operation.results[0].replace_all_uses_with(value)
+    operation.operation.erase()
+
+
+def _dense(build: Builder, operation: Any, at: RaggedDot) -> Any:
+    left, right, sizes = operation.operands
+    rows = _of_each_group(build, left, sizes, at)
+    batch = [[d + 1 for d in at.left_batch], list(at.right_batch)]
+    contracting = [[d + 1 for d in at.left_contracting], list(at.right_contracting)]
+    if at.group >= 0:
+        contracting = [[*contracting[0], 0], [*contracting[1], at.group]]
+    elif not at.contracts_rows:
+        rows = _summed(build, rows)
+        batch[0], contracting[0] = list(at.left_batch), list(at.left_contracting)
+    result = operation.results[0].type
+    shape = tuple(result.shape)
+    groups_inside = at.contracts_rows and len(at.left_batch)
+    if groups_inside:  # the product has its batch in front of the groups
+        shape = (*shape[1 : 1 + groups_inside], shape[0], *shape[1 + groups_inside :])
+    numbers = xla.dot_dimension_numbers([*batch, *contracting], build.context)
+    kind = build.type(str(result.element_type), shape)
+    found = build.one("dot_general", [rows, right], kind, dot_dimension_numbers=numbers)
+    if not groups_inside:
+        return found
+    return build.transpose(found, [groups_inside, *range(groups_inside), *range(groups_inside + 1, len(shape))])
+
+
+def _of_each_group(build: Builder, left: Any, sizes: Any, at: RaggedDot) -> Any:
+    """[groups, ...] the left operand for each group, with zeros in the rows of others."""
+    groups = sizes.type.shape[-1]
+    shape = (groups, *left.type.shape)
+    prefix = [d + 1 for d in at.prefix] if len(sizes.type.shape) > 1 else []
+    order = sorted(range(len(prefix) + 1), key=[*prefix, 0].__getitem__)
+    first, end = (
+        build.broadcast(build.transpose(bound, order), shape, sorted([*prefix, 0]))
+        for bound in group_bounds(build, sizes)
+    )
+    row = build.iota(INDEX, shape, at.ragged + 1)
+    inside = build.binary("and", build.compare("LE", first, row), build.compare("LT", row, end))
+    spread = build.broadcast(left, shape, range(1, len(shape)))
+    return build.select(inside, spread, build.constant(0, str(left.type.element_type), shape))
+
+
+def _summed(build: Builder, rows: Any) -> Any:
+    """Over groups."""
+    element = str(rows.type.element_type)
+    made = build.make(
+        "reduce",
+        [rows, build.constant(0, element)],
+        [build.type(element, tuple(rows.type.shape)[1:])],
+        regions=1,
+        dimensions=build.i64s([0]),
+    )
+    build.body(made.regions[0], [build.type(element, ())] * 2, lambda a, b: [build.binary("add", a, b)])
+    return made.results[0]
