@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toast_cli import pipeline
-from toast_cli.cli.app import main
+from toast_cli.cli.app import run
 from toast_cli.compiler.profiles import find_profile
 from toast_cli.confirm.model import Compiled
 from toast_cli.hardware import Mesh, find_preset
@@ -78,6 +78,6 @@ def test_what_is_written(
     peak = partition(Request(TINY, "v5e-16", strategy="fsdp:data")).report.predicted.peak_bytes
     out, limit = tmp_path / "out.mlir", f"{round(peak / share)}B"
     command = ["partition", TINY, "--mesh", "v5e-16", "--strategy", "fsdp:data", "--ask", "never", "-o", str(out)]
-    assert main([*command, "--memory-limit", limit]) == code
+    assert run([*command, "--memory-limit", limit]) == code
     text = capsys.readouterr().out
     assert out.exists() == (code == 0) and said in text and ("fit:" in text) == bool(said)
