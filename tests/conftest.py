@@ -17,6 +17,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # What a test finds out is not kept for the next.
 os.environ.setdefault("TOAST_CACHE", "off")
 
+# A compiler is asked where a test says so.
+os.environ.setdefault("TOAST_ASK", "never")
+
 # Files, and single tests of others, that compile with XLA, start processes, read all samples or search with the default
 # budget: two thirds of the time that all tests take.
 SLOW = {

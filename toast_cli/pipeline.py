@@ -259,14 +259,10 @@ def _compiler_to_ask(spec: Spec, request: Request) -> Callable[[Mesh], Compiler]
         return None
 
 
-# A plan that is predicted to need more than this part of the limit is refused without asking.
-_HOPELESS = 2.0
-
-
 def _is_asked(request: Request, reading: Reading) -> bool:
     problem, peak = reading.evaluator.problem, reading.result.cost.peak_bytes
     limit, error = problem.mesh.limit_bytes, reading.evaluator.profile.peak_error
-    return request.ask == Ask.always or limit * (1 - error) < peak <= _HOPELESS * limit
+    return request.ask == Ask.always or limit * (1 - error) < peak <= 2 * limit  # beyond that it is hopeless
 
 
 def _asked(
@@ -286,6 +282,7 @@ def _asked(
         compiler_of(evaluator.problem.mesh),
         named={},
         search_again=False,
+        screened=False,
         limits=Limits(request.confirm_seconds),
         tell=said,
     )

@@ -59,7 +59,8 @@ def declared(name: str, default: str = "") -> Any:
     text = f"{one.help.removesuffix('.')} (default: {default})." if default else one.help
     if one.kind in _WORDS:
         kind = _WORDS[one.kind]
-        return typer.Option(one.flag, parser=one_of(kind, one.flag), metavar=metavar(kind), help=text)
+        variable = "TOAST_ASK" if one.kind is OptionKind.ASK else None
+        return typer.Option(one.flag, parser=one_of(kind, one.flag), metavar=metavar(kind), help=text, envvar=variable)
     if one.kind is OptionKind.WHOLE:
         return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=text)
     spellings = (one.flag, one.also) if one.also else (one.flag,)
@@ -87,8 +88,8 @@ Top = Annotated[int, declared("top")]
 Confirm = Annotated[int, declared("confirm")]
 ConfirmWith = Annotated[CompilerName | None, declared("confirm_with")]
 ConfirmBudget = Annotated[str | None, declared("confirm_seconds")]
-Kernels = Annotated[str | None, declared("kernels")]
 AskWhen = Annotated[Ask, declared("ask")]
+Kernels = Annotated[str | None, declared("kernels")]
 Names = Annotated[list[str] | None, declared("names")]
 Frames = Annotated[FrameChoice, declared("frames")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]

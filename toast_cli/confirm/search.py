@@ -32,6 +32,7 @@ def confirm_found(
     seed: int = 0,
     iterations: int | None = None,
     search_again: bool = True,
+    screened: bool = True,
     limits: Limits = NO_LIMITS,
     tell: Tell | None = None,
 ) -> Confirmation:
@@ -40,6 +41,7 @@ def confirm_found(
 
     Args:
         named: strategies; None for those that a report compares with, and as many others as there are plans found.
+        screened: whether XLA's partitioner is asked first.
     """
     from toast_cli.emit import write  # heavy, and most runs confirm nothing
 
@@ -50,7 +52,11 @@ def confirm_found(
         return write(source, lower(problem, plan), "bytecode", "minimal").content
 
     again = search_corrected(evaluator, seed, iterations, [one.plan for one in listed]) if search_again else None
-    screen = None if isinstance(compiler, Partitioner) else Partitioner(problem.mesh, partitioning_target(compiler))
+    screen = (
+        None
+        if isinstance(compiler, Partitioner) or not screened
+        else Partitioner(problem.mesh, partitioning_target(compiler))
+    )
     return confirm(evaluator, listed, emit, compiler, screen, again, limits, tell)
 
 
