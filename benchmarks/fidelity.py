@@ -202,9 +202,7 @@ def numbers(outcome: Outcome, written: bytes, dialect: Dialect) -> str:
     """ "equal", or what went wrong."""
     original = xla.write_bytecode(outcome.source.module)
     devices = outcome.problem.mesh.devices
-    errors = compare_numbers(
-        original, written, devices, form=dialect, shardy=dialect == "stablehlo", timeout_seconds=MOST_SECONDS
-    )
+    errors = compare_numbers(original, written, devices, form=dialect, timeout_seconds=MOST_SECONDS)
     if isinstance(errors, Failure):
         return errors.reason[:40]
     wrong = [e for e in errors if e.wrong]

@@ -84,9 +84,7 @@ def judge(source: Source, problem: Problem, plan: Plan, form: Dialect, *, run: b
     parse(written, form)
     devices = problem.mesh.devices
     if run:
-        errors = compare_numbers(
-            xla.write_bytecode(source.module), written, devices, form=form, shardy=form == "stablehlo"
-        )
+        errors = compare_numbers(xla.write_bytecode(source.module), written, devices, form=form)
         if isinstance(errors, Failure):
             return errors.reason[:60]
         wrong = [e for e in errors if e.wrong]

@@ -214,3 +214,33 @@ def test_decisions_of_different_kinds_are_never_equal() -> None:
     shards = [Shard(a, b, *rest) for a, b in product(numbers, numbers) for rest in ((), ((),), ((0,), 1))]
     replicates = [Replicate(a, b) for a, b in product(numbers, numbers)]
     assert not set(shards) & set(replicates)
+
+
+# Options of users, rows of a table, and functions that still have to be taken apart.
+MANY_PARAMETERS = {
+    *("toast_cli.api:partition", "toast_cli.compiled:jit"),
+    *("toast_cli.hardware.chips:_tpu", "toast_cli.hardware.chips:_gpu"),
+    *("toast_cli.compiler.kernels:_join", "toast_cli.compiler.scatter_fates:stays"),
+    *("toast_cli.compiler.reduce_scatter:stays_scatter", "toast_cli.compiler.reduce_scatter:_comes_apart"),
+    *("toast_cli.confirm.run:confirm", "toast_cli.confirm.search:confirm_found"),
+    *("toast_cli.cost.roofline:kernel_seconds", "toast_cli.dimensions.conflicts:_resolve"),
+    *("toast_cli.emit.loops:put_loop", "toast_cli.evaluate.pricing:_use"),
+    *("toast_cli.frontend.gspmd_regions:sharding_said", "toast_cli.readings:search_meshes"),
+    "toast_cli.report.build:build_report",
+}
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in given)
+
+
+def test_functions_take_at_most_six_parameters() -> None:
+    found = {
+        f"{name}:{node.name}"
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and parameters(node) > 6
+        if step(name) != "cli"
+    }
+    assert found == MANY_PARAMETERS

@@ -277,3 +277,11 @@ def test_a_halo_from_the_shard_after_the_next_crosses_the_outer_axis_only() -> N
     read = WindowRead((Window(0, 0, 64, 64, size=43, low=21),), ((0, 1),), ())
     sent = [exchange for exchange, _ in neighbours(64 * 4, [read], (2, 2))]
     assert [(one.axes, one.bytes) for one in sent] == [((0,), 20), ((0, 1), 64), ((0, 1), 64), ((0,), 20)]
+
+
+def test_of_a_corner_only_what_is_read_is_sent_on() -> None:
+    """The first 4 of 64 rows, and 4 of 32 columns, one and two on each device: rows of 16 columns are sent first, and
+    of the one row that a device then has, two columns."""
+    read = WindowRead((Window(0, 0, 64, 4), Window(1, 1, 32, 4)), ((0,), (1,)), ())
+    sent = [exchange for exchange, _ in neighbours(64 * 32 * 4, [read], (4, 2))]
+    assert [(one.axes, one.bytes) for one in sent] == [((0,), 64)] * 3 + [((1,), 8)]

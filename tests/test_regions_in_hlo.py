@@ -83,7 +83,7 @@ def test_as_planned(function: Any) -> None:
     promised = promised_collectives(collective_facts(outcome.source, outcome.evaluator, plan))
     assert compare_traffic([one.as_written() for one in promised], found, AXES).differences == []
     if function in ("partly's gradient", chosen):
-        errors = compare_numbers(write_bytecode(outcome.source.module), written, 16, form="hlo", shardy=False)
+        errors = compare_numbers(write_bytecode(outcome.source.module), written, 16, form="hlo")
         assert isinstance(errors, list) and all(one.error <= one.allowed for one in errors), errors
 
 

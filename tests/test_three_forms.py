@@ -94,8 +94,6 @@ def test_three_forms_are_one_partition(name: str, strategy: str, tmp_path: Path)
 def test_both_programs_give_the_numbers(form: str) -> None:
     outcome = partition(Request(str(ROOT / "sample_models" / "mlp_tiny.mlir"), "h100-8", strategy="fsdp"))
     original = xla.write_bytecode(outcome.source.module)
-    errors = compare_numbers(
-        original, outcome.emit(form).content, 8, form="hlo" if form == "hlo" else "stablehlo", shardy=form != "hlo"
-    )
+    errors = compare_numbers(original, outcome.emit(form).content, 8, form="hlo" if form == "hlo" else "stablehlo")
     assert not isinstance(errors, Failure), errors
     assert not [error for error in errors if error.wrong]

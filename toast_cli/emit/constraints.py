@@ -52,14 +52,9 @@ def located_constraints(
     found: list[tuple[int, tuple[Constraint, float, tuple[str, int]]]] = []
 
     def fact(
-        place: str,
-        op: int,
-        value: int,
-        sharding: Sharding,
-        uses: int,
-        mark: tuple[str, int],
-        open: frozenset[int] = frozenset(),
+        mark: tuple[str, int], op: int, value: int, sharding: Sharding, uses: int, open: frozenset[int] = frozenset()
     ) -> None:
+        place = "definition" if mark[0] == "pin" else "use"
         line = constraint_line(sharding, lowered.axis_names, open)
         facts = Constraint(place, source.location(op), str(program.values[value]), paths.get(value, ""), uses, line)
         found.append((op, (facts, program.values[value].bytes * program.ops[op].trips, mark)))
@@ -67,10 +62,10 @@ def located_constraints(
     for k, pin in enumerate(marks.pins):
         if not isinstance(pin.handle, ir.BlockArgument):  # inside a loop it repeats what the loop's result says
             value = numbers[pin.handle]
-            fact("definition", program.producer[value], value, pin.shardings[-1], len(program.users[value]), ("pin", k))
+            fact(("pin", k), program.producer[value], value, pin.shardings[-1], len(program.users[value]))
     for k, reshard in enumerate(marks.reshards):
         for sharding, open in reshard.steps:
-            fact("use", reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), ("reshard", k), open)
+            fact(("reshard", k), reshard.edges[0][0], reshard.value, sharding, len(reshard.edges), open)
     return [facts for _, facts in sorted(found, key=lambda item: item[0])]
 
 

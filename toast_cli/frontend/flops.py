@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from toast_cli.frontend.ragged_dots import ragged_flops
-from toast_cli.frontend.windows import convolution_dims, numbers
-from toast_cli.program.model import Rule
+from toast_cli.frontend.windows import convolution_dims, convolution_windows
+from toast_cli.program.model import Rule, Window
 from toast_cli.program.ops import RAGGED_DOT, SCATTER, kind_of
 
 Shape = tuple[int, ...]
@@ -55,27 +55,22 @@ def convolution_flops(op: Any, operands: list[Shape], result: Shape) -> float:
     """2 x batch x output features x input features per group x valid (output, kernel) position pairs per spatial
     dimension.
     """
-    lhs, rhs, out = convolution_dims(op)
-    spatial = [d for d in out if d.isdigit()]
-    names = ("window_strides", "lhs_dilation", "rhs_dilation")
-    strides, lhs_dilation, rhs_dilation = (numbers(op, key, [1] * len(spatial)) for key in names)
-    padding = np.reshape(numbers(op, "padding", [0] * 2 * len(spatial)), (-1, 2))
+    _, rhs, out = convolution_dims(op)
     features = operands[1][rhs.index("i")]
     flops = 2.0 * result[out.index("b")] * result[out.index("f")] * features
-    for n, d in enumerate(spatial):
-        flops *= _valid_pairs(
-            operands[0][lhs.index(d)], operands[1][rhs.index(d)], result[out.index(d)],
-            strides[n], int(padding[n][0]), lhs_dilation[n], rhs_dilation[n],
-        )  # fmt: skip
+    for window in convolution_windows(op, operands, result):
+        flops *= _valid_pairs(window)
     return flops
 
 
-def _valid_pairs(size: int, kernel: int, out: int, stride: int, low: int, lhs_dilation: int, rhs_dilation: int) -> int:
+def _valid_pairs(window: Window) -> int:
     """Pairs (output position, kernel position) of one spatial dimension that read a real element, not padding or a
     hole.
     """
-    if out * kernel > 4_000_000:  # a window as wide as the array: counting pair by pair is not worth it
-        return out * kernel // lhs_dilation
-    places = np.arange(out)[:, None] * stride - low + np.arange(kernel)[None, :] * rhs_dilation
-    inside = (places >= 0) & (places < (size - 1) * lhs_dilation + 1) & (places % lhs_dilation == 0)
+    pairs = window.outputs * window.size
+    if pairs > 4_000_000:  # a window as wide as the array: counting pair by pair is not worth it
+        return pairs // window.dilation
+    starts = np.arange(window.outputs)[:, None] * window.stride - window.low
+    places = starts + np.arange(window.size)[None, :] * window.spread
+    inside = (places >= 0) & (places < (window.inputs - 1) * window.dilation + 1) & (places % window.dilation == 0)
     return int(np.count_nonzero(inside))

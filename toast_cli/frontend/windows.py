@@ -44,7 +44,7 @@ def _does_something(w: Window) -> bool:
     return (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1)
 
 
-def _convolution(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
+def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
     lhs, rhs, out = convolution_dims(op)
     spatial = [d for d in out if d.isdigit()]
     ones = [1] * len(spatial)
@@ -95,7 +95,7 @@ def _pad(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
 
 
 _READERS: dict[str, Callable[[Any, list[Shape], Shape], list[Window]]] = {
-    "stablehlo.convolution": _convolution,
+    "stablehlo.convolution": convolution_windows,
     "stablehlo.reduce_window": _pooling,
     "stablehlo.select_and_scatter": _pooling,
     "stablehlo.slice": _slice,

@@ -84,7 +84,8 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
         if not axes:
             continue
         count = shards((axes,), sizes)
-        sent = exchanged(window, count, summed=window.operand_dim in read.summed)
+        summed = window.operand_dim in read.summed
+        sent = exchanged(window, count, summed=summed)
         if sent is None:
             size *= count
             yield Exchange(GATHER, axes, size)
@@ -94,7 +95,7 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
             if permute.pairs:
                 crossed = crossed_by(permute.pairs, axes, sizes)
                 yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
-        size += element * sum(permute.last - permute.first for permute in sent)
+        size = element * max(last - first for first, last in stretches(window, count, summed=summed) or ())
 
 
 @lru_cache(maxsize=10_000)
@@ -138,8 +139,13 @@ def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[Per
     Args:
         summed: the kernel is split alike, each device sums up over its part of it, and the result is whole.
     """
-    needed = contracted(window, shards) if summed else tiled(window, shards)
+    needed = stretches(window, shards, summed=summed)
     return None if needed is None else permutes(needed, window.inputs)
+
+
+def stretches(window: Window, shards: int, *, summed: bool = False) -> Stretches | None:
+    """What each device needs along the window's dimension; None for windows that XLA does not split so."""
+    return contracted(window, shards) if summed else tiled(window, shards)
 
 
 def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:

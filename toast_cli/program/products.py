@@ -16,6 +16,7 @@ READERS = {
     "stablehlo.dot_general": slice(None),
     "stablehlo.convolution": slice(1, 2),
     "stablehlo.gather": slice(0, 1),
+    "chlo.ragged_dot": slice(0, 2),
 }
 _KEY = "ui32"  # of random numbers
 COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")

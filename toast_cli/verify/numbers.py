@@ -37,7 +37,6 @@ def compare_numbers(
     seed: int = 0,
     *,
     form: Dialect = "stablehlo",
-    shardy: bool = True,
     timeout_seconds: float = 600.0,
 ) -> list[ResultError] | Failure:
     """Runs `original` (StableHLO) on one virtual CPU device and `partitioned` (of `form`) on `devices`, in a child
@@ -46,20 +45,20 @@ def compare_numbers(
     Where results differ, on other inputs once more: an activation that rounding puts on the other side of a kink is
     an accident of the inputs, and a wrong plan is wrong on all of them.
     """
-    errors = compare_once(original, partitioned, devices, seed, form, shardy, timeout_seconds)
+    errors = compare_once(original, partitioned, devices, seed, form, timeout_seconds)
     if isinstance(errors, Failure) or not any(error.wrong for error in errors):
         return errors
-    again = compare_once(original, partitioned, devices, seed + 1, form, shardy, timeout_seconds)
+    again = compare_once(original, partitioned, devices, seed + 1, form, timeout_seconds)
     if isinstance(again, Failure):
         return errors
     return [second if first.wrong else first for first, second in zip(errors, again, strict=True)]
 
 
 def compare_once(
-    original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, shardy: bool, timeout_seconds: float
+    original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, timeout_seconds: float
 ) -> list[ResultError] | Failure:
     """The same on one set of inputs."""
-    request = {"form": form, "devices": devices, "shardy": shardy, "seed": seed, "seconds": timeout_seconds}
+    request = {"form": form, "devices": devices, "shardy": form != "hlo", "seed": seed, "seconds": timeout_seconds}
     files = {ORIGINAL: original, PARTITIONED: partitioned}
     answer = ask("numbers", request, files, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):

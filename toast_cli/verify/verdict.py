@@ -107,7 +107,7 @@ def verify(
 
 def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) -> Part:
     """Same seeded inputs to both programs on virtual CPU devices, results within what rounding explains."""
-    errors = compare_numbers(original, program, devices, form=form, shardy=form == "stablehlo")
+    errors = compare_numbers(original, program, devices, form=form)
     if isinstance(errors, Failure):
         return Part("numbers", "unchecked", f"could not run: {errors.reason}")
     wrong = [e for e in errors if e.wrong]
