@@ -186,9 +186,11 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             evidence.stacked |= product.batching & _groups_of_weight(look) - repeated
             evidence.features |= product.summed | one
             evidence.made |= one
-            # What a product sums over beside features, and nothing has made, says which of the weights are meant: of
-            # others there are zeros.
-            masks = product.summed - evidence.made - data if product.summed & (evidence.made | data) else set()
+            # What a product sums over beside features, in a dimension of its own, and nothing has made, says which of
+            # the weights are meant: of others there are zeros.
+            alone = look.named(dims[0] for side in look.form.operands for dims in side if len(dims) == 1)
+            known = evidence.made | data
+            masks = (product.summed & alone) - known if product.summed & known else set()
             evidence.stacked |= masks
             evidence.routed |= masks
             evidence.square |= product.summed & one
