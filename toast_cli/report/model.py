@@ -86,6 +86,7 @@ class PredictedFacts:
     tokens_per_second: float = 0.0  # of all devices together; 0 where the program does not tell its tokens
     host_bytes: int = 0  # of one device's arrays in the host's memory, the most at once
     transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
+    hfu: float = 0.0  # as `mfu`, with what is recomputed
 
 
 @dataclass(frozen=True)
