@@ -1,7 +1,8 @@
 """Which arithmetic of a program is done a second time: what `jax.checkpoint` computes again in the backward pass.
 
 Every value gets a number, and values that are computed alike from the same values get the same one (value numbering).
-An optimization barrier does not change the number. What a loop stacks up trip by trip and another loop reads trip by
+An optimization barrier and a move to the host's memory or back
+do not change the number. What a loop stacks up trip by trip and another loop reads trip by
 trip is numbered like the array that was stacked, and so is a layer's slice of stacked weights in every loop. An op
 whose results are numbered already is recomputed if it is in another loop or if there is a barrier before it: XLA merges
 all other equal ops.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import (
     ARGUMENT,
@@ -56,7 +58,7 @@ class _Numbering:
         parts = [0.0] * len(program.ops)
         for place, op in enumerate(program.ops):
             barrier = op.name == BARRIER or any(behind[v] for v in op.operands)
-            if op.name == BARRIER:
+            if op.name == BARRIER or is_transfer(op):
                 found = tuple(number[v] for v in op.operands)
             elif op.region is not None:
                 parts[place], found = self._region(op, number, types, (*regions, place))
