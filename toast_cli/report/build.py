@@ -24,6 +24,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, shards
 from toast_cli.program.model import Program
 from toast_cli.program.paths import slash_path
+from toast_cli.program.recomputed import recomputed_parts
 from toast_cli.program.roles import undonated
 from toast_cli.quantities import format_bytes, format_count, format_plural, format_seconds
 from toast_cli.report.model import (
@@ -120,28 +121,33 @@ def goal_facts(problem: Problem, cost: Cost) -> GoalFacts:
     return GoalFacts([str(figure) for figure in problem.goal.minimise], [facts(bound) for bound in problem.goal.bounds])
 
 
-def mfu(problem: Problem, step_seconds: float) -> float:
-    """Model FLOPs over what all chips could do in that time at their peak matrix rate: that of bf16 (where listed), and
-    of a narrower type for products in one."""
-    busy = _peak_seconds(problem.program, problem.mesh.chip)
-    return busy / (step_seconds * problem.mesh.devices) if step_seconds > 0 else 0.0
+def utilisation(problem: Problem, step_seconds: float) -> tuple[float, float]:
+    """Model FLOPs utilisation and hardware FLOPs utilisation: a program's arithmetic over what all chips could do in
+    that time at their peak, that of bf16 (where listed), and of a narrower type for products in one. MFU is without
+    what is recomputed (see `recomputed`)."""
+    every, again = _peak_seconds(problem.program, problem.mesh.chip)
+    available = step_seconds * problem.mesh.devices
+    return ((every - again) / available, every / available) if available > 0 else (0.0, 0.0)
 
 
-def _peak_seconds(program: Program, chip: Chip) -> float:
-    """Seconds that all arithmetic of a program takes one chip at its peak."""
-    peak, seconds = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0
-    for op in program.ops:
+def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
+    """Seconds that all arithmetic of a program takes one chip at its peak, and the recomputed part of it."""
+    peak, every, again = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0, 0.0
+    for op, part in zip(program.ops, recomputed_parts(program), strict=True):
         if op.region is not None and op.region.body.flops:
             devices = op.flops / op.region.body.flops
-            seconds += op.trips * devices * _peak_seconds(op.region.body, chip)
-        elif op.flops:
-            narrow = op.kind.matrix_unit and max(peak, matrix_rate(chip, program.multiplied_type(op)))
-            seconds += op.trips * op.flops / (narrow or peak)
-    return seconds
+            seconds = devices * _peak_seconds(op.region.body, chip)[0]
+        else:
+            narrow = op.kind.matrix_unit and op.flops and max(peak, matrix_rate(chip, program.multiplied_type(op)))
+            seconds = op.flops / (narrow or peak)
+        every += op.trips * seconds
+        again += op.trips * seconds * part
+    return every, again
 
 
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
     problem, cost = evaluator.problem, result.cost
+    mfu, hfu = utilisation(problem, cost.step_seconds)
     op, alive = evaluator.alive_at_peak(result.plan)
     op = min(op, len(problem.program.ops) - 1)
     return PredictedFacts(
@@ -152,7 +158,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         round(cost.argument_bytes),
         problem.mesh.limit_bytes,
         cost.peak_bytes <= problem.mesh.limit_bytes,
-        mfu(problem, cost.step_seconds),
+        mfu,
         _lower(evaluator, result),
         source.location(op) or problem.program.ops[op].name,
         [_live(source, problem, a.value, a.bytes, a.role) for a in alive[:_LISTED]],
@@ -160,6 +166,7 @@ def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> Pr
         round(evaluator.host_bytes(result.plan)),
         cost.transfer_seconds,
         find_profile(problem.mesh.chip).peak_error,
+        hfu,
     )
 
 

@@ -96,6 +96,7 @@ class PredictedFacts:
     host_bytes: int = 0  # of one device's arrays in the host's memory, the most at once
     transfer_seconds: float = 0.0  # of moving arrays between the two memories, beside computing
     peak_error: float = 0.0  # nine of ten predicted peaks are nearer than this to what the compiler needs
+    hfu: float = 0.0  # as `mfu`, with what is recomputed
     fit: str = field(default="", init=False)  # "yes", "unsure" (the limit is within that error) or "no"
 
     def __post_init__(self) -> None:

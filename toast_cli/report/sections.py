@@ -24,7 +24,16 @@ from toast_cli.quantities import (
     format_seconds,
 )
 from toast_cli.report import style
-from toast_cli.report.model import NO, UNSURE, YES, BaselineFacts, DecisionFacts, Report, strategy_label
+from toast_cli.report.model import (
+    NO,
+    UNSURE,
+    YES,
+    BaselineFacts,
+    DecisionFacts,
+    PredictedFacts,
+    Report,
+    strategy_label,
+)
 from toast_cli.report.style import TextPart
 
 # What a report shows without --verbose.
@@ -169,8 +178,15 @@ def prediction(report: Report, width: int) -> RenderableType:
         add("host memory", format_bytes(predicted.host_bytes), [], moved)
 
     useful = TextPart(predicted.mfu, "█", style.GOOD)
-    add("MFU", format_percent(predicted.mfu), [useful], "of the chips' peak arithmetic rate")
+    add("MFU", format_percent(predicted.mfu), [useful], peak_share(predicted))
     return style.section("predicted, per device and step", rows)
+
+
+def peak_share(predicted: PredictedFacts) -> str:
+    """What MFU is a share of, and HFU where the program recomputes something."""
+    hfu = format_percent(predicted.hfu)
+    recomputed = predicted.hfu > 0 and hfu != format_percent(predicted.mfu)
+    return "of the chips' peak arithmetic rate" + (f", {hfu} with what is recomputed (HFU)" if recomputed else "")
 
 
 def comparison(report: Report, width: int) -> RenderableType:

@@ -15,7 +15,7 @@ from toast_cli.report.html.pictures import Pictures
 from toast_cli.report.html.tables import alive, alternatives, collectives, confirmed, constraints
 from toast_cli.report.html.tiles import axis_colours, mesh_grid
 from toast_cli.report.model import UNSURE, YES, Report
-from toast_cli.report.sections import decision_name
+from toast_cli.report.sections import decision_name, peak_share
 
 
 def page(report: Report, drawn: Pictures) -> bytes:
@@ -101,7 +101,7 @@ def _figures(report: Report) -> str:
         ("compute", format_seconds(predicted.compute_seconds), ""),
         ("communication", format_seconds(predicted.communication_seconds), ""),
         ("peak memory", format_bytes(predicted.peak_bytes), fits),
-        ("MFU", format_percent(predicted.mfu), "of the chips' peak arithmetic rate"),
+        ("MFU", format_percent(predicted.mfu), peak_share(predicted)),
     ]
     cells = "".join(
         f"<div>{name}<b>{value}</b><span class='faint'>{note}</span></div>" for name, value, note in figures

@@ -1,0 +1,58 @@
+"""Predicts the published runs and prints each beside what was measured.
+
+python -m benchmarks.published [NAME@MESH …] [--write docs/published.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.common import Row, markdown_table, note, put_between, show
+from benchmarks.published.runs import RUNS, Run
+from benchmarks.published.step import lowered
+from toast_cli.pipeline import Request, partition
+
+COLUMNS = {
+    "model": "{name}", "slice": "{mesh}", "batch × length": "{batch} × {seq}", "kept": "{kept}",
+    "measured s": "{measured:.2f}", "all overlaps s": "{lower:.2f}", "nothing overlaps s": "{upper:.2f}",
+    "error %": "{error:+.0f}", "MFU %": "{mfu:.1f}", "HFU %": "{hfu:.1f}", "peak GiB": "{peak:.1f}",
+    "fits": "{fits}",
+}  # fmt: skip
+START, END = "<!-- published: written by python -m benchmarks.published -->", "<!-- published: end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="NAME@MESH", help="all where none is named")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="puts the table into a page of the documentation")
+    options = parser.parse_args()
+    rows = []
+    for run in RUNS:
+        if not options.runs or f"{run.name}@{run.mesh}" in options.runs:
+            rows.append(predicted(run))
+            note(" ".join(form.format_map(rows[-1]) for form in COLUMNS.values()))
+    show("published training steps, predicted and measured", COLUMNS, rows)
+    if options.write:
+        put_between(options.write, START, END, markdown_table(COLUMNS, rows, words=4))
+
+
+def predicted(run: Run) -> Row:
+    """A run, measured and predicted with the published mesh. error: how far the measured step lies outside of the two
+    bounds."""
+    content = lowered(run).encode()
+    request = Request("step.mlir", run.mesh, mesh_shape=run.axes, strategy=run.strategy, content=content)
+    facts = partition(request).report.predicted
+    nearest = min(max(run.step_seconds, facts.step_seconds_lower), facts.step_seconds)
+    kept = run.kept if isinstance(run.kept, str) else ", ".join(run.kept)
+    return {
+        "name": run.name, "mesh": run.mesh, "batch": run.batch, "seq": run.seq,
+        "kept": f"{kept} (host)" if run.offloaded else kept, "measured": run.step_seconds,
+        "lower": facts.step_seconds_lower, "upper": facts.step_seconds, "error": 100 * (nearest / run.step_seconds - 1),
+        "mfu": 100 * facts.mfu, "hfu": 100 * facts.hfu, "peak": facts.peak_bytes / 2**30,
+        "fits": "yes" if facts.fits else "no",
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

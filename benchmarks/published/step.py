@@ -1,0 +1,133 @@
+"""The training step of a published run: a decoder as MaxText has it, with splash attention.
+
+Layers are a scan, weights and Adam's second moment f32, products bf16. Enters: a `Run`. Leaves: StableHLO for TPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu import splash_attention
+
+from benchmarks.published.runs import Decoder, Run
+
+Tree = dict[str, Any]
+_RATE, _BETA1, _BETA2, _EPSILON = 1e-4, 0.9, 0.95, 1e-8
+
+
+def lowered(run: Run) -> str:
+    """The step in StableHLO, with debug locations."""
+    weights = _weights(run.decoder)
+    first = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, run.moment), weights)
+    text = jax.ShapeDtypeStruct((run.batch, run.seq), jnp.int32)
+    state = {"params": weights, "first": first, "second": weights, "count": jax.ShapeDtypeStruct((), jnp.int32)}
+    step = jax.jit(_step(run), donate_argnums=0)
+    traced = step.trace(state, {"tokens": text, "targets": text})
+    return traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+
+
+def _weights(of: Decoder) -> Tree:
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    layers = {
+        "attention_norm": array(of.layers, of.model),
+        "query": array(of.layers, of.model, of.heads, of.head),
+        "key": array(of.layers, of.model, of.kv_heads, of.head),
+        "value": array(of.layers, of.model, of.kv_heads, of.head),
+        "out": array(of.layers, of.heads, of.head, of.model),
+        "mlp_norm": array(of.layers, of.model),
+        "gate": array(of.layers, of.model, of.ff),
+        "up": array(of.layers, of.model, of.ff),
+        "down": array(of.layers, of.ff, of.model),
+    }
+    embedding, logits = array(of.vocab, of.model), array(of.model, of.vocab)
+    return {"embedding": embedding, "layers": layers, "norm": array(of.model), "logits": logits}
+
+
+def _step(run: Run) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
+    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
+        loss, gradients = jax.value_and_grad(lambda params: _loss(run, params, batch))(state["params"])
+        count = state["count"] + 1
+        first = jax.tree.map(
+            lambda m, g: (_BETA1 * m.astype(g.dtype) + (1 - _BETA1) * g).astype(m.dtype), state["first"], gradients
+        )
+        second = jax.tree.map(lambda v, g: _BETA2 * v + (1 - _BETA2) * g * g, state["second"], gradients)
+        rate = _RATE * jnp.sqrt(1 - _BETA2**count) / (1 - _BETA1**count)
+        params = jax.tree.map(
+            lambda p, m, v: p - rate * m.astype(p.dtype) / (jnp.sqrt(v) + _EPSILON), state["params"], first, second
+        )
+        return {"params": params, "first": first, "second": second, "count": count}, loss
+
+    return step
+
+
+def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
+    attention = _attention(run)
+    layer = jax.checkpoint(
+        lambda x, weights: (_layer(run, attention, x, weights), None), policy=_policy(run), prevent_cse=False
+    )
+    x = params["embedding"].astype(jnp.bfloat16)[batch["tokens"]]
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    logits = jnp.einsum("bsd,dv->bsv", _norm(x, params["norm"]), params["logits"].astype(jnp.bfloat16))
+    wanted = jax.nn.one_hot(batch["targets"], run.decoder.vocab, dtype=jnp.float32)
+    return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)) * wanted, axis=-1))
+
+
+def _policy(run: Run) -> Callable[..., Any]:
+    policies = jax.checkpoint_policies
+    if run.kept == "full":
+        return policies.nothing_saveable
+    if run.kept == "minimal":
+        return policies.checkpoint_dots_with_no_batch_dims
+    if run.offloaded:
+        return policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=list(run.kept),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return policies.save_only_these_names(*run.kept)
+
+
+def _attention(run: Run) -> Callable[..., jax.Array]:
+    """Splash attention, by hand on each device, since XLA cannot split a kernel."""
+    sizes = {name: int(size) for name, size in (axis.split("=") for axis in run.axes.split(","))}
+    heads = run.decoder.heads // sizes.get("model", 1)
+    mask = splash_attention.MultiHeadMask([splash_attention.CausalMask((run.seq, run.seq))] * heads)
+    kernel = splash_attention.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    spec = jax.P("data", "model" if "model" in sizes else None)
+    return jax.shard_map(jax.vmap(kernel), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+def _layer(run: Run, attention: Callable[..., jax.Array], x: jax.Array, weights: Tree) -> jax.Array:
+    weights = jax.tree.map(lambda w: w.astype(jnp.bfloat16), weights)
+    x = checkpoint_name(x, "input")
+    y = _norm(x, weights["attention_norm"])
+    q = checkpoint_name(_rotated(jnp.einsum("bsd,dhk->bhsk", y, weights["query"])), "q")
+    k = checkpoint_name(_rotated(jnp.einsum("bsd,dhk->bhsk", y, weights["key"])), "k")
+    v = checkpoint_name(jnp.einsum("bsd,dhk->bhsk", y, weights["value"]), "v")
+    mixed = checkpoint_name(attention(q * run.decoder.head**-0.5, k, v), "context")
+    x = x + checkpoint_name(jnp.einsum("bhsk,hkd->bsd", mixed, weights["out"]), "out")
+    y = _norm(x, weights["mlp_norm"])
+    return x + (jax.nn.silu(y @ weights["gate"]) * (y @ weights["up"])) @ weights["down"]
+
+
+def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
+    return wide.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def _rotated(x: jax.Array) -> jax.Array:
+    """Rotary position embeddings; x: [batch, heads, positions, features]."""
+    half = x.shape[-1] // 2
+    angle = jnp.arange(x.shape[2])[:, None] * 10000.0 ** (-jnp.arange(half) / half)
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
