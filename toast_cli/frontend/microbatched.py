@@ -43,11 +43,15 @@ def batch_dimensions(source: Source) -> list[tuple[int, int]]:
     """(argument, dimension) of what may be a batch: first the leading dimensions of inputs, the largest array first.
     Where nothing tells inputs from weights, any argument may be one."""
     program = source.program
-    names, roles = argument_roles(program)
-    inputs = [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
+    inputs = _inputs(source)
     values = {n: program.values[program.arguments[n].value] for n in inputs}
     found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
     return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
+
+
+def _inputs(source: Source) -> list[int]:
+    names, roles = argument_roles(source.program)
+    return [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
 
 
 def batch_parts(source: Source) -> list[int]:
@@ -91,6 +95,10 @@ def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
             named = replace(source, operations=reader.operations)
             place = named.location(whole.op)
             raise _RefusedError(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}") from None
+        inputs = {statements.program.arguments[n].value for n in _inputs(source)}
+        for n, other in enumerate(statements.program.arguments):
+            if other.value in split.read_cut and other.value not in inputs:
+                raise _RefusedError(f"argument {source.program.arguments[n].path or n}, which is no input, has it too")
         xla.remove_sharding_rules(copy)
         _Writer(xla.main_function(copy), reader, statements, split).run()
     module = xla.parse_module(source.module.context, xla.write_bytecode(copy))

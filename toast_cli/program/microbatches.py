@@ -205,7 +205,9 @@ class _Splitter:
             work[self._place[self._statements.of_op[number]]] += op.flops * op.trips
         if work["inside"] < MOST * (work["inside"] + work["after"]):
             later = (n for n, op in enumerate(program.ops) if LATER in [self._states[v] for v in op.results])
-            raise WholeBatchError(next(later), "comes behind a sum over the batch, as much of the work does")
+            raise WholeBatchError(
+                next(later, len(program.ops) - 1), "comes behind a sum over the batch, as much of the work does"
+            )
         leaving = tuple(
             value
             for value, uses in enumerate(program.users)
