@@ -33,11 +33,11 @@ from toast_cli.plan.saved import SavedPlan, read_plan, save_plan
 from toast_cli.process import without_cycle_collection
 from toast_cli.program.dimension_names import with_dimension_names
 from toast_cli.readings import Progress as Progress
-from toast_cli.readings import Reading, readings_of, search_readings
+from toast_cli.readings import Reading, made_to_fit, readings_of, search_readings
 from toast_cli.report.alternatives import alternative_facts
 from toast_cli.report.build import build_report, constraint_facts, goal_facts
 from toast_cli.report.model import ConstraintFamilyFacts, Report
-from toast_cli.request import Ask, SearchName
+from toast_cli.request import Ask, Fit, SearchName
 from toast_cli.request import Request as Request
 from toast_cli.search.exact import certify
 from toast_cli.search.incumbent import SearchResult
@@ -200,6 +200,14 @@ def _partition(request: Request, progress: Progress | None, said: Said | None) -
         readings = [(source, analyse(source.program)) for source in readings_of(source, request, saved)]
     with _timed("search", timings, tell):
         best, *others = search_readings(readings, meshes, wishes, request, tell, saved)
+        free = saved is None and request.microbatches is None
+        if request.fit == Fit.auto and free and not best.result.fits:
+
+            def again(rewritten: Source) -> Reading:
+                reading = (rewritten, analyse(rewritten.program))
+                return search_readings([reading], meshes, wishes, request, tell)[0]
+
+            best, others = made_to_fit(best, again), []
         if _prefers(request, saved):
             best = replace(best, result=preferred(best.evaluator, best.result))
         source, evaluator, result = best.source, best.evaluator, best.result

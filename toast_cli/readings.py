@@ -17,13 +17,14 @@ from toast_cli.cost.model import Cost
 from toast_cli.dimensions import Dimensions
 from toast_cli.errors import InputError, ToastError, UsageError
 from toast_cli.evaluate.evaluator import Evaluator
-from toast_cli.frontend import Source, stated_pins, with_parts
+from toast_cli.frontend import Source, batch_parts, stated_pins, with_microbatches, with_parts
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import parse_goal
 from toast_cli.plan.patterns import make_problem
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.saved import SavedPlan, apply_plan
+from toast_cli.quantities import format_bytes
 from toast_cli.request import Request
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.objective import Objective
@@ -36,6 +37,8 @@ Progress = Callable[[str, float, float, int, float], None]
 # What a plan for another program than the user's must gain, as a fraction; predictions of two programs differ so much
 # from what compilers make of them.
 PARTED = 0.03
+# More parts of a batch are tried while twice as many need no more than this share of the memory.
+_WORTH_MORE = 0.98
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,26 @@ class Reading:
 
 def readings_of(source: Source, request: Request, saved: SavedPlan | None = None) -> list[Source]:
     """The program as it is written, and with its fused products taken apart where it has some; a plan made before is
-    of one of the two."""
+    of one of the two. Each with its batch in parts, where the user or the plan says so.
+
+    Raises `UsageError` where the program cannot be run so."""
+    parts = (request.microbatches or 1) if saved is None else saved.microbatches
+    found = _with_and_without_parts(source, request, saved)
+    return found if parts == 1 else [_in_microbatches(one, parts) for one in found]
+
+
+def _in_microbatches(source: Source, parts: int) -> Source:
+    found = with_microbatches(source, parts)
+    if isinstance(found, str):
+        raise UsageError(
+            f"the batch cannot be run in {parts} parts with the same numbers: {found}",
+            where="--microbatches",
+            hint="try another number, or leave it away",
+        )
+    return found
+
+
+def _with_and_without_parts(source: Source, request: Request, saved: SavedPlan | None) -> list[Source]:
     wanted = False if request.as_written else request.parted if saved is None else saved.parted
     parted = None if wanted is False else with_parts(source)
     if parted is None:
@@ -106,6 +128,34 @@ def search_readings(
     evaluations, taken = sum(it.result.evaluations for it in found), sum(it.result.seconds for it in found)
     ranked = sorted(found, key=worth, reverse=True)
     return [replace(it, result=replace(it.result, evaluations=evaluations, seconds=taken)) for it in ranked]
+
+
+def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
+    """The program with its batch in as few parts as fit in memory; `best`, which does not fit, where none does, with a
+    notice that says why."""
+    source, before = best.source, best.result.cost
+    least, why = before.peak_bytes, "no input has a batch"
+    for parts in batch_parts(source):
+        rewritten = with_microbatches(source, parts)
+        if isinstance(rewritten, str):
+            why = rewritten
+            break
+        found = search(rewritten)
+        cost = found.result.cost
+        if found.result.fits:
+            slower = cost.step_seconds / before.step_seconds - 1.0
+            saved = before.peak_bytes - cost.peak_bytes
+            notice = (
+                f"made to fit: --microbatches {parts}: {slower:+.0%} step time, -{format_bytes(saved)} per device, "
+                "against the best plan as written"
+            )
+            return replace(found, source=replace(found.source, notices=(notice, *found.source.notices)))
+        why = f"it needs {format_bytes(cost.peak_bytes)} with its batch in {parts} parts"
+        if cost.peak_bytes > _WORTH_MORE * least or found.result.stopped == "interrupted":
+            break
+        least = cost.peak_bytes
+    notice = f"not made to fit with microbatches: {why}"
+    return replace(best, source=replace(source, notices=(notice, *source.notices)))
 
 
 def search_meshes(

@@ -49,6 +49,13 @@ class FrameChoice(StrEnum):
     all = "all"
 
 
+class Fit(StrEnum):
+    """Whether a program that fits in no plan is rewritten."""
+
+    as_written = "as-written"
+    auto = "auto"
+
+
 class OptionKind(Enum):
     """How an option is written. A project file writes TEXT, BYTES, SECONDS and words as text."""
 
@@ -63,6 +70,7 @@ class OptionKind(Enum):
     COMPILER = "compiler"
     FRAMES = "frames"
     ASK = "ask"
+    FIT = "fit"
 
 
 @dataclass(frozen=True)
@@ -287,6 +295,24 @@ class Request:
         "--as-written",
         OptionKind.FLAG,
         "Do not consider splitting fused projections (QKV, gate+up) into their parts.",
+    )
+    fit: str = _option(
+        Fit.as_written.value,
+        "--fit",
+        OptionKind.FIT,
+        "Where no plan fits in memory: stop, or run the batch in as few parts one after the other as fit (auto).",
+        in_projects=False,
+        in_python=False,
+    )
+    microbatches: int | None = _option(
+        None,
+        "--microbatches",
+        OptionKind.WHOLE,
+        "Run the batch in N parts one after the other, and add up their gradients.",
+        "N",
+        least=1,
+        in_projects=False,
+        in_python=False,
     )
 
     @property

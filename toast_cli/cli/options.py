@@ -11,7 +11,18 @@ import typer
 
 from toast_cli.cli.values import bytes_or_none, metavar, one_of, seconds_or_none, whole_number
 from toast_cli.errors import UsageError
-from toast_cli.request import OPTIONS, Ask, CompilerName, Effort, FrameChoice, Option, OptionKind, Request, SearchName
+from toast_cli.request import (
+    OPTIONS,
+    Ask,
+    CompilerName,
+    Effort,
+    Fit,
+    FrameChoice,
+    Option,
+    OptionKind,
+    Request,
+    SearchName,
+)
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -49,6 +60,7 @@ _WORDS: dict[OptionKind, type[StrEnum]] = {
     OptionKind.COMPILER: CompilerName,
     OptionKind.FRAMES: FrameChoice,
     OptionKind.ASK: Ask,
+    OptionKind.FIT: Fit,
 }
 
 
@@ -76,6 +88,8 @@ Seed = Annotated[int, declared("seed")]
 MemoryLimit = Annotated[str | None, declared("memory_limit")]
 KeepShardings = Annotated[bool, declared("keep_shardings")]
 AsWritten = Annotated[bool, declared("as_written")]
+FitChoice = Annotated[Fit, declared("fit")]
+Microbatches = Annotated[int | None, declared("microbatches")]
 Pins = Annotated[list[str] | None, declared("pins")]
 Minimise = Annotated[list[str] | None, declared("minimise")]
 SubjectTo = Annotated[list[str] | None, declared("subject_to")]

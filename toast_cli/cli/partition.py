@@ -15,7 +15,7 @@ from toast_cli.cli.verdicts import judge_of, verify_outcome
 from toast_cli.errors import UsageError
 from toast_cli.outputs import Target, check_targets, output_format, write_target
 from toast_cli.process import without_cycle_collection
-from toast_cli.request import Ask, CompilerName, Effort, FrameChoice, SearchName
+from toast_cli.request import Ask, CompilerName, Effort, Fit, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.report.model import Report
@@ -89,6 +89,8 @@ def partition(
     memory_limit: options.MemoryLimit = None,
     keep_shardings: options.KeepShardings = False,
     as_written: options.AsWritten = False,
+    fit: options.FitChoice = Fit.as_written,
+    microbatches: options.Microbatches = None,
     pin: options.Pins = None,
     tactic: options.Tactics = None,
     strategy: options.Strategy = None,

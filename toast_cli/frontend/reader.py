@@ -97,6 +97,14 @@ class Reader:
         self._numbers[handle] = number
         return number
 
+    def number(self, handle: Any) -> int:
+        """The value that an ir.Value is."""
+        return self._numbers[handle]
+
+    def handles(self) -> list[tuple[Any, int]]:
+        """Every ir.Value, and the value that it is."""
+        return list(self._numbers.items())
+
     def _add(self, op: Op, operation: Any) -> int:
         self.ops.append(replace(op, branches=self._within) if self._within else op)
         self.operations.append(operation)

@@ -66,13 +66,14 @@ class SavedDecision:
 @dataclass(frozen=True)
 class SavedPlan:
     """A plan by itself. program: the module's name. axes: of the mesh it was made for, slowest first. parted: it is of
-    the program with its fused products taken apart."""
+    the program with its fused products taken apart. microbatches: of that with its batch in so many parts."""
 
     program: str
     axes: dict[str, int]
     decisions: tuple[SavedDecision, ...]
     path: str = ""
     parted: bool = False
+    microbatches: int = 1
 
 
 def save_plan(problem: Problem, plan: Plan) -> bytes:
@@ -95,6 +96,7 @@ def save_plan(problem: Problem, plan: Plan) -> bytes:
         "axes": dict(zip(axes, problem.mesh.sizes, strict=True)),
         "decisions": [asdict(decision) for decision in decisions],
         **({"parted": True} if problem.program.parted else {}),
+        **({"microbatches": problem.program.microbatches} if problem.program.microbatches > 1 else {}),
     }
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -107,7 +109,8 @@ def read_plan(path: str) -> SavedPlan:
     try:
         axes = {_text(name): _number(size) for name, size in facts["axes"].items()}
         decisions = tuple(_decision(decision) for decision in facts["decisions"])
-        return SavedPlan(_text(facts["program"]), axes, decisions, path, facts.get("parted") is True)
+        parted, microbatches = facts.get("parted") is True, _number(facts.get("microbatches", 1))
+        return SavedPlan(_text(facts["program"]), axes, decisions, path, parted, microbatches)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the plan is damaged: {error}", where=path, hint=_MAKE_ONE) from None
 

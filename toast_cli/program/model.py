@@ -297,7 +297,8 @@ def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
 @dataclass(frozen=True)
 class Program:
     """A whole program; see the module docstring for how control flow is written. parted: fused products are taken apart
-    in it, which they are not in the user's (see `fused_products`)."""
+    in it, which they are not in the user's (see `fused_products`). microbatches: in how many parts it runs its batch,
+    which the user's runs as a whole (see `microbatches`)."""
 
     name: str
     ops: tuple[Op, ...]
@@ -306,6 +307,7 @@ class Program:
     results: tuple[Result, ...]
     loops: tuple[Loop, ...] = ()
     parted: bool = False
+    microbatches: int = 1
 
     @cached_property
     def producer(self) -> list[int]:

@@ -83,6 +83,7 @@ def build_report(
             parameters,
             program.flops,
             program.parted,
+            program.microbatches,
         ),
         MeshFacts(mesh.name, mesh.chip.name, mesh.devices, dict(zip(mesh.names, mesh.sizes, strict=True))),
         PlanFacts(

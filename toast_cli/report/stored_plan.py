@@ -33,6 +33,14 @@ def stored_parted(path: str) -> bool:
     return isinstance(program, dict) and program.get("parted") is True
 
 
+def stored_microbatches(path: str) -> int:
+    """In how many parts the program of a stored report runs its batch."""
+    read_report(path)
+    program = read_json(path, _REMAKE).get("program")
+    number = program.get("microbatches", 1) if isinstance(program, dict) else 1
+    return number if type(number) is int and number > 0 else 1
+
+
 def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     """The decisions of a stored report, and the problem they belong to: `problem`, with layers taken apart where
     the plan decides them apart. Raises InputError where they do not belong to the program."""

@@ -1,0 +1,160 @@
+"""The step with its batch in parts: the same numbers, the op that forbids it, and when it is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import toast
+from jax import lax
+from programs import arg, source_of
+
+from toast_cli import xla
+from toast_cli.frontend import Source, with_microbatches
+from toast_cli.verify.errors import relative_error
+from toast_cli.verify.inputs import random_inputs
+
+Params = dict[str, Any]
+DENSE = {"a": arg(16, 32), "b": arg(32, 8)}
+
+
+def step(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def run(params: Params, *inputs: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, *inputs)
+        return jax.tree.map(lambda w, d: w - 0.1 * d, params, gradients), value
+
+    return run
+
+
+def dense(p: Params, x: Any, y: Any) -> Any:
+    return jnp.mean((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2)
+
+
+def normalised(p: Params, x: Any, y: Any) -> Any:
+    h = x @ p["a"]
+    return jnp.mean(((h - h.mean(0)) @ p["b"] - y) ** 2)
+
+
+def contrastive(p: Params, x: Any, y: Any) -> Any:
+    return -jnp.mean(jnp.diag(jax.nn.log_softmax((x @ p["a"]) @ (y @ p["b"]).T)))
+
+
+def dropped(p: Params, x: Any, y: Any) -> Any:
+    kept = jax.random.bernoulli(jax.random.key(1), 0.5, (x.shape[0], 32))
+    return jnp.mean(((x @ p["a"]) * kept @ p["b"] - y) ** 2)
+
+
+def recurrent(p: Params, x: Any) -> Any:
+    last, _ = lax.scan(lambda h, x: (jnp.tanh(x @ p["a"] + h @ p["b"]), None), jnp.zeros((x.shape[1], 32)), x)
+    return jnp.mean(last**2)
+
+
+def decoder(p: Params, tokens: Any) -> Any:
+    """Layers in a scan, each recomputed; the mean is over the tokens that count."""
+    mask = jnp.tril(jnp.ones((8, 8), bool))
+
+    def layer(x: Any, w: Params) -> Any:
+        scores = jnp.where(mask, jnp.einsum("bqd,bkd->bqk", x @ w["q"], x), -1e9)
+        x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), x)
+        return x + jax.nn.relu(x @ w["i"]) @ w["o"], None
+
+    x, _ = lax.scan(jax.checkpoint(layer), p["e"][tokens[:, :-1]], p["l"])
+    logits = jax.nn.log_softmax((x @ p["e"].T).astype(jnp.float32))
+    likelihoods = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
+    counts = tokens[:, 1:] > 1
+    return -jnp.sum(likelihoods * counts) / jnp.sum(counts)
+
+
+LAYERS = {"q": arg(3, 16, 16), "i": arg(3, 16, 64), "o": arg(3, 64, 16)}
+SAME = {
+    "dense": (step(dense), (DENSE, arg(16, 16), arg(16, 8))),
+    "dropout": (step(dropped), (DENSE, arg(16, 16), arg(16, 8))),
+    "results with examples": (lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], (DENSE, arg(16, 16))),
+    "each example with each": (step(contrastive), ({"a": arg(16, 8), "b": arg(16, 8)}, arg(16, 16), arg(16, 16))),
+    "batch second": (step(recurrent), ({"a": arg(16, 32), "b": arg(32, 32)}, arg(5, 16, 16))),
+    "scanned decoder": (step(decoder), ({"e": arg(32, 16), "l": LAYERS}, arg(16, 9, dtype=jnp.int32))),
+}
+REFUSED = {
+    "statistics of the batch": (step(normalised), (DENSE, arg(16, 16), arg(16, 8)), "subtract at"),
+    "odd": (step(dense), (DENSE, arg(15, 16), arg(15, 8)), "no 4 equal parts"),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_numbers_are_the_same(name: str) -> None:
+    run, shapes = SAME[name]
+    source = source_of(run, *shapes)
+    found = with_microbatches(source, 4)
+    assert isinstance(found, Source), found
+    assert found.program.microbatches == 4 and any(loop.trips == 4 for loop in found.program.loops)
+    inputs = random_inputs(source.module, seed=1)
+    shapes = [tuple(kind.shape) for kind in xla.main_function(source.module).type.results]
+    programs = [xla.write_bytecode(one.module) for one in (source, found)]
+    whole, parts = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
+    assert max(relative_error(a, b) for a, b in zip(whole, parts, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_op_that_forbids_it_is_named(name: str) -> None:
+    run, shapes, said = REFUSED[name]
+    found = with_microbatches(source_of(run, *shapes), 4)
+    assert isinstance(found, str) and said in found
+
+
+def test_gradients_of_narrow_types_are_added_up_in_f32() -> None:
+    shapes = jax.tree.map(lambda a: arg(*a.shape, dtype=jnp.bfloat16), (DENSE, arg(16, 16), arg(16, 8)))
+    found = with_microbatches(source_of(step(dense), *shapes), 4)
+    assert isinstance(found, Source)
+    carried = [found.program.values[op.results[0]] for op in found.program.ops if op.name == "toast.carry"]
+    assert {str(value) for value in carried} == {"i32[]", "f32[]", "f32[16,32]", "f32[32,8]"}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program whose activations are much larger than its weights."""
+    path = tmp_path_factory.mktemp("wide") / "wide.mlir"
+    shapes = ({"a": arg(128, 4096), "b": arg(4096, 128)}, arg(131072, 128), arg(131072, 128))
+    path.write_text(jax.jit(step(dense), donate_argnums=0).lower(*shapes).as_text(debug_info=True))
+    return str(path)
+
+
+def test_it_is_chosen_only_where_nothing_else_fits(wide: str, tmp_path: Path) -> None:
+    report, out = tmp_path / "report.json", tmp_path / "out.mlir"
+    options = ["--mesh", "v5e-8", "--mesh-shape", "x=8", "--fit", "auto", "--iterations", "60", "--quiet"]
+
+    def run(limit: int) -> tuple[int, dict[str, Any]]:
+        code = toast("partition", wide, *options, "--memory-limit", f"{limit}B", "--json", str(report), "-o", str(out))
+        return code, json.loads(report.read_bytes())
+
+    code, written = run(2**33)
+    assert code == 0 and written["program"]["microbatches"] == 1
+    code, rewritten = run(int(0.7 * written["predicted"]["peak_bytes"]))
+    assert code == 0 and rewritten["program"]["microbatches"] > 1
+    assert any(note.startswith("made to fit: --microbatches") for note in rewritten["analysis"]["notes"])
+    out.unlink()
+    code, stopped = run(2**16)
+    assert code == 3 and stopped["program"]["microbatches"] == 1 and not out.exists()
+    assert any(note.startswith("not made to fit with microbatches") for note in stopped["analysis"]["notes"])
+
+
+def test_a_saved_plan_and_a_report_say_how_many_parts(wide: str, tmp_path: Path) -> None:
+    plan, report = tmp_path / "plan.json", tmp_path / "report.json"
+    mesh = ["--mesh", "v5e-8", "--mesh-shape", "x=8", "--quiet"]
+    options = ["--microbatches", "4", "--iterations", "20", "--save-plan", str(plan), "--json", str(report)]
+    assert toast("partition", wide, *mesh, *options) == 0
+    first = json.loads(report.read_bytes())
+    assert toast("partition", wide, *mesh, "--plan", str(plan), "--json", str(report)) == 0
+    again = json.loads(report.read_bytes())
+    assert again["program"]["microbatches"] == 4
+    assert again["predicted"]["step_seconds"] == first["predicted"]["step_seconds"]
+    assert toast("explain", wide, "--mesh", "v5e-8", "--report", str(report), "--quiet") == 0
+
+
+def test_a_number_that_cannot_be_is_an_error(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toast("partition", wide, "--mesh", "v5e-8", "--microbatches", "3", "--quiet") == 2
+    assert "no 3 equal parts" in capsys.readouterr().err

@@ -1,0 +1,408 @@
+"""The step with its batch in parts that run one after the other; see `toast_cli.program.microbatches`.
+
+Enters: a `Source`, a dimension of an argument, and a number of parts. Leaves: another one that computes the same from
+the same arguments: a loop around most of the program reads one part of each input at a time, adds up what are sums over
+the batch, and puts side by side what has examples of its own. Part k has every N-th example from k on, so that each
+device runs a part of the examples that it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.frontend.reader import Reader, read_arguments
+from toast_cli.frontend.reading import read_source
+from toast_cli.frontend.source import Source
+from toast_cli.kernels.describe import describe_kernels
+from toast_cli.program.microbatches import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
+from toast_cli.program.model import Program, Result
+from toast_cli.program.ops import (
+    ADD,
+    BROADCAST_IN_DIM,
+    CONVERT,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    RESHAPE,
+    RESULT,
+    SLICE,
+    TRANSPOSE,
+)
+from toast_cli.program.roles import INPUTS, argument_roles
+from toast_cli.xla import ir
+
+Shape = tuple[int, ...]
+_BRANCHES = ("stablehlo.case", "stablehlo.if")
+_TRIED = 8  # dimensions
+_NARROW = ("bf16", "f16", "f8")  # their sums are of f32
+
+
+def batch_dimensions(source: Source) -> list[tuple[int, int]]:
+    """(argument, dimension) of what may be a batch: first the leading dimensions of inputs, the largest array first.
+    Where nothing tells inputs from weights, any argument may be one."""
+    program = source.program
+    inputs = _inputs(source)
+    values = {n: program.values[program.arguments[n].value] for n in inputs}
+    found = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
+    return sorted(found, key=lambda it: (it[1], -values[it[0]].bytes))
+
+
+def _inputs(source: Source) -> list[int]:
+    names, roles = argument_roles(source.program)
+    return [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
+
+
+def batch_parts(source: Source) -> list[int]:
+    """Numbers of parts to try, the smallest first: powers of two that divide a batch."""
+    shapes = [source.program.values[source.program.arguments[n].value].shape for n, _ in batch_dimensions(source)[:1]]
+    return [2**k for shape in shapes for k in range(1, shape[0].bit_length()) if shape[0] % 2**k == 0]
+
+
+def with_microbatches(source: Source, parts: int) -> Source | str:
+    """The program with its batch in so many parts, or why it has no such form, with the op that forbids it."""
+    if source.stated:
+        return "the program states shardings of its own, which are of arrays for the whole batch"
+    why = ""
+    for argument, dim in batch_dimensions(source)[:_TRIED]:
+        value = source.program.values[source.program.arguments[argument].value]
+        if value.shape[dim] % parts:
+            why = why or f"{value} has no {parts} equal parts along dimension {dim}"
+            continue
+        try:
+            return _rewritten(source, argument, dim, parts)
+        except _RefusedError as refused:
+            why = why or str(refused)
+    return why or "no input has a batch"
+
+
+class _RefusedError(Exception):
+    """Why a program is not run in parts."""
+
+
+def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
+    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
+    describe_kernels(copy, source.kernels)
+    with copy.context, ir.Location.unknown():
+        _read_from_outside(copy)
+        xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
+        statements, reader = _statements(copy)
+        try:
+            split = split_batch(statements, argument, dim, parts)
+        except WholeBatchError as whole:
+            op = statements.program.ops[whole.op]
+            named = replace(source, operations=reader.operations)
+            place = named.location(whole.op)
+            raise _RefusedError(f"{op.name.partition('.')[2]}{f' at {place}' if place else ''} {whole.why}") from None
+        inputs = {statements.program.arguments[n].value for n in _inputs(source)}
+        for n, other in enumerate(statements.program.arguments):
+            if other.value in split.read_cut and other.value not in inputs:
+                raise _RefusedError(f"argument {source.program.arguments[n].path or n}, which is no input, has it too")
+        xla.remove_sharding_rules(copy)
+        _Writer(xla.main_function(copy), reader, statements, split).run()
+    module = xla.parse_module(source.module.context, xla.write_bytecode(copy))
+    describe_kernels(module, source.kernels)
+    found = read_source(source.path, source.format, module)
+    arguments = tuple(
+        replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
+        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
+    )
+    program = replace(found.program, arguments=arguments, parted=source.program.parted, microbatches=parts)
+    notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
+    notices = (*source.notices, notice)
+    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+
+
+def _read_from_outside(module: Any) -> None:
+    """Lets what only passes through a loop be read where it comes from, behind the loop."""
+    for operation in xla.walk_ops(module, "stablehlo.while"):
+        body = operation.regions[1].blocks[0]
+        yielded = body.operations[len(body.operations) - 1].operands
+        for k, value in enumerate(yielded):
+            if value == body.arguments[k]:
+                operation.results[k].replace_all_uses_with(operation.operands[k])
+
+
+def _statements(module: Any) -> tuple[Statements, Reader]:
+    """The module as a program that has every op, also those whose results nobody needs."""
+    function = xla.main_function(module)
+    reader = Reader()
+    reader.function(function)
+    block = function.entry_block
+    places = {view.operation: n for n, view in enumerate(block.operations)}
+
+    def statement(operation: Any) -> int:
+        while operation not in places:
+            if operation.name == "func.func":
+                return -1
+            operation = operation.parent.operation
+        return places[operation]
+
+    ops = [
+        replace(op, detail=_constant_detail(operation)) if op.name == CONSTANT else op
+        for op, operation in zip(reader.ops, reader.operations, strict=True)
+    ]
+    outputs = tuple(Result(op.operands[0], "") for op in ops if op.name == RESULT)
+    program = Program("", tuple(ops), tuple(reader.values), read_arguments(function), outputs, tuple(reader.loops))
+
+    def read_directly(op: int, position: int) -> bool:
+        operation, operand = reader.uses.get((op, position), (reader.operations[op], position))
+        return bool(operation.operands[operand] == reader.definitions[ops[op].operands[position]])
+
+    found = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
+    for branch in xla.walk_ops(module, *_BRANCHES):
+        found.deciding[statement(branch)].append(reader.number(branch.operands[0]))
+    return found, reader
+
+
+def _constant_detail(operation: Any) -> str:
+    number = xla.constant_number(operation)
+    if number is None:
+        return ""
+    value = operation.attributes["value"]
+    element = value.get_splat_value() if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
+    zero = isinstance(element, ir.FloatAttr | ir.IntegerAttr) and not element.value
+    return "zero" if zero else "splat"
+
+
+class _Writer:
+    """Makes the loop, in place."""
+
+    def __init__(self, function: Any, reader: Reader, statements: Statements, split: Split) -> None:
+        self._block = function.entry_block
+        self._reader, self._program, self._split = reader, statements.program, split
+        self._definitions = list(reader.definitions)
+        views = list(self._block.operations)
+        self._inside = [views[n].operation for n in sorted(split.inside)]
+        self._after = [views[n].operation for n in sorted(split.after)][:-1]  # without the terminator
+        self._end = views[-1].operation
+
+    def run(self) -> None:
+        """Cuts arrays, then moves statements into the loop and behind it."""
+        before = set(self._split.read_cut)
+        for (number, position), cut in self._split.remade.items():
+            self._make_smaller(number, position, cut)
+        for handle, value in self._reader.handles():
+            state = self._split.states[value]
+            if isinstance(state, Cut) and not (value in before and handle == self._definitions[value]):
+                handle.set_type(_retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))
+        self._loop()
+        for operation in self._inside:
+            _walk(operation, _adapt)
+
+    def _cut_shape(self, shape: Shape, cut: Cut) -> Shape:
+        return (*shape[: cut.dim], shape[cut.dim] // self._split.parts, *shape[cut.dim + 1 :])
+
+    def _make_smaller(self, number: int, position: int, cut: Cut) -> None:
+        """Gives an operand an array of its own, with fewer elements."""
+        operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
+        handle = operation.operands[operand]
+        kind = _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
+        maker = handle.owner
+        attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
+        if maker.name == CONSTANT:
+            attributes["value"] = ir.DenseElementsAttr.get_splat(kind, attributes["value"].get_splat_value())
+        operation.operands[operand] = self._create(
+            maker.name, list(maker.operands), kind, ir.InsertionPoint(operation), attributes
+        )
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        split, at = self._split, ir.InsertionPoint(self._end)
+        number_type = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        zero, one, count = (_splat(number_type, n) for n in (0, 1, split.parts))
+        inside = set(self._inside)
+        outer = self._read_within(inside)
+        sliced = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
+        shared = [handle for handle in outer if handle not in sliced and not _is_constant(handle)]
+        stacks = [self._in_front(handle, cut, at) for handle, cut in sliced.items()]
+        leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
+        starts = [self._create(CONSTANT, [], number_type, at, {"value": zero})]
+        starts += [self._zeros(self._carried_type(*it), at) for it in leaving]
+        operands = [*starts, *shared, *stacks]
+        types = [handle.type for handle in operands]
+        place = self._end.location
+        loop = ir.Operation.create("stablehlo.while", results=types, operands=operands, regions=2, loc=place, ip=at)
+        condition, body = (it.blocks.append(*types, arg_locs=[place] * len(types)) for it in loop.regions)
+        self._condition(condition, count)
+        with ir.InsertionPoint(body):
+            end = ir.InsertionPoint(body)
+            index, known = body.arguments[0], list(body.arguments)[1 : len(starts)]
+            twins = dict(zip(shared, list(body.arguments)[len(starts) :], strict=False))
+            zero_index = self._create(CONSTANT, [], number_type, end, {"value": zero})
+            pieces = list(body.arguments)[len(starts) + len(shared) :]
+            for (handle, cut), stack in zip(sliced.items(), pieces, strict=True):
+                twins[handle] = self._piece(handle, cut, stack, index, zero_index, end)
+            for handle in outer:
+                if handle not in twins:
+                    twins[handle] = handle.owner.operation.clone(ip=end).results[0]
+            step = self._create(CONSTANT, [], number_type, end, {"value": one})
+            following = self._create(ADD, [index, step], number_type, end)
+            last = ir.Operation.create("stablehlo.return", operands=[], ip=end)
+            for operation in self._inside:
+                operation.move_before(last)
+                _walk(operation, lambda it: _replace_operands(it, twins))
+            end = ir.InsertionPoint(last)
+            yielded = [
+                self._added(handle, state, held, index, zero_index, end)
+                for (handle, state), held in zip(leaving, known, strict=True)
+            ]
+            passed = list(body.arguments)[len(starts) :]
+            ir.Operation.create("stablehlo.return", operands=[following, *yielded, *passed], ip=end)
+            last.erase()
+        results = {
+            handle: self._result(handle, state, result, ir.InsertionPoint(self._end))
+            for (handle, state), result in zip(leaving, list(loop.results)[1:], strict=False)
+        }
+        for operation in self._after:
+            operation.move_before(self._end)
+            _walk(operation, lambda it: _replace_operands(it, results))
+        _replace_operands(self._end, results)
+
+    def _read_within(self, inside: set[Any]) -> list[Any]:
+        """What statements of the loop read that is made before it."""
+        made = set[Any]()
+        read: dict[Any, None] = {}
+
+        def visit(operation: Any) -> None:
+            made.update(operation.results)
+            for region in operation.regions:
+                for block in region.blocks:
+                    made.update(block.arguments)
+            read.update(dict.fromkeys(operation.operands))
+
+        for operation in self._inside:
+            _walk(operation, visit)
+        return [handle for handle in read if handle not in made]
+
+    def _condition(self, block: Any, count: Any) -> None:
+        at = ir.InsertionPoint(block)
+        limit = self._create(CONSTANT, [], block.arguments[0].type, at, {"value": count})
+        less = {
+            "comparison_direction": ir.Attribute.parse("#stablehlo<comparison_direction LT>"),
+            "compare_type": ir.Attribute.parse("#stablehlo<comparison_type SIGNED>"),
+        }
+        kind = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+        goes_on = self._create("stablehlo.compare", [block.arguments[0], limit], kind, at, less)
+        ir.Operation.create("stablehlo.return", operands=[goes_on], ip=at)
+
+    def _split_shape(self, shape: Shape, cut: Cut) -> Shape:
+        """A shape with the cut dimension as three: steps, parts, and what lies within a step."""
+        steps = shape[cut.dim] // (self._split.parts * cut.inner)
+        return (*shape[: cut.dim], steps, self._split.parts, cut.inner, *shape[cut.dim + 1 :])
+
+    def _in_front(self, handle: Any, cut: Cut, at: Any) -> Any:
+        """An array with the parts along its first dimension."""
+        apart = self._split_shape(tuple(handle.type.shape), cut)
+        order = [cut.dim + 1, *(d for d in range(len(apart)) if d != cut.dim + 1)]
+        split = self._create(RESHAPE, [handle], _retyped(handle.type, apart), at)
+        turned = self._create(
+            TRANSPOSE, [split], _retyped(handle.type, tuple(apart[d] for d in order)), at,
+            {"permutation": ir.DenseI64ArrayAttr.get(order)},
+        )  # fmt: skip
+        shape = (self._split.parts, *self._cut_shape(tuple(handle.type.shape), cut))
+        return self._create(RESHAPE, [turned], _retyped(handle.type, shape), at)
+
+    def _piece(self, handle: Any, cut: Cut, stack: Any, index: Any, zero: Any, at: Any) -> Any:
+        shape = self._cut_shape(tuple(handle.type.shape), cut)
+        piece = self._create(
+            DYNAMIC_SLICE, [stack, index, *[zero] * len(shape)], _retyped(handle.type, (1, *shape)), at,
+            {"slice_sizes": ir.DenseI64ArrayAttr.get([1, *shape])},
+        )  # fmt: skip
+        return self._create(RESHAPE, [piece], _retyped(handle.type, shape), at)
+
+    def _carried_type(self, handle: Any, state: Any) -> Any:
+        shape = tuple(handle.type.shape)
+        if isinstance(state, Cut):
+            return _retyped(handle.type, (self._split.parts, *shape))
+        if state == SUM and str(handle.type.element_type).startswith(_NARROW):
+            return ir.RankedTensorType.get(shape, ir.F32Type.get())
+        return handle.type
+
+    def _added(self, handle: Any, state: Any, held: Any, index: Any, zero: Any, at: Any) -> Any:
+        """What the loop carries on of a value."""
+        if isinstance(state, Cut):
+            shape = tuple(handle.type.shape)
+            one = self._create(RESHAPE, [handle], _retyped(handle.type, (1, *shape)), at)
+            return self._create(DYNAMIC_UPDATE_SLICE, [held, one, index, *[zero] * len(shape)], held.type, at)
+        if state != SUM:
+            return handle
+        term = handle if handle.type == held.type else self._create(CONVERT, [handle], held.type, at)
+        return self._create(ADD, [held, term], held.type, at)
+
+    def _result(self, handle: Any, state: Any, result: Any, at: Any) -> Any:
+        """The value as it is without the loop."""
+        if isinstance(state, Cut):
+            part = tuple(handle.type.shape)
+            whole = (*part[: state.dim], part[state.dim] * self._split.parts, *part[state.dim + 1 :])
+            apart = self._split_shape(whole, state)
+            front = (apart[state.dim + 1], *apart[: state.dim + 1], *apart[state.dim + 2 :])
+            order = [*range(1, state.dim + 2), 0, *range(state.dim + 2, len(apart))]
+            split = self._create(RESHAPE, [result], _retyped(result.type, front), at)
+            turned = self._create(
+                TRANSPOSE, [split], _retyped(result.type, apart), at, {"permutation": ir.DenseI64ArrayAttr.get(order)}
+            )
+            return self._create(RESHAPE, [turned], _retyped(result.type, whole), at)
+        return result if result.type == handle.type else self._create(CONVERT, [result], handle.type, at)
+
+    def _zeros(self, kind: Any, at: Any) -> Any:
+        scalar = ir.RankedTensorType.get([], kind.element_type)
+        zero = self._create(CONSTANT, [], scalar, at, {"value": _splat(scalar, 0)})
+        if not kind.rank:
+            return zero
+        return self._create(BROADCAST_IN_DIM, [zero], kind, at, {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])})
+
+    def _create(
+        self, name: str, operands: list[Any], kind: Any, at: Any, attributes: dict[str, Any] | None = None
+    ) -> Any:
+        return ir.Operation.create(
+            name, results=[kind], operands=operands, attributes=attributes or {}, loc=self._end.location, ip=at
+        ).results[0]
+
+
+def _walk(operation: Any, visit: Any) -> None:
+    def each(found: Any) -> Any:
+        visit(found)
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(each, ir.WalkOrder.PRE_ORDER)
+
+
+def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
+    for k, operand in enumerate(operation.operands):
+        if operand in twins:
+            operation.operands[k] = twins[operand]
+
+
+def _is_constant(handle: Any) -> bool:
+    return not isinstance(handle, ir.BlockArgument) and handle.owner.name == CONSTANT
+
+
+def _adapt(operation: Any) -> None:
+    """Lets the attributes of an op that name sizes agree with its arrays."""
+    attributes, shape = operation.attributes, list(operation.results[0].type.shape) if operation.results else []
+    if operation.name == SLICE:
+        starts, strides = (ir.DenseI64ArrayAttr(attributes[key]) for key in ("start_indices", "strides"))
+        sizes = zip(starts, shape, strides, strict=True)
+        ends = [start + (size - 1) * stride + 1 if size else start for start, size, stride in sizes]
+        attributes["limit_indices"] = ir.DenseI64ArrayAttr.get(ends)
+    elif operation.name == DYNAMIC_SLICE:
+        attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape)
+    elif operation.name == GATHER:
+        whole = operation.operands[0].type.shape
+        taken = [min(n, size) for n, size in zip(ir.DenseI64ArrayAttr(attributes["slice_sizes"]), whole, strict=True)]
+        attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(taken)
+
+
+def _retyped(kind: Any, shape: Shape) -> Any:
+    return ir.RankedTensorType.get(list(shape), kind.element_type)
+
+
+def _splat(kind: Any, number: int) -> Any:
+    element = kind.element_type
+    if isinstance(element, ir.ComplexType):
+        return ir.Attribute.parse(f"dense<({float(number)},{float(number)})> : {kind}")
+    attribute = ir.IntegerAttr.get if isinstance(element, ir.IntegerType) else ir.FloatAttr.get
+    return ir.DenseElementsAttr.get_splat(kind, attribute(element, number))
