@@ -230,7 +230,8 @@ def test_what_is_worked_out_once_is_worked_out_for_each_program() -> None:
 def test_narrow_products_count_against_the_peak_of_their_type(narrow: str, peak: float) -> None:
     """Of a v5e chip: 394 trillion operations a second on eight bits, 197 on sixteen."""
     out = "i32" if narrow == "i8" else narrow
-    text = f"""func.func @main(%x: tensor<8192x4096x{narrow}>, %w: tensor<4096x4096x{narrow}>) -> tensor<8192x4096x{out}> {{
+    text = f"""func.func @main(%x: tensor<8192x4096x{narrow}>, %w: tensor<4096x4096x{narrow}>)
+      -> tensor<8192x4096x{out}> {{
       %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
         : (tensor<8192x4096x{narrow}>, tensor<4096x4096x{narrow}>) -> tensor<8192x4096x{out}>
       return %0 : tensor<8192x4096x{out}>
