@@ -27,7 +27,8 @@ def lowered(run: Run) -> str:
     state = {"params": weights, "first": first, "second": weights, "count": jax.ShapeDtypeStruct((), jnp.int32)}
     step = jax.jit(_step(run), donate_argnums=0)
     traced = step.trace(state, {"tokens": text, "targets": text})
-    return traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+    text_of: str = traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+    return text_of
 
 
 def _weights(of: Decoder) -> Tree:
@@ -78,7 +79,7 @@ def _loss(run: Run, params: Tree, batch: Tree) -> jax.Array:
     return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)) * wanted, axis=-1))
 
 
-def _policy(run: Run) -> Callable[..., Any]:
+def _policy(run: Run) -> Any:
     policies = jax.checkpoint_policies
     if run.kept == "full":
         return policies.nothing_saveable
@@ -94,7 +95,7 @@ def _policy(run: Run) -> Callable[..., Any]:
     return policies.save_only_these_names(*run.kept)
 
 
-def _attention(run: Run) -> Callable[..., jax.Array]:
+def _attention(run: Run) -> Any:
     """Splash attention, by hand on each device, since XLA cannot split a kernel."""
     sizes = {name: int(size) for name, size in (axis.split("=") for axis in run.axes.split(","))}
     heads = run.decoder.heads // sizes.get("model", 1)
