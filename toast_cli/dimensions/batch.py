@@ -58,8 +58,8 @@ class _Splits:
 
     Attributes:
         groups: all there are. weights, data, made: those that weights, other arguments and results have.
-        alone: those that all that is handed on and all results have (chains of a sampler), and along which elements
-            never meet.
+        alone: the first dimension of all that is handed on, if all results have it and elements never meet along it
+            (chains of a sampler).
         mixed: those along which elements meet in some op, other than in sums over all of them.
     """
 
@@ -76,7 +76,11 @@ class _Splits:
         of_role = {role: [groups for r, groups in zip(roles, arguments, strict=True) if r == role] for role in ROLES}
         self.weights = set[int]().union(*of_role[WEIGHTS])
         self.data = set[int]().union(*of_role[STATE], *of_role[INPUTS])
-        kept = [arguments[k] for k, result in enumerate(carried_results(program)) if result >= 0 and arguments[k]]
+        kept = [
+            {class_group[classes.slot_classes[k][0]]}
+            for k, result in enumerate(carried_results(program))
+            if result >= 0 and arguments[k]
+        ]
         self.alone = set.intersection(*kept, *filter(None, results)) if kept else set()
         self.mixed: set[int] = set()
         # groups that meet, those of them that are free -> work
