@@ -12,6 +12,10 @@ from cases.running import FORMS, MESHES, planned
 from toast_cli.errors import ToastError
 
 
+# A value that one branch reads moves before the choice in GSPMD's propagation: exchanged in every run, not in a third.
+MOVED = ("one of three", "4x2", "hlo")
+
+
 def trials() -> list[Any]:
     """(situation, mesh, form): the first mesh in every run, the others and large programs in `make check-all`."""
     found = []
@@ -21,6 +25,8 @@ def trials() -> list[Any]:
                 marks = []
                 if situation.large or mesh != next(iter(MESHES)):
                     marks.append(pytest.mark.thorough)
+                if (name, mesh, form) == MOVED:
+                    marks.append(pytest.mark.xfail(strict=True))
                 found.append(pytest.param(name, mesh, form, marks=marks, id=f"{name}, {mesh}, {form}"))
     return found
 
