@@ -11,7 +11,6 @@ from cases.running import FORMS, MESHES, planned
 
 from toast_cli.errors import ToastError
 
-
 # A value that one branch reads moves before the choice in GSPMD's propagation: exchanged in every run, not in a third.
 MOVED = ("one of three", "4x2", "hlo")
 
