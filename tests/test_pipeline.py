@@ -90,7 +90,8 @@ def test_figures_agree_with_each_other(name: str) -> None:
     assert unsharded.communication_seconds == 0.0
     assert predicted.step_seconds <= unsharded.step_seconds
     flops_at_peak = 275e12 * report.mesh.devices * predicted.step_seconds  # a v4 chip, bf16
-    assert predicted.mfu == pytest.approx(report.program.flops / flops_at_peak, rel=1e-3)
+    assert predicted.hfu == pytest.approx(report.program.flops / flops_at_peak, rel=1e-3)
+    assert 0 < predicted.mfu <= predicted.hfu
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -94,6 +94,10 @@ def test_every_op_of_stablehlo_is_tried() -> None:
     assert known - tried == untried
 
 
+# Tried in tests/test_ragged_dots.py, or no arrays: numbers of devices.
+ELSEWHERE = {"chlo.ragged_dot", "__op$block_scaled_dot", "stablehlo.partition_id", "stablehlo.replica_id"}
+
+
 def test_every_local_rule_is_tried() -> None:
     tried = {op.name for situation in (*SPLIT.values(), *SITUATIONS.values()) for op in situation.source().program.ops}
-    assert set(RULES) <= tried
+    assert set(RULES) - ELSEWHERE <= tried

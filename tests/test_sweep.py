@@ -243,7 +243,7 @@ def test_a_finished_point_is_not_done_again(sweep_pipeline: Pipeline, capsys: py
         lambda: Path("model.mlir").write_text("another"),
         lambda: "--iterations 9",
         lambda: "--seeds 1",
-        lambda: "--memory-limit 1GiB",
+        lambda: "--memory-limit 20GiB",
         lambda: "--pin x=?",
     ],
 )

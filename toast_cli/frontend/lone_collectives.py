@@ -45,8 +45,8 @@ def drop_lone_collectives(module: Any, path: str) -> None:
             replace_operation(operation, values)
 
 
-def collectives_outside(module: Any) -> list[Any]:
-    """Operations outside manual regions in which devices exchange something or are told apart."""
+def collectives_outside(view: Any) -> list[Any]:
+    """Operations of a module or function, outside manual regions, in which devices exchange something or are told apart."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -54,7 +54,7 @@ def collectives_outside(module: Any) -> list[Any]:
             found.append(operation)
         return SKIP if operation.name == REGION else ADVANCE
 
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    view.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
 
 

@@ -137,7 +137,7 @@ def normalise(
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):
-        notices += collective_notices(module)
+        notices += collective_notices(function)
     notices += region_notices(function)
     if not held.names.isdisjoint(EFFECTS):
         bind_effects(module)
@@ -182,9 +182,9 @@ def sharding_notices(count: int, keep: bool) -> list[str]:
     return [kept if keep else f"{what} dropped (--keep-shardings keeps them)"]
 
 
-def collective_notices(module: Any) -> list[str]:
+def collective_notices(function: Any) -> list[str]:
     """Collectives outside manual regions: a sign that the program has been partitioned before."""
-    count = len(collectives_outside(module))
+    count = len(collectives_outside(function))
     if not count:
         return []
     what = "1 operation communicates" if count == 1 else f"{count} operations communicate"
