@@ -46,7 +46,11 @@ def drop_lone_collectives(module: Any, path: str) -> None:
 
 
 def collectives_outside(view: Any) -> list[Any]:
-    """Operations of a module or function in which devices exchange something or are told apart, outside manual regions."""
+    """Operations outside manual regions in which devices exchange something or are told apart.
+
+    Args:
+        view: a module or function.
+    """
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
