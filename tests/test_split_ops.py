@@ -61,7 +61,7 @@ def trials() -> list[Any]:
     for name in SPLIT:
         for form in FORMS:
             reason = OTHERWISE.get((name, form))
-            # Three rows of `OTHERWISE`: what XLA sends in them is right, and less or more than is promised.
+            # Each row of `OTHERWISE` has its reason: numbers are right there, and XLA sends other bytes than promised.
             marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
             if form == "hlo":
                 marks.append(pytest.mark.thorough)

@@ -13,7 +13,7 @@ from typing import Any
 
 from toast_cli import xla
 from toast_cli.frontend.reader import Reader, read_arguments
-from toast_cli.frontend.reading import read_source
+from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.microbatches import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
@@ -101,17 +101,8 @@ def _rewritten(source: Source, argument: int, dim: int, parts: int) -> Source:
                 raise _RefusedError(f"argument {source.program.arguments[n].path or n}, which is no input, has it too")
         xla.remove_sharding_rules(copy)
         _Writer(xla.main_function(copy), reader, statements, split).run()
-    module = xla.parse_module(source.module.context, xla.write_bytecode(copy))
-    describe_kernels(module, source.kernels)
-    found = read_source(source.path, source.format, module)
-    arguments = tuple(
-        replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
-        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
-    )
-    program = replace(found.program, arguments=arguments, parted=source.program.parted, microbatches=parts)
     notice = f"the batch is run in {parts} parts one after the other, with their gradients added up: the program has it"
-    notices = (*source.notices, notice)
-    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+    return read_rewritten(source, copy, notice, parted=source.program.parted, microbatches=parts)
 
 
 def _read_from_outside(module: Any) -> None:

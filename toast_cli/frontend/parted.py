@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.reading import read_source
+from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
-from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.fused_products import Parts, Position, fused_parts
 from toast_cli.program.ops import (
     BARRIER,
@@ -50,16 +48,7 @@ def with_parts(source: Source) -> Source | None:
     twins = dict(zip(_operations(source.module.operation), _operations(copy), strict=True))
     with copy.context, ir.Location.unknown():
         _Rewriter(source, parts, twins).run(xla.main_function(source.module).operation)
-    module = xla.parse_module(source.module.context, xla.write_bytecode(copy))
-    describe_kernels(module, source.kernels)
-    found = read_source(source.path, source.format, module)
-    arguments = tuple(
-        replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
-        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
-    )
-    program = replace(found.program, arguments=arguments, parted=True)
-    notices = (*source.notices, _notice(source, parts))
-    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
+    return read_rewritten(source, copy, _notice(source, parts), parted=True)
 
 
 def _notice(source: Source, parts: Parts) -> str:

@@ -1,0 +1,29 @@
+"""A rewritten module, read again as another reading of the same program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from toast_cli import xla
+from toast_cli.frontend.reading import read_source
+from toast_cli.frontend.source import Source
+from toast_cli.kernels.describe import describe_kernels
+
+
+def read_rewritten(source: Source, operation: Any, notice: str, **facts: Any) -> Source:
+    """The source with a rewritten copy of its module, whose arguments are the same.
+
+    Args:
+        notice: what reports say of the rewriting. facts: fields of the program that say how it was rewritten.
+    """
+    module = xla.parse_module(source.module.context, xla.write_bytecode(operation))
+    describe_kernels(module, source.kernels)
+    found = read_source(source.path, source.format, module)
+    arguments = tuple(
+        replace(new, dimension_names=old.dimension_names, stated_axes=old.stated_axes)
+        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
+    )
+    program = replace(found.program, arguments=arguments, **facts)
+    notices = (*source.notices, notice)
+    return replace(found, program=program, notices=notices, frames=source.frames, kernels=source.kernels)
