@@ -25,7 +25,7 @@ help:
 	@echo "make pages    look at the HTML pages in headless Chromium"
 	@echo "make docs     build the documentation as a site in build/docs"
 	@echo "make check    format-check, lint, types, test"
-	@echo "make check-all  the same, and the tests that 'make test' leaves out"
+	@echo "make check-all  the same, the tests that 'make test' leaves out, and new random programs"
 	@echo "make format   format the code"
 	@echo "make readme   bring the README's help texts and first run up to date"
 	@echo "make clean    remove what was made"
@@ -48,7 +48,7 @@ test: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL)
 
 check-all: $(READY) check
-	$(BIN)/python -m pytest $(PARALLEL) -m thorough
+	$(BIN)/python -m pytest $(PARALLEL) -m 'thorough or hypothesis' --hypothesis-profile random
 
 quick: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not thorough'

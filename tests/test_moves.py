@@ -50,9 +50,18 @@ def test_every_edit_leads_to_plans(data: st.DataObject) -> None:
                 assert not refuse(of.problem, plan, edit, result), (name, edit, result)
 
 
-@pytest.mark.parametrize("sample_name", ["vit_tiny", "rnn_tiny", "moe_tiny", "itx_decode_tiny"])
-def test_edits_of_real_programs_lead_to_plans(sample_name: str) -> None:
-    evaluator = evaluator_of(sample(sample_name)[0], "v5e-16")
+@pytest.mark.parametrize(
+    ("sample_name", "spec"),
+    [
+        ("vit_tiny", "v5e-16"),
+        ("rnn_tiny", "v5e-16"),
+        ("moe_tiny", "h100-8"),
+        ("itx_decode_tiny", "v5e-16"),
+        ("unet_tiny", "v4-32"),
+    ],
+)
+def test_edits_of_real_programs_lead_to_plans(sample_name: str, spec: str) -> None:
+    evaluator = evaluator_of(sample(sample_name)[0], spec)
     problem = evaluator.problem
     moves = Moves(problem, evaluator.seconds_between)
     for plan in starting_plans(problem)[:2]:

@@ -156,7 +156,7 @@ class Moves:
         """Leaves some ops that a group's decisions split to another group on the same axes: the sequence is split but
         for attention, where the heads are (Ulysses); the batch is split but for look-ups, where the features are. Where
         loops read something it is also gathered ahead of them."""
-        taken, held = _taken(plan), set(plan)
+        taken, held, offers = _taken(plan), set(plan), self.problem.decisions.offers
         others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> what may be handed the ops there
         for move in (*((d,) for d in self.choices), *self.macros):
             shards = tuple(
@@ -178,7 +178,7 @@ class Moves:
                 for move in others[axes[0]]:
                     if any(o[0] in left for o in move):
                         into = tuple(o._replace(axis=axis) for axis in axes for o in move)
-                        into = tuple(o for o in into if o.axis == axes[0] or subject(o) not in taken)
+                        into = tuple(o for o in into if o.axis == axes[0] or (subject(o) not in taken and offers(o)))
                         found += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
                         found += [Edit(unit, (*kept, *into, *reads))] if reads else []
         return found
