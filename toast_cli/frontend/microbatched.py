@@ -15,6 +15,7 @@ from toast_cli import xla
 from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
+from toast_cli.frontend.splats import is_splat
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.microbatches import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
 from toast_cli.program.model import Program, Result
@@ -189,14 +190,16 @@ class _Writer:
         """Gives an operand an array of its own, with fewer elements."""
         operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
         handle = operation.operands[operand]
-        kind = _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
-        maker = handle.owner
+        at = ir.InsertionPoint(operation)
+        operation.operands[operand] = self._smaller(handle, list(handle.owner.operands), cut, at)
+
+    def _smaller(self, handle: Any, operands: list[Any], cut: Cut, at: Any) -> Any:
+        """What makes `handle`, with fewer elements."""
+        maker, kind = handle.owner, _retyped(handle.type, self._cut_shape(tuple(handle.type.shape), cut))
         attributes = {name: maker.attributes[name] for name in maker.attributes if name != "sdy.sharding_rule"}
         if maker.name == CONSTANT:
             attributes["value"] = ir.DenseElementsAttr.get_splat(kind, attributes["value"].get_splat_value())
-        operation.operands[operand] = self._create(
-            maker.name, list(maker.operands), kind, ir.InsertionPoint(operation), attributes
-        )
+        return self._create(maker.name, operands, kind, at, attributes)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -206,7 +209,10 @@ class _Writer:
         zero, one, count = (_splat(number_type, n) for n in (0, 1, split.parts))
         inside = set(self._inside)
         outer = self._read_within(inside)
-        sliced = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
+        read_cut = {self._definitions[v]: cut for v, cut in split.read_cut.items() if self._definitions[v] in outer}
+        repeated = {handle: cut for handle, cut in read_cut.items() if _is_repeated(handle, cut)}
+        sliced = {handle: cut for handle, cut in read_cut.items() if handle not in repeated}
+        outer = list(dict.fromkeys([it.owner.operands[0] if it in repeated else it for it in outer]))
         shared = [handle for handle in outer if handle not in sliced and not _is_constant(handle)]
         stacks = [self._in_front(handle, cut, at) for handle, cut in sliced.items()]
         leaving = [(self._definitions[v], split.states[v]) for v in split.leaving]
@@ -229,6 +235,8 @@ class _Writer:
             for handle in outer:
                 if handle not in twins:
                     twins[handle] = handle.owner.operation.clone(ip=end).results[0]
+            for handle, cut in repeated.items():
+                twins[handle] = self._smaller(handle, [twins[handle.owner.operands[0]]], cut, end)
             step = self._create(CONSTANT, [], number_type, end, {"value": one})
             following = self._create(ADD, [index, step], number_type, end)
             last = ir.Operation.create("stablehlo.return", operands=[], ip=end)
@@ -368,7 +376,15 @@ def _replace_operands(operation: Any, twins: dict[Any, Any]) -> None:
 
 
 def _is_constant(handle: Any) -> bool:
-    return not isinstance(handle, ir.BlockArgument) and handle.owner.name == CONSTANT
+    """Whether the loop makes a value itself, like every other op that reads it (see `copy_splats`)."""
+    return not isinstance(handle, ir.BlockArgument) and (handle.owner.name == CONSTANT or is_splat(handle.owner))
+
+
+def _is_repeated(handle: Any, cut: Cut) -> bool:
+    """Whether an array is one thing again and again along a dimension."""
+    if isinstance(handle, ir.BlockArgument) or handle.owner.name != BROADCAST_IN_DIM:
+        return False
+    return cut.dim not in ir.DenseI64ArrayAttr(handle.owner.attributes["broadcast_dimensions"])
 
 
 def _adapt(operation: Any) -> None:
