@@ -96,10 +96,10 @@ class _NeedsSumError(WholeBatchError):
 
 
 class _ReadCutError(Exception):
-    """A value made before the loop that is read one part at a time."""
+    """A value that is the same for every part, but read one part at a time. inside: made in the loop, not before."""
 
-    def __init__(self, value: int, cut: Cut) -> None:
-        self.value, self.cut = value, cut
+    def __init__(self, value: int, cut: Cut, *, inside: bool) -> None:
+        self.value, self.cut, self.inside = value, cut, inside
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,15 @@ class Statements:
 def split_batch(statements: Statements, argument: int, dim: int, parts: int) -> Split:
     """The split of a step along a dimension of an argument. Raises `WholeBatchError` where an op needs all examples."""
     seeds, forced = {statements.program.arguments[argument].value: Cut(dim)}, set[int]()
+    narrowed: dict[int, Cut] = {}
     for _ in range(len(statements.program.ops) + 1):
         try:
-            return _Splitter(statements, seeds, forced, parts).split()
+            return _Splitter(statements, seeds, narrowed, forced, parts).split()
         except _ReadCutError as read:
-            if seeds.get(read.value, read.cut) != read.cut:
+            known = narrowed if read.inside else seeds
+            if known.get(read.value, read.cut) != read.cut:
                 raise WholeBatchError(statements.program.producer[read.value], "is read in two ways") from None
-            seeds[read.value] = read.cut
+            known[read.value] = read.cut
         except _NeedsSumError as needed:
             more = _cheap(statements, needed.value) - forced
             if not more:
@@ -174,11 +176,19 @@ def _cheap(statements: Statements, value: int) -> set[int]:
 
 
 class _Splitter:
-    """Goes through the statements of a program once, in order."""
+    """Goes through the statements of a program once, in order.
 
-    def __init__(self, statements: Statements, seeds: dict[int, Cut], forced: set[int], parts: int) -> None:
+    Args:
+        seeds: arguments, and values made before the loop, that are read one part at a time. narrowed: values made in
+            the loop from nothing that depends on an example, which is to make one part of them. forced: ops to do
+            before the loop.
+    """
+
+    def __init__(
+        self, statements: Statements, seeds: dict[int, Cut], narrowed: dict[int, Cut], forced: set[int], parts: int
+    ) -> None:
         self._statements, self._program = statements, statements.program
-        self._seeds, self._forced, self._parts = seeds, forced, parts
+        self._seeds, self._narrowed, self._forced, self._parts = seeds, narrowed, forced, parts
         self._states: list[State | None] = [None] * len(self._program.values)
         self._place: dict[int, str] = {}  # statement -> "before", "inside", "after"; open where it is a linear op
         self._remade: dict[tuple[int, int], Cut] = {}
@@ -307,6 +317,8 @@ class _Splitter:
             return {}
         if any(isinstance(s, Cut) for s in known):
             return self._through(number, op, known, final)
+        if set(op.results) & self._narrowed.keys():
+            return self._narrow(number, op, final)
         if LATER in known:
             return dict.fromkeys(op.results, LATER)
         if SUM in known:
@@ -364,6 +376,19 @@ class _Splitter:
             made[value] = result if result is not None else self._added_up(number, op, read, factor)
         return made
 
+    def _narrow(self, number: int, op: Op, final: bool) -> dict[int, State]:
+        """One part of what an op makes that reads nothing cut: it reads that part of its operands."""
+        (value,) = op.results
+        program, rule, cut = self._program, op.rule, self._narrowed[value]
+        place = self._located(rule.results[0], rule.sizes, program.values[value].shape, cut)
+        if place is None:
+            raise WholeBatchError(number, "reads several examples, or some of them by number")
+        for p, operand in enumerate(op.operands):
+            part = self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
+            if part is not None and final:
+                self._read_cut(number, p, part)
+        return {value: cut}
+
     def _added_up(self, number: int, op: Op, read: list[State], factor: int) -> State:
         dtype = self._program.values[op.results[0]].dtype
         if factor in op.rule.reduction and dtype not in ("i1", "pred"):
@@ -414,7 +439,9 @@ class _Splitter:
         if self._statements.read_directly(number, position) and _can_be_made_smaller(maker, cut, program):
             self._remade[number, position] = cut
         elif self._place.get(self._made(value)) == "before":
-            raise _ReadCutError(value, cut)
+            raise _ReadCutError(value, cut, inside=False)
+        elif (maker.kind.elementwise or maker.name == BROADCAST_IN_DIM) and len(maker.results) == 1:
+            raise _ReadCutError(value, cut, inside=True)
         else:
             raise WholeBatchError(program.producer[value], "makes something for the whole batch in each part's loop")
 
