@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toast_cli.emit.barriers import read_in_parts
+from toast_cli.emit.barriers import held
 from toast_cli.emit.moved_views import constraints_before_views, moved_transposes
 from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
 from toast_cli.frontend.source import Source
@@ -78,7 +78,7 @@ def pinned_marks(source: Source, lowered: PartitionedProgram) -> Marks:
 
 def barriers(source: Source, lowered: PartitionedProgram) -> tuple[Any, ...]:
     """Values that a barrier keeps as they are scattered."""
-    return tuple([source.definitions[value] for value in read_in_parts(source.program, lowered)])
+    return tuple([source.definitions[value] for value in held(source.program, lowered)])
 
 
 def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:

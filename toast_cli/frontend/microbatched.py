@@ -192,7 +192,10 @@ class _Writer:
         """Gives an operand an array of its own, with fewer elements."""
         operation, operand = self._reader.uses.get((number, position), (self._reader.operations[number], position))
         handle = operation.operands[operand]
-        operation.operands[operand] = self._smaller(handle, cut, {}, ir.InsertionPoint(operation))
+        made = self._smaller(handle, cut, {}, ir.InsertionPoint(operation))
+        operation.operands[operand] = made
+        if operation in self._inside:  # and not in a region of such a statement
+            self._inside.insert(self._inside.index(operation), made.owner)
 
     def _smaller(self, handle: Any, cut: Cut, twins: dict[Any, Any], at: Any) -> Any:
         """An array like `handle`, of which all parts are alike, with the elements of one part. twins: what to read in
