@@ -46,6 +46,7 @@ ORDER = [
     "explain",
     "report",
     "readings",
+    "ask_compiler",
     "pipeline",
     "frameworks",
     "runnable",
@@ -222,11 +223,9 @@ MANY_PARAMETERS = {
     *("toast_cli.hardware.chips:_tpu", "toast_cli.hardware.chips:_gpu"),
     *("toast_cli.compiler.kernels:_join", "toast_cli.compiler.scatter_fates:stays"),
     *("toast_cli.compiler.reduce_scatter:stays_scatter", "toast_cli.compiler.reduce_scatter:_comes_apart"),
-    *("toast_cli.confirm.run:confirm", "toast_cli.confirm.search:confirm_found"),
     *("toast_cli.cost.roofline:kernel_seconds", "toast_cli.dimensions.conflicts:_resolve"),
     *("toast_cli.emit.loops:put_loop", "toast_cli.evaluate.pricing:_use"),
-    *("toast_cli.frontend.gspmd_regions:sharding_said", "toast_cli.readings:search_meshes"),
-    "toast_cli.report.build:build_report",
+    *("toast_cli.frontend.gspmd_regions:sharding_said",),
 }
 
 

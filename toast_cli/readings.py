@@ -46,6 +46,20 @@ _WORTH_MORE = 0.98
 
 
 @dataclass(frozen=True)
+class SearchSpace:
+    """What the search may choose from.
+
+    Attributes:
+        meshes: the candidate mesh shapes. wishes: the tactics asked for. saved: a plan made before.
+    """
+
+    request: Request
+    meshes: list[Mesh]
+    wishes: Wishes
+    saved: SavedPlan | None = None
+
+
+@dataclass(frozen=True)
 class Reading:
     """A program as it was searched, with what was found for it.
 
@@ -94,17 +108,11 @@ def _with_and_without_parts(source: Source, request: Request, saved: SavedPlan |
     return [parted] if wanted else [source, parted]
 
 
-def search_readings(
-    readings: list[tuple[Source, Dimensions]],
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    tell: Progress,
-    saved: SavedPlan | None = None,
-) -> list[Reading]:
+def search_readings(readings: list[tuple[Source, Dimensions]], space: SearchSpace, tell: Progress) -> list[Reading]:
     """All readings of a program, the one with the best plan first; the second is searched to the end only if it looks
     better after `GLANCE` plans. They share the plans and seconds that the user sets; of an effort each has its own. The
     evaluations of each are those of all."""
+    request = space.request
     count = len(readings[: request.iterations])
     settings = Settings(
         request.search,
@@ -121,7 +129,7 @@ def search_readings(
         def said(stage: str, used: float, *figures: Any) -> None:
             tell(stage, (number + used) / count, *figures)
 
-        return search_meshes(*readings[number], meshes, wishes, request, settings, said, saved)
+        return search_meshes(*readings[number], space, settings, said)
 
     first = searched(0, settings)
     reference, found = first.evaluator.cost(()), [first]
@@ -171,16 +179,10 @@ def made_to_fit(best: Reading, search: Callable[[Source], Reading]) -> Reading:
 
 
 def search_meshes(
-    source: Source,
-    dimensions: Dimensions,
-    meshes: list[Mesh],
-    wishes: Wishes,
-    request: Request,
-    settings: Settings,
-    tell: Progress,
-    saved: SavedPlan | None = None,
+    source: Source, dimensions: Dimensions, space: SearchSpace, settings: Settings, tell: Progress
 ) -> Reading:
     """The best plan over all candidate meshes; a plan that fits beats one that does not."""
+    request, meshes, wishes, saved = space.request, space.meshes, space.wishes, space.saved
     if not meshes:
         raise UsageError("the specification has no mesh shape to try", where=request.mesh)
     goal, workarounds = parse_goal(request.minimise, request.subject_to), installed_workarounds()
