@@ -31,7 +31,7 @@ def load(
     table = None if kernels is None else Table(text_of(read_file(kernels, TEXT_BYTES), kernels, InputError), kernels)
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
-    return with_stated_axes(replace(source, kernels=table), loaded.argument_axes)
+    return with_stated_axes(replace(source, kernels=table, own_mesh=loaded.own_mesh), loaded.argument_axes)
 
 
 def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
