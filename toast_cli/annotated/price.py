@@ -8,7 +8,7 @@ device with all collectives in it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from toast_cli.confirm.compilers import seconds_on
@@ -30,12 +30,14 @@ from toast_cli.verify.sums import partitioned_collectives
 @dataclass(frozen=True)
 class AsAnnotated:
     """Attributes: mesh: that of the shardings. collectives: as the partitioner writes them, each with the seconds of
-    all its runs, the dearest first. rematerialised: arrays it gathers whole because it finds no way."""
+    all its runs, the dearest first. rematerialised: arrays it gathers whole because it finds no way. partitioned: the
+    program of one device that all of this is of."""
 
     mesh: Mesh
     cost: Cost
     collectives: tuple[tuple[CompiledCollective, float], ...]
     rematerialised: tuple[Rematerialisation, ...]
+    partitioned: Partitioned
 
 
 def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
@@ -53,24 +55,28 @@ def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
     return found if found.devices == mesh.devices else None
 
 
-def as_annotated(content: bytes, mesh: Mesh, timeout_seconds: float = 600.0) -> AsAnnotated | Failure:
+def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Has a program in any format partitioned as its shardings say, and prices what comes out."""
-    found = after_partitioning(content, "any", mesh.devices, timeout_seconds=timeout_seconds)
-    return found if isinstance(found, Failure) else priced(found, mesh)
+    found = after_partitioning(content, "any", mesh.devices)
+    return found if isinstance(found, Failure) else priced(found, mesh, through)
 
 
-def priced(found: Partitioned, mesh: Mesh) -> AsAnnotated:
-    """The program of one device, computing and memory by the model of every plan, communication by its collectives."""
+def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated:
+    """The program of one device, computing and memory by the model of every plan, communication by its collectives.
+    through: see `stack_frames.places`.
+    """
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
     program = load("as annotated", content=found.text.encode()).program
     cost = Evaluator(make_problem(program, analyse(program), alone)).exact_cost((), learn=False)
-    timed = [(one, _seconds(one, mesh)) for one in partitioned_collectives(found.text, mesh.names, mesh.sizes)]
+    sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
+    timed = [(one, _seconds(one, mesh)) for one in sent]
     communication = sum(seconds for _, seconds in timed)
     return AsAnnotated(
         mesh,
         replace(cost, communication_seconds=communication),
         tuple(sorted(timed, key=lambda one: -one[1])),
-        tuple(rematerialisations(found, mesh.names, mesh.sizes)),
+        tuple(rematerialisations(found, mesh.names, mesh.sizes, through)),
+        found,
     )
 
 

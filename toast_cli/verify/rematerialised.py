@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from toast_cli.frontend.gspmd import mesh_axes, read_tiling
 from toast_cli.verify.collectives import name_and_place
@@ -45,10 +46,10 @@ class Rematerialisation:
 
 
 def rematerialisations(
-    found: Partitioned, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
+    found: Partitioned, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
 ) -> list[Rematerialisation]:
-    """Those the partitioner warned of, the largest first."""
-    frames = places(found.text)
+    """Those the partitioner warned of, the largest first. through: see `places`."""
+    frames = places(found.text, through)
     runs: dict[tuple[str, str], float] = {}
     for graph in graphs(found.text):
         for node in graph.nodes.values():
@@ -60,13 +61,13 @@ def rematerialisations(
         local = tuple(int(extent) for extent in extents.split(",") if extent)
         tiling = read_tiling(start)
         tiles = tiling.tiles if tiling and len(tiling.tiles) == len(local) else (1,) * len(local)
-        ways = [_axes(text, len(local), axis_names, axis_sizes) for text in (start, end)]
+        lies, needed = (_axes(text, len(local), axis_names, axis_sizes) for text in (start, end))
         shape = tuple(extent * parts for extent, parts in zip(local, tiles, strict=True))
         whole = array_bytes(f"{element}[{','.join(map(str, shape))}]")
         name, place = name_and_place(rest, frames)
-        one = Rematerialisation(element, shape, sum(whole), *ways, runs.get((name, place), 1.0), name, place)
+        one = Rematerialisation(element, shape, sum(whole), lies, needed, runs.get((name, place), 1.0), name, place)
         alike[one] += 1
-    each = [Rematerialisation(**{**vars(one), "count": one.count * times}) for one, times in alike.items()]
+    each = [replace(one, count=one.count * times) for one, times in alike.items()]
     return sorted(each, key=lambda one: -one.bytes * one.count)
 
 
