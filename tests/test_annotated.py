@@ -84,7 +84,8 @@ def test_warnings_are_read() -> None:
     log = (
         "W1127 11:33:55.866834    4049 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The "
         "compiler cannot go from sharding {devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate} to "
-        "{devices=[1,4,2]<=[8] last_tile_dim_replicate} efficiently for HLO operation %sharding_constraint.2 = bf16[36,1024]{1,0} "
+        "{devices=[1,4,2]<=[8] last_tile_dim_replicate} efficiently for HLO operation %sharding_constraint.2 = "
+        "bf16[36,1024]{1,0} "
         'copy(%sin.1), sharding={devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate}, metadata={op_name="jit(f)/mul" '
         'source_file="a/model.py" source_line=7}. As the last resort, SPMD will replicate the tensor\n'
     )
