@@ -46,6 +46,7 @@ ORDER = [
     "explain",
     "report",
     "readings",
+    "annotated",
     "ask_compiler",
     "pipeline",
     "frameworks",

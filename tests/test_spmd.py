@@ -26,7 +26,7 @@ from toast_cli.errors import UsageError
 from toast_cli.plan.lower import lower
 from toast_cli.tactics import strategies
 from toast_cli.verify.child import Failure
-from toast_cli.verify.partitioned import text_after_partitioning
+from toast_cli.verify.partitioned import after_partitioning
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 
@@ -185,10 +185,10 @@ def test_the_partitioner_adds_nothing() -> None:
     source, _ = sample("mlp_tiny")
     problem = evaluator_of(source, "h100-8", {"data": 4, "model": 2}).problem
     content = emit_spmd(source, lower(problem, strategies(problem)["fsdp x megatron"]))
-    compiled = text_after_partitioning(content, "stablehlo", 8)
+    compiled = after_partitioning(content, "stablehlo", 8)
     assert not isinstance(compiled, Failure), compiled
     for kind in KINDS:
-        there = re.findall(rf"= \S+ {kind.replace('_', '-')}\(", compiled)
+        there = re.findall(rf"= \S+ {kind.replace('_', '-')}\(", compiled.text)
         assert len(there) == len(re.findall(rf'stablehlo\.{kind}"?\(', content.decode())), kind
 
 

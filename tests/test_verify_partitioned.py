@@ -19,9 +19,9 @@ from toast_cli.verify.compile import PROGRAM
 from toast_cli.verify.graph import graphs
 from toast_cli.verify.partitioned import (
     PARTITIONED,
+    after_partitioning,
     collectives_after_partitioning,
     partitioned_task,
-    text_after_partitioning,
 )
 from toast_cli.verify.stack_frames import places
 from toast_cli.verify.sums import partitioned_collectives
@@ -288,9 +288,7 @@ def test_waiting_without_a_bound() -> None:
 
 
 def test_a_program_that_does_not_compile() -> None:
-    failure = text_after_partitioning(
-        PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8
-    )
+    failure = after_partitioning(PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8)
     assert isinstance(failure, Failure)
     assert "contracting" in failure.reason
 

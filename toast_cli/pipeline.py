@@ -18,12 +18,14 @@ from math import inf, prod
 from typing import TYPE_CHECKING
 
 from toast_cli.alternatives import different_plans
+from toast_cli.annotated import begin, with_row
 from toast_cli.child import in_fork
 from toast_cli.compiler.partitioner import installed_workarounds
 from toast_cli.dimensions import analyse
 from toast_cli.errors import UsageError
 from toast_cli.evaluate.evaluator import Evaluator
 from toast_cli.frontend import Source, load, stated_pins
+from toast_cli.frontend.formats import read_bytes
 from toast_cli.hardware import Mesh, Spec, load_spec, parse_shape
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.goal import FASTEST, parse_goal
@@ -47,6 +49,7 @@ from toast_cli.tactics import Expert, parse_wishes
 from toast_cli.tactics.preferred import preferred
 
 if TYPE_CHECKING:
+    from toast_cli.annotated.price import AsAnnotated
     from toast_cli.confirm.compilers import Compiler
     from toast_cli.confirm.run import Tell
     from toast_cli.emit import Written
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from toast_cli.emit.weigh import Price
     from toast_cli.plan.partitioned import PartitionedProgram
     from toast_cli.plan.sharding import Sharding
+    from toast_cli.verify.child import Failure
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Outcome:
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
     original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
+    annotated: AsAnnotated | Failure | None = None  # what the program's own shardings come to, where it has some
 
     @property
     def problem(self) -> Problem:
@@ -124,7 +129,6 @@ class Outcome:
     ) -> Written:
         from toast_cli.emit import write
         from toast_cli.emit.exported import emit_export, trees_of
-        from toast_cli.frontend.formats import read_bytes
 
         if trees is None and self.source.format == "jax.export" and self.source.path != "-":
             trees = trees_of(read_bytes(self.source.path))
@@ -148,6 +152,7 @@ class Outcome:
             plan=replace(report.plan, tactics=self.report.plan.tactics),
             alternatives=alternative_facts(evaluator, plan, self.plans),
         )
+        report = with_row(report, self.annotated, self.problem.mesh)
         return replace(self, report=report, result=result)
 
     def saved_plan(self) -> bytes:
@@ -183,12 +188,14 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None) -
         compiler_of = _compiler_of(spec, request.confirm_with) if request.confirm else None
         parse_goal(request.minimise, request.subject_to).check_axes(name for mesh in meshes for name in mesh.names)
     with _timed("load", timings, tell):
+        content = read_bytes(request.program) if request.content is None else request.content
         source = load(
             request.program,
             keep_shardings=request.keep_shardings,
-            content=request.content,
+            content=content,
             kernels=request.kernels,
         )
+        own = begin(source, spec, meshes, content)
         named = with_dimension_names(source.program, request.names)
         source = replace(source, program=named, frames=request.frames)
         original = source
@@ -238,9 +245,18 @@ def _partition(request: Request, progress: Progress | None, said: Tell | None) -
             from toast_cli.ask_compiler import with_confirmation
 
             report = with_confirmation(report, evaluator.problem, confirmation)
+        annotated = own()
+        report = with_row(report, annotated, evaluator.problem.mesh)
     original_source = None if source is original else original
     return Outcome(
-        replace(report, timings=timings), source, evaluator, result, tuple(plans), best.experts, original_source
+        replace(report, timings=timings),
+        source,
+        evaluator,
+        result,
+        tuple(plans),
+        best.experts,
+        original_source,
+        annotated,
     )
 
 

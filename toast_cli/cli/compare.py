@@ -63,6 +63,7 @@ def compare(
     request = options.make_request(program, mesh, {**given, "strategy": None})
 
     from toast_cli import pipeline
+    from toast_cli.annotated.facts import with_contender
     from toast_cli.ask_compiler import compile_plans
     from toast_cli.confirm.search import compiler_for
     from toast_cli.hardware import load_spec
@@ -78,6 +79,7 @@ def compare(
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, top=request.wanted), progress)
         found = tabulate(outcome.evaluator, outcome.report, outcome.plans, strategy or (), outcome.experts)
+        found = with_contender(found, outcome.annotated, outcome.evaluator)
         if confirm:
             named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
             told = None if quiet else say_confirmed

@@ -18,6 +18,8 @@ from toast_cli.request import Effort, FrameChoice, SearchName
 
 if TYPE_CHECKING:
     from toast_cli.explain import Explanation, Study
+    from toast_cli.pipeline import Outcome
+    from toast_cli.request import Request
 
 
 def explain(
@@ -43,6 +45,13 @@ def explain(
         ),
     ] = None,
     peak: Annotated[bool, typer.Option("--peak", help="Explain the memory peak, and what would lower it.")] = False,
+    as_annotated: Annotated[
+        bool,
+        typer.Option(
+            "--as-annotated",
+            help="Explain the program's own shardings: what makes XLA communicate, and what would mend it.",
+        ),
+    ] = False,
     report: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Explain the plan of a report stored with --json instead of searching."),
@@ -77,11 +86,11 @@ def explain(
     """
     given = locals()
     options.refuse_both(quiet, verbose)
-    asked = [decision is not None, argument is not None, line is not None, collective is not None, peak]
+    asked = [decision is not None, argument is not None, line is not None, collective is not None, peak, as_annotated]
     if sum(asked) > 1:
         raise UsageError(
             "one thing is explained at a time",
-            where="--decision, --argument, --line, --collective, --peak",
+            where="--decision, --argument, --line, --collective, --peak, --as-annotated",
             hint="give one",
         )
     if report is not None and (tactic or strategy):
@@ -99,6 +108,10 @@ def explain(
     )
     if report is not None:
         request = replace(request, parted=stored_parted(report), microbatches=stored_microbatches(report))
+    if as_annotated:
+        from toast_cli.frontend.formats import read_bytes
+
+        request = replace(request, content=read_bytes(program))
 
     from toast_cli import pipeline
     from toast_cli.evaluate.evaluator import Evaluator
@@ -115,7 +128,10 @@ def explain(
             problem, chosen = stored_plan(report, outcome.problem)
             evaluator = evaluator if problem is outcome.problem else Evaluator(problem, [chosen])
         study = Study(outcome.source, evaluator, chosen)
-        found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
+        if as_annotated:
+            found = _annotated(study, outcome, request)
+        else:
+            found = _explanation(study, decision, argument, line, collective, peak, tuple(pin or ()))
     for target in targets:
         write_target(target, write_json(found.to_json()))
     if not any(target.is_stdout for target in targets):
@@ -125,6 +141,23 @@ def explain(
             console = style.make_console(sys.stdout)
             sys.stdout.write(style.render(explanation_blocks(found, console.width, verbose), console))
     return OK
+
+
+def _annotated(study: Study, outcome: Outcome, request: Request) -> Explanation:
+    from toast_cli.annotated.explain import explain_annotated
+    from toast_cli.annotated.price import AsAnnotated
+
+    own, mesh = outcome.annotated, outcome.source.own_mesh
+    if not isinstance(own, AsAnnotated):
+        shape = ",".join(f"{name or 'devices'}={size}" for name, size in mesh)
+        what = f"they are for {shape}, the mesh is {study.problem.mesh}" if mesh else "it has none"
+        why = f"XLA's partitioner says: {own.reason}" if own is not None else what
+        raise UsageError(
+            f"the program's own shardings cannot be explained: {why}",
+            where="--as-annotated",
+            hint="save the program with its with_sharding_constraint and in_shardings, for as many devices as the mesh",
+        )
+    return explain_annotated(study, own, request.content or b"", request.program)
 
 
 def _explanation(

@@ -50,7 +50,8 @@ def name_groups(
     named: list[Named] = []
     for group in range(groups):
         role = roles.get(group, "")
-        name = given[group] or role or _axis(program, members[group]) or places[group] or f"dim{sizes[group]}"
+        name = given[group] or role or _axis(program, members[group]) or places[group]
+        name = name or f"{_kind(program, members[group])}{sizes[group]}"
         taken[name] += 1
         unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
         listed = tuple(f"{_path(program, m.argument)}.{m.dim}" for m in members[group][:_LISTED])
@@ -72,7 +73,17 @@ def _members(program: Program, classes: Classes, class_group: list[int], groups:
 
 
 def _path(program: Program, number: int) -> str:
-    return program.arguments[number].path or f"argument {number}"
+    return program.arguments[number].label or f"argument {number}"
+
+
+def _kind(program: Program, members: list[_Member]) -> str:
+    """What a dimension of arguments without names is one of, to be told with its size: `tokens_150`."""
+    if not members:
+        return "dim"
+    first = members[0]
+    if first.rank == 0:
+        return "features_"
+    return "tokens_" if program.values[program.arguments[first.argument].value].dtype[0] in "iu" else "inputs_"
 
 
 def _given(program: Program, members: list[_Member]) -> str:

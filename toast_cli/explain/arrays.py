@@ -30,9 +30,9 @@ def explain_argument(study: Study, pattern: str, pins: tuple[str, ...] = ()) -> 
         pattern: as for `--pin`: a path in which * is anything, or argN. pins: those the plan was made with.
     """
     program = study.problem.program
-    found = [k for k, a in enumerate(program.arguments) if matches(pattern, a.path, k)]
+    found = [k for k, a in enumerate(program.arguments) if matches(pattern, a.label, k)]
     if not found:
-        nearest = nearest_paths(pattern, (a.path for a in program.arguments))
+        nearest = nearest_paths(pattern, (a.label for a in program.arguments))
         raise UsageError(
             f"no argument matches {pattern!r}", where="--argument", hint=f"the nearest arguments are {nearest}"
         )
@@ -56,7 +56,7 @@ def _rows(study: Study, arguments: list[int]) -> list[tuple[str, list[int]]]:
     program, lowered = study.problem.program, study.lowered
     entries = [
         NamedArray(
-            shown_path(program.arguments[k].path, k),
+            shown_path(program.arguments[k].label, k),
             (str(program.values[program.arguments[k].value]), lowered.shardings[program.arguments[k].value]),
         )
         for k in arguments
@@ -137,7 +137,7 @@ def _pinned(study: Study, members: list[int], pins: tuple[str, ...]) -> list[Cha
     for spec in _specs(shape, mesh.names, mesh.sizes):
         if f"({', '.join(spec)})" == now:
             continue
-        wishes = tuple(f"{program.arguments[k].path or f'arg{k}'}={','.join(spec)}" for k in members)
+        wishes = tuple(f"{program.arguments[k].label or f'arg{k}'}={','.join(spec)}" for k in members)
         other = make_problem(program, problem.dimensions, mesh, (*pins, *wishes), stated, problem.workarounds)
         other = replace(other, goal=problem.goal)
         cost = Evaluator(other).exact_cost(study.plan)

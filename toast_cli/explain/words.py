@@ -6,13 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from toast_cli.explain.strategy import Strategy, strategy_of
 from toast_cli.plan.accumulation import ACCUMULATORS
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NOWHERE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loop_reads import LOOP_READS
 from toast_cli.plan.problem import Problem
 from toast_cli.program.paths import slash_path
 from toast_cli.program.roles import STATE, WEIGHTS
-from toast_cli.tactics.model import weight_groups
 
 # In place of a group's name, of a decision that leaves ops alone which sum over its own group.
 SUMS = "sum over it"
@@ -25,20 +25,23 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def summary(problem: Problem, plan: Plan) -> str:
-    """E.g. "batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)"."""
+    """E.g. "FSDP 8 × tensor 2: batch over data; heads, ff and vocab over model; weights sharded over data (ZeRO-3)".
+
+    It says what the partitioned program does; decisions that change nothing are not told."""
     if not plan:
         return "everything replicated"
-    in_weights = set(weight_groups(problem))
+    found = strategy_of(problem, plan)
     over: dict[str, list[str]] = defaultdict(list)  # axes -> what is computed split over them
     axes_of: dict[int, dict[int, None]] = defaultdict(dict)
-    for k, decision in enumerate(plan):
-        if isinstance(decision, Shard) and not _only_at_rest(plan, k, in_weights):
+    for decision in plan:
+        if isinstance(decision, Shard) and (decision.group, decision.axis) in found.computed:
             axes_of[decision.group][decision.axis] = None
     for group, axes in axes_of.items():
         over[" x ".join(problem.mesh.names[a] for a in axes)].append(problem.dimensions.groups[group].name)
     parts = [f"{_join(names)} over {axes}" for axes, names in over.items()]
     idle = [f"{problem.mesh.names[axis]} not used" for axis in idle_axes(problem, plan)]
-    return "; ".join([*parts, *(_at_rest(problem, plan, in_weights) or _whole(problem, plan)), *idle])
+    told = "; ".join([*parts, *(_at_rest(problem, found) or _whole(problem, plan)), *idle])
+    return f"{found.name}: {told}" if found.name else told
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
@@ -62,32 +65,21 @@ def _whole(problem: Problem, plan: Plan) -> list[str]:
     return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
 
 
-def _only_at_rest(plan: Plan, place: int, in_weights: set[int]) -> bool:
-    """Whether a weight dimension gets an axis that an activation dimension has already: it then only splits arrays
-    at rest."""
-    decision = plan[place]
-    return (
-        isinstance(decision, Shard)
-        and decision.group in in_weights
-        and any(isinstance(d, Shard) and d.axis == decision.axis and d.group not in in_weights for d in plan[:place])
-    )
-
-
-def _at_rest(problem: Problem, plan: Plan, in_weights: set[int]) -> list[str]:
-    """What the decisions that only act at rest come to: ZeRO-3, or less where `Replicate` takes some of it back."""
-    axes = sorted({d.axis for k, d in enumerate(plan) if _only_at_rest(plan, k, in_weights)})
-    kept = {(d.role, d.axis) for d in plan if isinstance(d, Replicate)}
-    roles = [r for r in (WEIGHTS, STATE) if problem.roles.index(r) in problem.argument_role]
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for axis in axes:
-        split = tuple(r for r in roles if (problem.roles.index(r), axis) not in kept)
-        if split:
-            found[split].append(problem.mesh.names[axis])
+def _at_rest(problem: Problem, found: Strategy) -> list[str]:
+    """What rests in parts and is not used in these parts: ZeRO-3 where weights are gathered, less where only the state
+    is split."""
+    roles = [role for role in (WEIGHTS, STATE) if problem.roles.index(role) in problem.argument_role]
+    over: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for axis, name in enumerate(problem.mesh.names):
+        split = [role for role in roles if axis in found.resting[role]]
+        if axis in found.gathered or split == [STATE]:
+            over[tuple(split)].append(name)
     stage = {
         (WEIGHTS, STATE): "weights and state sharded over {} (ZeRO-3)",
+        (WEIGHTS,): "weights sharded over {}, gathered for their use",
         (STATE,): "state sharded over {} (ZeRO-2)",
     }
-    return [stage.get(split, "weights sharded over {}").format(" x ".join(names)) for split, names in found.items()]
+    return [stage[split].format(" x ".join(names)) for split, names in over.items() if split in stage]
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:

@@ -19,7 +19,7 @@ from toast_cli.errors import InputError
 from toast_cli.frontend.formats import hint_for, recognise
 from toast_cli.frontend.in_child import SIZE, operations_of
 from toast_cli.frontend.shardings import Kept
-from toast_cli.frontend.statements import StatedSharding
+from toast_cli.frontend.statements import MeshAxes, StatedSharding
 from toast_cli.kernels.table import Table
 
 # A child may use this many seconds of processor time, plus one for so many bytes of the program, and so many bytes of
@@ -46,6 +46,7 @@ class Received:
     pins: tuple[Kept, ...] = ()
     notices: tuple[str, ...] = ()
     argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    own_mesh: MeshAxes = ()
 
 
 def read_normalised(data: bytes, where: str, keep_shardings: bool, kernels: Table | None) -> Received:
@@ -54,7 +55,8 @@ def read_normalised(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
     kept, pins = (tuple(_received(one, operations) for one in facts[name]) for name in ("kept", "pins"))
     axes = {int(number): tuple(names) for number, names in facts["argument_axes"].items()}
-    return Received(facts["format"], module, kept, pins, tuple(facts["notices"]), axes)
+    mesh = tuple((name, size) for name, size in facts["own_mesh"])
+    return Received(facts["format"], module, kept, pins, tuple(facts["notices"]), axes, mesh)
 
 
 def read_parsed(data: bytes, where: str) -> Received:

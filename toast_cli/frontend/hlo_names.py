@@ -18,15 +18,18 @@ _STEPS = (
     (re.compile(r"_(\d+)_"), "[{}]"),
     (re.compile(rf"(?<=_)_(?=[A-Za-z])({_WORDS})"), ".{}"),
 )
+# What stands for several signs of a key that is no word: `output_projection/~/w`.
+_MANY = re.compile(r"(?<=[A-Za-z0-9])_{3,}(?=[A-Za-z0-9])")
 MOST = 400  # signs of a name that is looked into
 
 
 def restored_paths(names: list[str]) -> list[str]:
-    """The paths that names were made from; the names as they are where they are not HLO's, or where two paths would be
-    equal."""
+    """The paths that names were made from, or their words where these cannot be told; the names as they are where they
+    are not HLO's, or where two paths would be equal."""
     if not all(_NUMBER.search(name) for name in names):
         return names
-    paths = [restored_path(_NUMBER.sub("", name)) or name for name in names]
+    bare = [_NUMBER.sub("", name) for name in names]
+    paths = [restored_path(short) or _words(short) or name for short, name in zip(bare, names, strict=True)]
     return paths if len(set(paths)) == len(set(names)) else names
 
 
@@ -36,6 +39,11 @@ def restored_path(name: str) -> str | None:
     ends = [] if whole is None else [end for end in range(whole.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
     dead: set[int] = set()
     return next((name[:end] + rest for end in ends if (rest := _steps(name, end, dead)) is not None), None)
+
+
+def _words(name: str) -> str:
+    """`output_projection____w__` -> `output_projection/w`; nothing of other names."""
+    return _MANY.sub("/", name).strip("_") if _MANY.search(name) else ""
 
 
 def _steps(name: str, start: int, dead: set[int]) -> str | None:

@@ -50,6 +50,7 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
         "kept": [_sent(one, numbers) for one in outcome.kept],
         "pins": [_sent(one, numbers) for one in outcome.pins],
         "argument_axes": outcome.argument_axes,
+        "own_mesh": outcome.own_mesh,
     }
     bytecode = xla.write_bytecode(outcome.module)
     if strings_are_text(bytecode):

@@ -9,6 +9,7 @@ from toast_cli.frontend.formats import read_bytes, source_name
 
 if TYPE_CHECKING:
     from toast_cli.frontend.shardings import Kept
+    from toast_cli.frontend.statements import MeshAxes
     from toast_cli.kernels.table import Table
 
 
@@ -22,6 +23,8 @@ class LoadedModule:
         kept: shardings the program stated (empty unless they were asked for). pins: what its manual regions need.
         notices: what was changed or assumed, one sentence each.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
+        own_mesh: axes of the mesh for which it states shardings, with their sizes; one axis without a name where it
+            names none; empty where it states none.
     """
 
     path: str
@@ -31,6 +34,7 @@ class LoadedModule:
     pins: tuple[Kept, ...]
     notices: tuple[str, ...]
     argument_axes: dict[int, tuple[str, ...]]
+    own_mesh: MeshAxes
 
 
 def load_module(
@@ -47,7 +51,16 @@ def load_module(
     from toast_cli.frontend.handover import read_normalised
 
     found = read_normalised(data, source_name(path), keep_shardings, kernels)
-    return LoadedModule(path, found.format, found.module, found.kept, found.pins, found.notices, found.argument_axes)
+    return LoadedModule(
+        path,
+        found.format,
+        found.module,
+        found.kept,
+        found.pins,
+        found.notices,
+        found.argument_axes,
+        found.own_mesh,
+    )
 
 
 def parse(data: bytes, where: str) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from toast_cli.errors import InputError
 from toast_cli.frontend.constraints import check_manual_axes, constraints_on
 from toast_cli.frontend.loaded import load_module
+from toast_cli.frontend.name_stack import scope_parts
 from toast_cli.frontend.nameless import axes_on
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reading import read_source
@@ -18,6 +20,7 @@ from toast_cli.inputs import TEXT_BYTES, read_file, text_of
 from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
 from toast_cli.program.pins import NO_PINS, Pins
+from toast_cli.program.roles import views
 
 
 def load(
@@ -31,7 +34,30 @@ def load(
     table = None if kernels is None else Table(text_of(read_file(kernels, TEXT_BYTES), kernels, InputError), kernels)
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
-    return with_stated_axes(replace(source, kernels=table), loaded.argument_axes)
+    source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh))
+    return with_stated_axes(source, loaded.argument_axes)
+
+
+def with_first_uses(source: Source) -> Source:
+    """The source with, for each argument without a name, the module and op that read it first."""
+    program = source.program
+    if all(argument.path for argument in program.arguments):
+        return source
+    found: dict[int, str] = {}
+    origin = views(program, [argument.value for argument in program.arguments if not argument.path])
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            if value in origin and origin[value] not in found and op.results and op.results[0] not in origin:
+                scopes, name = scope_parts(source.name_stack(number))
+                if scopes:
+                    found[origin[value]] = "/".join(filter(None, (*scopes, name)))
+    count: Counter[str] = Counter()
+    labels = {}
+    for number, place in sorted(found.items()):
+        count[place] += 1
+        labels[number] = place if count[place] == 1 else f"{place}_{count[place]}"
+    arguments = [replace(one, used_in=labels.get(number, "")) for number, one in enumerate(program.arguments)]
+    return replace(source, program=replace(program, arguments=tuple(arguments)))
 
 
 def with_stated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:

@@ -7,6 +7,7 @@ the way. Every step is linear in the number of operations after inlining.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from toast_cli.errors import InputError
@@ -27,9 +28,10 @@ from toast_cli.frontend.manual import restore_manual_regions, settle_boundaries
 from toast_cli.frontend.mhlo import in_stablehlo
 from toast_cli.frontend.replica_groups import list_replica_groups
 from toast_cli.frontend.shapes import GIVEN_SHAPES, dynamic_argument, is_static, with_static_shapes
-from toast_cli.frontend.shardings import MANUAL_REGION, Kept, take_shardings
+from toast_cli.frontend.shardings import MANUAL_REGION, PARTITIONS, Kept, take_shardings
 from toast_cli.frontend.shifts import SHIFTED, rewrite_shifts
 from toast_cli.frontend.splats import copy_splats
+from toast_cli.frontend.statements import MeshAxes, meshes_of
 from toast_cli.frontend.tuples import flatten_tuples, is_tuple
 from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
 from toast_cli.kernels.table import Table
@@ -55,6 +57,7 @@ class Normalised:
         kept: shardings that were taken out. pins: what manual regions, which stay, need at their boundary.
         notices: one sentence for each thing that was changed or assumed.
         argument_axes: argument (by number) -> per dimension the one mesh axis that the program splits it over, or "".
+        own_mesh: the mesh for which the program states shardings, see `own_mesh`.
     """
 
     module: Any
@@ -62,6 +65,7 @@ class Normalised:
     pins: tuple[Kept, ...]
     notices: tuple[str, ...]
     argument_axes: dict[int, tuple[str, ...]]
+    own_mesh: MeshAxes = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ def normalise(
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
+    own = own_mesh(module, path)
     drop_declarations(module)
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
@@ -147,7 +152,18 @@ def normalise(
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
-    return Normalised(module, kept, tuple(findings.pins), tuple(notices), findings.argument_axes)
+    stated = own if findings.count or findings.pins else ()
+    return Normalised(module, kept, tuple(findings.pins), tuple(notices), findings.argument_axes, stated)
+
+
+def own_mesh(module: Any, path: str) -> MeshAxes:
+    """The largest mesh that a module declares; where it declares none, its devices as one axis without a name. Empty
+    for a program of one device."""
+    attributes = module.operation.attributes
+    partitions = foreign.integer(attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
+    meshes = [*meshes_of(module).values(), (("", partitions),)]
+    found = max(meshes, key=lambda mesh: prod(size for _, size in mesh))
+    return found if any(size > 1 for _, size in found) else ()
 
 
 def entry_function(module: Any, path: str) -> Any:

@@ -38,6 +38,7 @@ class Source:
         frames: which frames of the stack `location` shows: "user" or "all".
         notices: what was changed or assumed on the way in, one sentence each (dropped shardings, unknown trip counts).
         kernels: what the user says of hand-written ones.
+        own_mesh: axes of the mesh for which the program states shardings, with their sizes; see `LoadedModule`.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Source:
     notices: tuple[str, ...] = ()
     frames: str = USERS
     kernels: Table | None = None
+    own_mesh: tuple[tuple[str, int], ...] = ()
 
     def use(self, op: int, position: int) -> Use:
         """Where operand `position` of program op `op` is used in the module (a `while` init, a terminator's operand,

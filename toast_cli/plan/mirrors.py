@@ -61,7 +61,7 @@ def _part(program: Program, dimensions: Dimensions, group: Group, classes: tuple
     for number, argument in enumerate(program.arguments):
         for dim, slots in enumerate(dimensions.forms[number].results[0]):
             if any(dimensions.slot_classes[number][slot] in classes for slot in slots):
-                members.append(f"{argument.path}.{dim}")
+                members.append(f"{argument.label}.{dim}")
     return replace(group, name=name, classes=classes, size=size, members=tuple(members[:_NAMED]))
 
 

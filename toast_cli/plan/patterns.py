@@ -168,7 +168,7 @@ def _kinds_of_arguments(
             continue
         for number in alike:
             found[number] = len(roles) + len(names)
-        name = program.arguments[alike[0]].path or f"argument {alike[0]}"
+        name = program.arguments[alike[0]].label or f"argument {alike[0]}"
         rest = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
         names.append(f"argument {name}{rest}" if name in roles else f"{name}{rest}")
     return names, tuple(found)

@@ -29,9 +29,9 @@ def number_pins(
         pattern, pin = parse_pin(wish)
         matched = False
         for k, argument in enumerate(program.arguments):
-            if matches(pattern, argument.path, k):
+            if matches(pattern, argument.label, k):
                 matched = True
-                name = shown_path(argument.path, k)
+                name = shown_path(argument.label, k)
                 value_pins[argument.value] = _fit(pin, program.values[argument.value].shape, mesh, wish, name)
                 if carried[k] >= 0:
                     use_pins[result_ops[carried[k]], 0] = value_pins[argument.value]
@@ -43,7 +43,7 @@ def number_pins(
                 if k in donor:
                     value_pins[donor[k]] = use_pins[result_ops[k], 0]
         if not matched:
-            nearest = nearest_paths(pattern, (a.path for a in program.arguments))
+            nearest = nearest_paths(pattern, (a.label for a in program.arguments))
             raise UsageError(
                 f"no argument or result matches {pattern!r}", where="--pin", hint=f"the nearest arguments are {nearest}"
             )
@@ -55,7 +55,7 @@ def unused_pins(program: Program, wishes: tuple[str, ...]) -> tuple[str, ...]:
     matched = []
     for wish in wishes:
         pattern, pin = parse_pin(wish)
-        arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.path, k)}
+        arguments = {("arg", k) for k, one in enumerate(program.arguments) if matches(pattern, one.label, k)}
         results = {("result", k) for k, one in enumerate(program.results) if matches(pattern, one.path, k, "result")}
         matched.append((wish, pin, arguments | results))
     told = []

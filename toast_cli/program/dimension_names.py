@@ -29,17 +29,17 @@ def with_dimension_names(program: Program, wishes: tuple[str, ...]) -> Program:
         found = [
             k
             for k, a in enumerate(arguments)
-            if matches(pattern, a.path, k) or f"/{slash_path(a.path)}".endswith(f"/{pattern}")
+            if matches(pattern, a.label, k) or f"/{slash_path(a.label)}".endswith(f"/{pattern}")
         ]
         if not found:
-            nearest = nearest_paths(pattern, (a.path for a in arguments))
+            nearest = nearest_paths(pattern, (a.label for a in arguments))
             raise UsageError(
                 f"no argument matches {pattern!r}", where=_OPTION, hint=f"the nearest arguments are {nearest}"
             )
         for k in found:
             rank = len(program.values[arguments[k].value].shape)
             if len(names) > rank:
-                name = shown_path(arguments[k].path, k)
+                name = shown_path(arguments[k].label, k)
                 raise UsageError(
                     f"{wish!r} names {len(names)} dimensions but matches {name} with {rank}",
                     where=_OPTION,

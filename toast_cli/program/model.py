@@ -260,6 +260,8 @@ class Argument:
         stated_axes: [dimensions] the mesh axis that the program itself splits it over, "" where it says none; empty
             likewise.
         on_host: it lies in the host's memory.
+        used_in: what reads it first, in a module that the program names (`encoder/attention/dot_general`), where it has
+            no path; else empty.
     """
 
     value: int
@@ -269,6 +271,12 @@ class Argument:
     dimension_names: tuple[str, ...] = ()
     stated_axes: tuple[str, ...] = ()
     on_host: bool = False
+    used_in: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people are told of it; empty where nothing is known."""
+        return self.path or self.used_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
     maker = program.producer[value]
     if role == "inside":
         return LiveValue("inside a manual region", "", round(size), source.location(maker), role)
-    name = next((a.path for a in program.arguments if a.value == value and a.path), program.ops[maker].name)
+    name = next((a.label for a in program.arguments if a.value == value and a.label), program.ops[maker].name)
     return LiveValue(
         name, str(program.values[value]), round(size), source.location(maker) if role != "argument" else "", role
     )
@@ -264,7 +264,7 @@ def _shardings(problem: Problem, lowered: PartitionedProgram) -> tuple[list[Argu
         return [[names[a] for a in axes] for axes in sharding]
 
     arguments = [
-        ArgumentFacts(k, a.path, str(program.values[a.value]), a.donated, named(lowered.shardings[a.value]))
+        ArgumentFacts(k, a.label, str(program.values[a.value]), a.donated, named(lowered.shardings[a.value]))
         for k, a in enumerate(program.arguments)
     ]
     first = len(program.ops) - len(program.results)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "toast.compare/1"
 SEARCH, UNSHARDED, STRATEGY = "search", "unsharded", "strategy"  # kinds of contenders, and names of the first two
+ANNOTATED = "annotated"  # likewise a kind: the program's own shardings, which no plan states
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Contender:
     """One plan. Bytes per device, seconds a step.
 
     Attributes:
-        kind: "search", "strategy" or "unsharded". met: fits, and keeps the bounds asked for.
+        kind: "search", "strategy", "unsharded" or "annotated" (the program's own shardings). met: fits, and keeps the
+            bounds asked for.
         adds, lacks: decisions ("batch over data") that the search's plan does not have, or has beyond this one.
         axes: a strategy with its mesh axes, as `--strategy` takes it, where others than the mesh's order suit it
             better. mesh: the shape of the mesh where that is another than the search's.
@@ -121,10 +123,15 @@ def compare(
     best = min(
         (row for row in rows if row.met), key=lambda row: objective.rank(row.plan, costs[row.name]), default=None
     )
-    rows = [replace(row, front=_on_front(row, rows), best=row is best) for row in rows]
-    rows[1:] = sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))
+    rows = ranked([replace(row, best=row is best) for row in rows])
     goal = [str(figure) for figure in problem.goal.minimise]
     return Comparison(report.program, report.mesh, problem.mesh.limit_bytes, goal, rows, reasons)
+
+
+def ranked(rows: list[Contender]) -> list[Contender]:
+    """The search's plan first, the others from the fastest that fits on; and which are on the front."""
+    rows = [replace(row, front=_on_front(row, rows)) for row in rows]
+    return [rows[0], *sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))]
 
 
 def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:

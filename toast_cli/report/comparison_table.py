@@ -10,7 +10,7 @@ from rich.text import Text
 from toast_cli.explain.words import name_list
 from toast_cli.quantities import format_bytes, format_ratio, format_seconds
 from toast_cli.report import style
-from toast_cli.report.comparison import SEARCH, UNSHARDED, Comparison, Contender, differences
+from toast_cli.report.comparison import ANNOTATED, SEARCH, UNSHARDED, Comparison, Contender, differences
 
 # Names of dimensions listed over one axis before the rest is counted.
 _LISTED = 5
@@ -101,7 +101,7 @@ def _decisions(found: Comparison) -> RenderableType:
         Text(SEARCH, style.TITLE), "decides", listed(search.decisions, axes) if search.decisions else Text("nothing")
     )
     for one in found.contenders[1:]:
-        if one.kind == UNSHARDED:
+        if one.kind in (UNSHARDED, ANNOTATED):
             continue
         adds, lacks = listed(one.adds, axes), listed(one.lacks, axes)
         if one.adds:

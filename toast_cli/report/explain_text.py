@@ -69,7 +69,11 @@ def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableT
         ("", "fold"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("", "right"), ("", "left"),
         *([("", "fold")] if noted else []),
     ]  # fmt: skip
-    now: list[str | Text] = [Text("the plan as it is", style.LABEL), format_seconds(found.step_seconds), ""]
+    now: list[str | Text] = [
+        Text("as annotated" if found.subject == "as annotated" else "the plan as it is", style.LABEL),
+        format_seconds(found.step_seconds),
+        "",
+    ]
     rows = [[*now, format_bytes(found.peak_bytes), "", "", *([""] if noted else [])]]
     rows += [
         [

@@ -167,7 +167,7 @@ def _plain(name: str) -> str:
 def _tensors(source: Source) -> list[TensorFacts]:
     """Arrays by type and maker's place, the ones with the most bytes together first."""
     program = source.program
-    paths = {a.value: a.path for a in program.arguments}
+    paths = {a.value: a.label for a in program.arguments}
     found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         location = "" if op.name == ARGUMENT else _line(source, number)

@@ -32,10 +32,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a child found: plain data, and the folder's files by name."""
+    """What a child found: plain data, the folder's files by name, and what it wrote to its standard error."""
 
     facts: dict[str, Any]
     files: dict[str, bytes]
+    log: str = ""
 
 
 def ask(
@@ -63,7 +64,8 @@ def ask(
             for path in folder.iterdir()
             if path.is_file() and path.name not in (REQUEST, ANSWER, *files)
         }
-        return Answer(json.loads((folder / ANSWER).read_text()), written)
+        log = child.stderr.decode("utf-8", "replace")
+        return Answer(json.loads((folder / ANSWER).read_text()), written, log)
 
 
 def command_of(task: str, folder: str) -> list[str]:
@@ -72,8 +74,8 @@ def command_of(task: str, folder: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The parent's, without an accelerator and without chatter."""
-    quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    """The parent's, without an accelerator, and with warnings on standard error."""
+    quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "1"}
     # libtpu asks a metadata server what machine this is, and locks the chips, unless told not to.
     libtpu = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     return {**os.environ, **quiet, **libtpu}

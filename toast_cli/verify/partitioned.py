@@ -6,17 +6,17 @@ mostly the same for every backend. Mostly: XLA:TPU simplifies a program before i
 form propagation can go other ways. Its own partitioner can be asked as well, ahead of time, in as many seconds.
 
 Enters: the bytes of a StableHLO or HLO file, a mesh, and a `CompilationTarget` or none for virtual CPU devices. Leaves:
-the module's text, or the `CompiledCollective`s in it, or the reason why there are none.
+a `Partitioned`, or the `CompiledCollective`s in it, or the reason why there are none.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from toast_cli.verify.ahead import CompilationTarget
 from toast_cli.verify.child import Failure, ask
@@ -45,30 +45,40 @@ def collectives_after_partitioning(
     added up count as one (see `sums`). `shardy`: whose propagation; by default Shardy's for StableHLO and GSPMD's for
     HLO.
     """
-    devices = prod(axes.values())
-    text = text_after_partitioning(
-        content, form, devices, shardy=shardy, target=target, timeout_seconds=timeout_seconds
+    found = after_partitioning(
+        content, form, prod(axes.values()), shardy=shardy, target=target, timeout_seconds=timeout_seconds
     )
-    return text if isinstance(text, Failure) else partitioned_collectives(text, tuple(axes), tuple(axes.values()))
+    return (
+        found if isinstance(found, Failure) else partitioned_collectives(found.text, tuple(axes), tuple(axes.values()))
+    )
 
 
-def text_after_partitioning(
+@dataclass(frozen=True)
+class Partitioned:
+    """HLO text of one device's program right after partitioning, and the warnings of the compiler."""
+
+    text: str
+    log: str
+
+
+def after_partitioning(
     content: bytes,
-    form: Dialect,
+    form: Dialect | Literal["any"],
     devices: int,
     *,
     shardy: bool | None = None,
     target: CompilationTarget | None = None,
     timeout_seconds: float = 600.0,
-) -> str | Failure:
-    """HLO text of one device's program right after partitioning for so many virtual CPU devices, or for a target, from
-    a child process."""
+) -> Partitioned | Failure:
+    """One device's program right after partitioning for so many virtual CPU devices, or for a target, from a child
+    process. form: "any" is a program in any of the formats that toast reads.
+    """
     request = {
-        "form": form, "devices": devices, "shardy": form == "stablehlo" if shardy is None else shardy,
+        "form": form, "devices": devices, "shardy": form != "hlo" if shardy is None else shardy,
         "target": None if target is None else asdict(target),
     }  # fmt: skip
     answer = ask("partitioned", request, {PROGRAM: content}, timeout_seconds=timeout_seconds)
-    return answer if isinstance(answer, Failure) else answer.files[PARTITIONED].decode()
+    return answer if isinstance(answer, Failure) else Partitioned(answer.files[PARTITIONED].decode(), answer.log)
 
 
 # -- in the child -----------------------------------------------------------------------------------------------------
@@ -78,8 +88,12 @@ def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Writes the partitioned module's text into the folder. The rest of the compilation is abandoned with the
     process."""
     from toast_cli import xla
+    from toast_cli.frontend.formats import parse_here
 
-    program = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"])
+    program, shardy = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"]), request["shardy"]
+    if request["form"] == "any":
+        form, module = parse_here(program, "the program")
+        program, shardy = xla.write_bytecode(module), not form.startswith("hlo")
     target = None if request["target"] is None else CompilationTarget(**request["target"])
     done = _TPU_PASS if target and target.platform == "tpu" else _PASS
     dumps = folder / "dumps"
@@ -87,7 +101,6 @@ def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         "xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True,
         "xla_dump_hlo_pass_re": f"^({done}|{_NEXT})$",
     }  # fmt: skip
-    shardy = request["shardy"]
     raised: list[Exception] = []
 
     def compile_it() -> None:

@@ -8,6 +8,9 @@ itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
+
+from toast_cli.frontend.places import Frame
 
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ENTRY = re.compile(r"^(\d+) (.*)$")
@@ -16,20 +19,34 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _OWN = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 
 
-def places(text: str) -> dict[int, str]:
-    """Frame number -> `file.py:12`, the innermost place; empty where the text has no tables."""
-    tables = head_tables(text)
-    files = {number: entry.strip('"').rsplit("/", 1)[-1] for number, entry in tables["FileNames"].items()}
-    lines = {}
-    for number, entry in tables["FileLocations"].items():
-        fields = dict(_FIELD.findall(entry))
-        lines[number] = f"{files.get(int(fields.get('file_name_id', 0)), '?')}:{fields.get('line', '?')}"
+def places(text: str, through: Collection[str] = ()) -> dict[int, str]:
+    """Frame number -> `file.py:12`, the innermost place outside installed packages; empty where the text has no tables.
+
+    Args:
+        through: places that only pass something on (a helper around `with_sharding_constraint`): their caller is told.
+    """
+    head = head_tables(text)
+    tables = {name: {n: dict(_FIELD.findall(entry)) for n, entry in table.items()} for name, table in head.items()}
+    files = {number: entry.strip('"') for number, entry in head["FileNames"].items()}
     frames = {}
-    for number, entry in tables["StackFrames"].items():
-        at = int(dict(_FIELD.findall(entry)).get("file_location_id", 0))
-        if at in lines:
-            frames[number] = lines[at]
+    for number in tables["StackFrames"]:
+        stack = list(_stack(number, tables, files))
+        users = [frame.place for frame in stack if frame.is_users and frame.place not in through]
+        if stack:
+            frames[number] = next(iter(users), stack[0].place)
     return frames
+
+
+def _stack(number: int, tables: dict[str, dict[int, dict[str, str]]], files: dict[int, str]) -> Iterator[Frame]:
+    """A frame and those that called it."""
+    seen = set[int]()
+    while number in tables["StackFrames"] and number not in seen:
+        seen.add(number)
+        entry = tables["StackFrames"][number]
+        place = tables["FileLocations"].get(int(entry.get("file_location_id", 0)))
+        if place is not None:
+            yield Frame("", files.get(int(place.get("file_name_id", 0)), "?"), int(place.get("line", 0)))
+        number = int(entry.get("parent_frame_id", 0)) - 1  # one more than it is, so that 0 can be left out
 
 
 def head_tables(text: str) -> dict[str, dict[int, str]]:

@@ -9,7 +9,7 @@ Leaves: one `CompiledCollective` per array communicated.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -57,10 +57,10 @@ Chain = tuple[CompiledSumStep, ...]  # in order, the last one nearest
 
 
 def partitioned_collectives(
-    text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
+    text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
 ) -> list[CompiledCollective]:
-    """All collectives of a module right after partitioning, in the order of its text."""
-    mesh, frames = MeshShape(axis_names, axis_sizes), places(text)
+    """All collectives of a module right after partitioning, in the order of its text. through: see `places`."""
+    mesh, frames = MeshShape(axis_names, axis_sizes), places(text, through)
     found: list[CompiledCollective] = []
     for graph in graphs(text):
         for kind, axes, size, node in [*reductions(graph, mesh), *others(graph, mesh)]:

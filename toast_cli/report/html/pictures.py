@@ -213,7 +213,7 @@ def _alive(evaluator: Evaluator, result: SearchResult, modules: Modules) -> Bran
     """Role, module, array."""
     problem = evaluator.problem
     program, owner = problem.program, _Owners(evaluator, modules)
-    paths = {argument.value: slash_path(argument.path) for argument in program.arguments}
+    paths = {argument.value: slash_path(argument.label) for argument in program.arguments}
     counts: Counter[tuple[str, ...]] = Counter()
     sizes: dict[tuple[str, ...], float] = defaultdict(float)
     _, alive = evaluator.alive_at_peak(result.plan)

@@ -1,0 +1,103 @@
+"""What a step takes as the program's own shardings say.
+
+Enters: a program's content, and the mesh that its shardings are for. Leaves: `AsAnnotated`, or the reason why there is
+none. XLA's partitioner does the work, in a child process, for virtual CPU devices; what it leaves is the program of one
+device with all collectives in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from toast_cli.confirm.compilers import seconds_on
+from toast_cli.cost.model import Cost
+from toast_cli.dimensions import analyse
+from toast_cli.errors import ToastError
+from toast_cli.evaluate.evaluator import Evaluator
+from toast_cli.frontend import Source, load
+from toast_cli.frontend.constraints import significant
+from toast_cli.hardware import Mesh, Spec
+from toast_cli.plan.patterns import make_problem
+from toast_cli.verify.child import Failure
+from toast_cli.verify.collectives import CompiledCollective
+from toast_cli.verify.partitioned import Partitioned, after_partitioning
+from toast_cli.verify.rematerialised import Rematerialisation, rematerialisations
+from toast_cli.verify.sums import partitioned_collectives
+
+
+@dataclass(frozen=True)
+class AsAnnotated:
+    """Attributes: mesh: that of the shardings. collectives: as the partitioner writes them, each with the seconds of
+    all its runs, the dearest first. rematerialised: arrays it gathers whole because it finds no way. partitioned: the
+    program of one device that all of this is of."""
+
+    mesh: Mesh
+    cost: Cost
+    collectives: tuple[tuple[CompiledCollective, float], ...]
+    rematerialised: tuple[Rematerialisation, ...]
+    partitioned: Partitioned
+
+
+def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
+    """The mesh that the program's shardings are for, on the same machine as `mesh`; None where it has no shardings or
+    they are for another number of devices. Shardings that name no axes lie on `mesh` itself."""
+    own = significant(source.own_mesh)
+    if not own or own == significant(zip(mesh.names, mesh.sizes, strict=True)):
+        return mesh if own else None
+    if own[0][0] == "":
+        return mesh if own[0][1] == mesh.devices else None
+    try:
+        found = spec.mesh(dict(own), mesh.limit_bytes)
+    except ToastError:  # axes that lie on no dimensions of the machine
+        return None
+    return found if found.devices == mesh.devices else None
+
+
+def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
+    """Has a program in any format partitioned as its shardings say, and prices what comes out."""
+    found = after_partitioning(content, "any", mesh.devices)
+    return found if isinstance(found, Failure) else priced(found, mesh, through)
+
+
+def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated:
+    """The program of one device, computing and memory by the model of every plan, communication by its collectives.
+    through: see `stack_frames.places`.
+    """
+    alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
+    program = load("as annotated", content=found.text.encode()).program
+    cost = Evaluator(make_problem(program, analyse(program), alone)).exact_cost((), learn=False)
+    sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
+    timed = [(one, _seconds(one, mesh)) for one in sent]
+    communication = sum(seconds for _, seconds in timed)
+    return AsAnnotated(
+        mesh,
+        replace(cost, communication_seconds=communication),
+        tuple(sorted(timed, key=lambda one: -one[1])),
+        tuple(rematerialisations(found, mesh.names, mesh.sizes, through)),
+        found,
+    )
+
+
+def _seconds(one: CompiledCollective, mesh: Mesh) -> float:
+    # Compilers combine small collectives later on, but not those of different trips of a loop.
+    return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+
+
+def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | Failure]:
+    """The same while something else goes on; the answer waits for it. Pricing is done by who asks."""
+    answers: list[Partitioned | Failure] = []
+
+    def work() -> None:
+        answers.append(after_partitioning(content, "any", mesh.devices, timeout_seconds=timeout_seconds))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def answer() -> AsAnnotated | Failure:
+        thread.join()
+        found = answers[0] if answers else Failure("it was interrupted", aborted=True)
+        return found if isinstance(found, Failure) else priced(found, mesh)
+
+    return answer

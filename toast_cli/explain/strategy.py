@@ -1,0 +1,129 @@
+"""What a partitioned program does over each mesh axis: what it computes in parts, which weights rest in parts and are
+gathered for their use. The strategy's name follows from that: "FSDP 8 × tensor 2".
+
+Enters: a `Problem` and a plan. Leaves: a `Strategy`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toast_cli.plan.decisions import Plan
+from toast_cli.plan.iteration import NO_ROLE, Iteration
+from toast_cli.plan.problem import Problem
+from toast_cli.plan.sharding import axes_of
+from toast_cli.program.roles import STATE, WEIGHTS, views
+
+# Role of the dimension that most work is split along -> what people call that; weights' dimensions are called tensor.
+_CALLED = {
+    "batch": "data-parallel", "seq": "context", "experts": "expert", "ensemble": "ensemble", "edges": "edge",
+    "nodes": "node", "height": "spatial", "width": "spatial", "layers": "layer",
+}  # fmt: skip
+_FSDP, _DATA = "FSDP", "data-parallel"
+# Work, or bytes of weights, below this part of all is not worth a word.
+_SOME, _MOST = 0.2, 0.5
+_FEW = 0.05  # of the elements that are made in parts over an axis
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Attributes:
+    computed: (group, axis) of dimensions along which anything but an update of weights is computed in parts.
+    gathered: axes over which most of the weights rest in parts and are gathered for their use. resting: role ("weights"
+        or "state") -> axes over which most arrays of the role rest in parts.
+    name: "data-parallel 8 × tensor 2"; empty where nothing is split.
+    """
+
+    computed: frozenset[tuple[int, int]]
+    gathered: frozenset[int]
+    resting: dict[str, frozenset[int]]
+    name: str
+
+
+def strategy_of(problem: Problem, plan: Plan) -> Strategy:
+    """What the program does under a plan."""
+    lowered = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
+    work = _work(problem, lowered)
+    gathered = _gathered(problem, lowered)
+    resting = {role: _resting(problem, lowered, role) for role in (WEIGHTS, STATE)}
+    return Strategy(frozenset(work), gathered, resting, _name(problem, work, gathered))
+
+
+def _work(problem: Problem, lowered: list[Iteration]) -> dict[tuple[int, int], float]:
+    """(group, axis) -> arithmetic of products and convolutions that is split so. Dimensions along which none of these
+    is split have none, and are there if enough of other arrays is made so; not what only updates weights and state."""
+    in_weights, program = set(problem.weight_bytes), problem.program
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    elements: dict[tuple[int, int], float] = defaultdict(float)
+    for op, number in zip(program.ops, problem.op_pattern, strict=True):
+        of, heavy = problem.patterns[number], op.kind.heavy
+        if not heavy and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
+            continue
+        made = op.trips * sum(program.values[value].elements for value in op.results)
+        for group, axes in zip(of.groups, lowered[number].slot_axes, strict=True):
+            for axis in axes:
+                elements[group, axis] += made
+                if heavy:
+                    found[group, axis] += op.flops * op.trips
+    most = {axis: max(size for (_, over), size in elements.items() if over == axis) for _, axis in elements}
+    others = {key: 0.0 for key, size in elements.items() if size > _FEW * most[key[1]]}
+    return {**others, **found}
+
+
+def _gathered(problem: Problem, lowered: list[Iteration]) -> frozenset[int]:
+    """Axes over which most of the weights' bytes are gathered for a use."""
+    program, role = problem.program, problem.roles.index(WEIGHTS)
+    weights = [k for k, of in enumerate(problem.argument_role) if of == role]
+    sizes: dict[int, float] = defaultdict(float)
+    seen: set[tuple[int, int]] = set()
+    for value, argument in views(program, [program.arguments[k].value for k in weights]).items():
+        maker = program.producer[value]
+        made = axes_of(lowered[problem.op_pattern[maker]].shardings[program.ops[maker].results.index(value)])
+        for op, position in program.users[value] if made else ():
+            for axis in made - axes_of(lowered[problem.op_pattern[op]].operands[position]):
+                if (argument, axis) not in seen:
+                    seen.add((argument, axis))
+                    sizes[axis] += program.values[program.arguments[argument].value].bytes
+    return _mostly(sizes, (program.values[program.arguments[k].value].bytes for k in weights))
+
+
+def _resting(problem: Problem, lowered: list[Iteration], role: str) -> frozenset[int]:
+    """Axes over which most bytes of a role's arguments rest in parts."""
+    program, number = problem.program, problem.roles.index(role)
+    arguments = [k for k, of in enumerate(problem.argument_role) if of == number]
+    sizes: dict[int, float] = defaultdict(float)
+    for k in arguments:
+        for axis in axes_of(lowered[problem.op_pattern[k]].shardings[0]):
+            sizes[axis] += program.values[program.arguments[k].value].bytes
+    return _mostly(sizes, (program.values[program.arguments[k].value].bytes for k in arguments))
+
+
+def _mostly(sizes: dict[int, float], whole: Iterable[float]) -> frozenset[int]:
+    least = _MOST * sum(whole)
+    return frozenset(axis for axis, size in sizes.items() if size > least)
+
+
+def _name(problem: Problem, work: dict[tuple[int, int], float], gathered: frozenset[int]) -> str:
+    """Axes of one kind are counted together, in the order in which the kinds first appear."""
+    ways: dict[str, int] = {}
+    for axis, size in enumerate(problem.mesh.sizes):
+        kinds: dict[str, float] = defaultdict(float)
+        for (group, over), amount in work.items():
+            if over == axis and size > 1:
+                kinds[_called(problem, group)] += amount
+        least = _SOME * sum(kinds.values())
+        called = sorted((kind for kind in kinds if kinds[kind] >= least > 0.0), key=lambda kind: -kinds[kind])
+        if called:
+            fully = _FSDP if axis in gathered else _DATA
+            kind = " + ".join(fully if one == _DATA else one for one in called)
+            ways[kind] = ways.get(kind, 1) * size
+    return " × ".join(f"{kind} {count}" for kind, count in ways.items())
+
+
+def _called(problem: Problem, group: int) -> str:
+    of = problem.dimensions.groups[group]
+    if of.role in _CALLED:
+        return _CALLED[of.role]
+    return "tensor" if group in problem.weight_bytes else of.name
