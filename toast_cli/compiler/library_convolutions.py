@@ -2,7 +2,10 @@
 
 XLA:GPU hands convolutions to cuDNN, which knows nothing of other operations: what is elementwise before one (an
 activation, a conversion, padding) is a kernel of its own that writes what the convolution reads, and so is what comes
-after it. Only changes of form that leave the elements where they are cost nothing. XLA:TPU computes both in the
+after it. Only changes of form that leave the elements where they are cost nothing, and
+a reversed kernel. cuDNN wants the features that are added up to lie innermost, in the kernel too: the smallest of the
+three arrays is transposed before it or after it, at half the rate of other copies (1 to 17 µs in single convolutions on
+an H200). XLA:TPU computes both in the
 convolution's kernel. Seen in an autoencoder and in networks of residual, gated and dilated convolutions, compiled by
 jaxlib 0.10.2 for H100. Without this pass convolutions are fused as other products are.
 

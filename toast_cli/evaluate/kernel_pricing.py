@@ -14,6 +14,7 @@ from math import ceil, prod
 from toast_cli.compiler import (
     accumulator_windows,
     convolution_tiles,
+    library_products,
     on_chip_reuse,
     resident_kernels,
     space_to_batch,
@@ -62,6 +63,8 @@ class WorkPricer:
         self._starts = resident_kernels.starts(profile)
         self._counts_residents = resident_kernels.NAME in profile.passes
         self._sizes = problem.mesh.sizes
+        self._libraries = library_products.NAME in profile.passes
+        self._copies: dict[int, tuple[int, ...]] = {}
         self._grids: dict[int, Grid] = {}
         self._profile = profile
         self._images: dict[int, tuple[ConvolvedImage, ...]] = {}
@@ -92,7 +95,7 @@ class WorkPricer:
         flops = work.flops / prod(cuts)
         if walked:  # in on-chip memory as anywhere
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
-        extra = self._moving(work, iteration) if work.kind.convolution else 0.0
+        extra = self._moving(work, iteration) if work.kind.convolution else self._copying(work, iteration)
         rates = attained
         if work.kind.matrix_unit:
             if walked:
@@ -200,7 +203,23 @@ class WorkPricer:
         """Seconds of what moves the operands of a convolution, and what it makes, before and after it."""
         moved = self._copied(work, iteration) + self._reversed(work, iteration)
         rate = self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        return self._cutting(work, iteration) + moved / rate
+        return self._cutting(work, iteration) + self._copying(work, iteration) + moved / rate
+
+    def _copying(self, work: WorkItem, iteration: Iteration) -> float:
+        """Seconds of copying operands of a contraction, or the smallest array of a convolution, into the order that a
+        library wants, see `library_products` and `library_convolutions`."""
+        if not work.kind.matrix_unit or not self._libraries:
+            return 0.0
+        program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
+        op = program.ops[work.op]
+        arrays = [*zip(op.operands, iteration.operands, strict=True), *zip(op.results, iteration.computed, strict=True)]
+        sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
+        if work.kind.convolution:
+            return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
+        copied = self._copies.get(work.op)
+        if copied is None:
+            copied = self._copies[work.op] = library_products.copied_operands(program, op)
+        return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
 
     def _copied(self, work: WorkItem, iteration: Iteration) -> float:
         """Bytes of the copy of an argument that is made for a convolution, see `image_copies`."""
