@@ -14,6 +14,7 @@ from math import ceil, prod
 from toast_cli.compiler import (
     accumulator_windows,
     convolution_tiles,
+    library_convolutions,
     library_products,
     on_chip_reuse,
     resident_kernels,
@@ -27,7 +28,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.compiler.tiling import growth as tiled_growth
 from toast_cli.compiler.tiling import tile_of
-from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
+from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size, shared_out
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.array_items import ArrayItem
@@ -101,7 +102,11 @@ class WorkPricer:
             if walked:
                 vector, flops = vector + flops, 0.0
             else:
-                flops = max(flops * self._growth(work, iteration, cuts), self._turning(work, iteration))
+                flops = max(
+                    flops * self._growth(work, iteration, cuts),
+                    self._turning(work, iteration),
+                    self._sliding(work, iteration, cuts),
+                )
             moved = reads + read + max(into, out)
             if apart:  # written, reduced, read to be finished
                 made, left = (
@@ -176,7 +181,17 @@ class WorkPricer:
         if pixels:
             image, kernel = (self._pieces(sharding) for sharding in iteration.operands)
             return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
+        part = self._vector_part(work)
+        if part:
+            return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
         return growth(chip, attained, work.dtype, self._grid(work), cuts)
+
+    def _vector_part(self, work: WorkItem) -> float:
+        """See `library_convolutions`."""
+        if not work.kind.convolution or not self._libraries:
+            return 0.0
+        program = self._problem.program
+        return library_convolutions.vector_part(program, program.ops[work.op])
 
     def _turning(self, work: WorkItem, iteration: Iteration) -> float:
         """Arithmetic that takes as long as turning pixels from images in the lanes to features there, or back, see
@@ -188,6 +203,22 @@ class WorkPricer:
         op, pieces = self._problem.program.ops[work.op], self._pieces(iteration.computed[0])
         count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
         seconds = count * self._profile.turning_cycles / chip.clock_hertz
+        return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
+
+    def _sliding(self, work: WorkItem, iteration: Iteration, cuts: tuple[int, ...]) -> float:
+        """Arithmetic that takes as long as sliding a whole image, see `library_convolutions`."""
+        op, program = self._problem.program.ops[work.op], self._problem.program
+        terms = library_convolutions.terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
+        if not terms:
+            return 0.0
+        columns = local_size(self._grid(work).columns, cuts)
+        kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
+        features = kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+        rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
+        chip, results = self._problem.mesh.chip, rows * columns
+        waits = shared_out(self._attained.multiprocessors, 1.0, rows, columns, 0.0)
+        rate = chip.vector_flops * (2.0 if DTYPE_BITS.get(work.dtype, 32) <= 16 else 1.0)
+        seconds = 2.0 * results * terms * features * waits / rate
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
