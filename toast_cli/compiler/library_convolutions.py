@@ -39,6 +39,7 @@ def is_read(program: Program, kernels: Iterable[int]) -> bool:
 
 # Features of fewer than so many do not go to the matrix units; parts of the f32 units' rate.
 FEW_FEATURES, FEW_PART, GROUPED_PART = 8, 0.6, 0.075
+TILE = 128  # rows and columns of a tile of results there
 
 
 def vector_part(program: Program, op: Op) -> float:

@@ -28,7 +28,7 @@ from toast_cli.compiler.profile import CompilerProfile
 from toast_cli.compiler.space_to_batch import ConvolvedImage
 from toast_cli.compiler.tiling import growth as tiled_growth
 from toast_cli.compiler.tiling import tile_of
-from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size, shared_out
+from toast_cli.cost.matrix_unit import STREAMED_ROWS, Grid, bounded, grid_of, growth, least_rows, local_size
 from toast_cli.cost.model import CollectiveUse, KernelUse
 from toast_cli.cost.roofline import kernel_seconds
 from toast_cli.evaluate.array_items import ArrayItem
@@ -215,10 +215,12 @@ class WorkPricer:
         kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
         features = kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
         rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
-        chip, results = self._problem.mesh.chip, rows * columns
-        waits = shared_out(self._attained.multiprocessors, 1.0, rows, columns, 0.0)
-        rate = chip.vector_flops * (2.0 if DTYPE_BITS.get(work.dtype, 32) <= 16 else 1.0)
-        seconds = 2.0 * results * terms * features * waits / rate
+        chip, count = self._problem.mesh.chip, self._attained.multiprocessors
+        edge, wide = library_convolutions.TILE, DTYPE_BITS.get(work.dtype, 32) > 16
+        high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
+        rounds = ceil(ceil(rows / high) * ceil(columns / broad) / count)
+        rate = chip.vector_flops / count * (1.0 if wide else 2.0)
+        seconds = 2.0 * rounds * high * broad * terms * features / rate
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
