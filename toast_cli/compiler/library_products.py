@@ -9,7 +9,8 @@ Seen in perceptrons, attentions and transformers' steps that XLA:GPU of jax 0.11
 
 
 An array whose rows lie apart in memory (a batch of heads, [batch, sequence, heads, features]) is copied into the order
-that the library wants, unless an elementwise kernel makes it, which then writes it in that order; and a transposition
+that the library wants, unless an elementwise kernel makes it, which then writes it in that order, or the other side
+has so few rows that XLA multiplies without the library (a decoding step); and a transposition
 that takes more than three groups of dimensions is a kernel of its own.
 
 Enters: an op, and what is read to compute its operands. Leaves: whether it is part of a contraction's kernel, and which
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
+from math import prod
 
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import TRANSPOSE
@@ -27,6 +29,7 @@ from toast_cli.program.ops import TRANSPOSE
 NAME = "library-products"
 SMALL = 8  # an array of so many times less bytes than another is small beside it (a bias)
 MOST_GROUPS = 3
+FEW_ROWS = 16
 
 
 def finishes(op: Op, size: int, made: int, others: Iterable[int]) -> bool:
@@ -57,7 +60,7 @@ def copied_operands(program: Program, op: Op) -> tuple[int, ...]:
     if not op.kind.contraction or len(op.operands) != 2:
         return ()
     left, right, out = (set(_factors(op, dims)) for dims in (*op.rule.operands[:2], op.rule.results[0]))
-    if not left - right & out or not right - left & out:  # a vector on one side: elementwise work and a sum
+    if min(prod(op.rule.sizes[factor] for factor in side & out) for side in (left - right, right - left)) < FEW_ROWS:
         return ()
     found = []
     for position, value in enumerate(op.operands):
