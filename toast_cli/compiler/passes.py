@@ -15,6 +15,7 @@ from types import ModuleType
 
 from toast_cli.compiler import (
     accumulator_windows,
+    atomic_scatters,
     bf16_widening,
     convolution_tiles,
     fourier_transforms,
@@ -25,6 +26,7 @@ from toast_cli.compiler import (
     in_place_updates,
     late_reductions,
     library_convolutions,
+    library_products,
     lookup_rows,
     loop_copies,
     loop_gathers,
@@ -34,6 +36,7 @@ from toast_cli.compiler import (
     multi_output_fusion,
     narrow_stores,
     narrowing,
+    normalization_fusion,
     on_chip_reuse,
     one_hot_scatters,
     output_fusion,
@@ -92,9 +95,10 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, unsliced_fusions, recomputation, shared_exponentials,
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions, recomputation,
+    shared_exponentials,
     polynomials, narrow_stores, product_operands, one_hot_scatters, sliced_products,
-    weight_parts, padded_operands, widened_lookups, library_convolutions, fused_lookups, vector_products,
+    weight_parts, padded_operands, widened_lookups, library_convolutions, library_products, fused_lookups, atomic_scatters, vector_products,
     fourier_transforms, ragged_gradients,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
