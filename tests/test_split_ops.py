@@ -23,7 +23,6 @@ _ANNOTATED = {
     "complex mixed": "an all-reduce is promised for a scatter of constants, and none is needed",
 }
 OTHERWISE = {(name, form): reason for name, reason in _ANNOTATED.items() for form in ("stablehlo", "hlo")}
-OTHERWISE["barrier", "hlo"] = "XLA gathers an array behind a barrier that nobody reads"
 # Ops that no program here or in the corpus holds.
 UNTRIED = {
     "all_gather all_to_all collective_broadcast collective_permute": "by hand",
