@@ -42,7 +42,7 @@ FAMILIES = {
 }  # fmt: skip
 # Families with a program in the fit set of `corpus.py`: those were looked into for what has no family of its own below.
 LOOKED_INTO = frozenset(FAMILIES.values()) - {"mlp", "block", "moe"}
-# Pass -> families of the programs that were looked into when it was made, as its commits and `docs/cost-model.md` say.
+# Pass -> families of the programs that were looked into when it was made, as its commits and `docs/accuracy.md` say.
 # None: it was made on small programs written for it, which are not in the corpus.
 MADE_ON: dict[str, frozenset[str]] = {
     "narrowing": frozenset({"decoder"}),

@@ -3,7 +3,7 @@
 
 Needs neither libtpu nor compiled programs. Compiled time is the sum of the compiler's `estimated_cycles` over the
 chip's clock, loops counted; it holds no collectives and no asynchronous copies, so it stands beside predicted compute.
-Ranks are compared among the plans of one program on one slice. `--write docs` puts the tables into `docs/cost-time.md`
+Ranks are compared among the plans of one program on one slice. `--write docs` puts the tables into `docs/accuracy.md`
 and draws `docs/time.svg`.
 """
 

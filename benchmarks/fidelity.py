@@ -364,7 +364,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--stored", nargs="+", default=[], metavar="FILE", help="start with rows written by --json or --write"
     )
-    parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/fidelity.md")
+    parser.add_argument("--write", metavar="FILE", help="write the table as Markdown, e.g. docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

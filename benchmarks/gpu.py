@@ -213,7 +213,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no compilation after so long")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where lowered programs are kept")
-    parser.add_argument("--write", metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--write", metavar="FILE", help="put the tables into this page, e.g. docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.programs if name not in PROGRAMS]

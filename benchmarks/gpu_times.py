@@ -275,7 +275,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--add", type=Path, nargs="+", metavar="FILE", help="take in what gpu_timer.py wrote")
     parser.add_argument("--each", action="store_true", help="list every op and every program, too")
     parser.add_argument("--fit", action="store_true", help="print the parts of peak rates that suit the ops, and end")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page: docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

@@ -274,7 +274,7 @@ def walk(model: Model, command: str) -> None:
 
 
 def recipes(page: Path, packages: Collection[str]) -> None:
-    """Runs the scripts of docs/frameworks.md (`# name.py, needs package`) whose package is here."""
+    """Runs the scripts of docs/howto/frameworks.md (`# name.py, needs package`) whose package is here."""
     for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         found = re.match(r"# (\w+\.py), needs ([\w-]+)\n", code)
         if found and found[2] in packages:
