@@ -184,16 +184,16 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def by_family(rows: list[Row]) -> list[str]:
-    """Lines of a Markdown table of the rows of `summary`: families down, chips across. A cell is the median of the
-    error's size, with the 90th percentile in parentheses where there are ten cases or more.
+    """Lines of a Markdown table of the test cases in the rows of `summary`: families down, chips across. A cell is the
+    median of the error's size, with the 90th percentile in parentheses where there are ten cases or more.
     """
     chips = list(dict.fromkeys(row["chip"] for row in rows))
-    cells: dict[tuple[str, str], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["set"], row["family"])):
-        line = cells.setdefault((row["family"], row["set"]), {"family": row["family"], "set": row["set"]})
+    cells: dict[str, Row] = {}
+    for row in sorted((row for row in rows if row["set"] == "test"), key=lambda row: row["family"]):
+        line = cells.setdefault(row["family"], {"family": row["family"]})
         line[row["chip"]] = f"{row['median']:.0f}" + (f" ({row['ninth']:.0f})" if row["cases"] >= MANY else "")
-    columns = {"family": "{family}", "set": "{set}"} | {f"{chip} %": f"{{{chip}}}" for chip in chips}
-    return markdown_table(columns, [dict.fromkeys(chips, "–") | line for line in cells.values()], words=2)
+    columns = {"family": "{family}"} | {f"{chip} %": f"{{{chip}}}" for chip in chips}
+    return markdown_table(columns, [dict.fromkeys(chips, "–") | line for line in cells.values()])
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -159,9 +159,9 @@ def write_page(page: Path, rows: list[Row], said: list[str]) -> None:
 
 
 def error_table(rows: list[Row]) -> list[Row]:
-    """Errors over all rows of each split, then by program."""
+    """Errors over all rows of each split, then by test program."""
     found = [errors(split, [r for r in rows if r["split"] == split]) for split in ("fit", "test")]
-    programs = list(dict.fromkeys(r["program"] for r in rows))
+    programs = list(dict.fromkeys(r["program"] for r in rows if r["split"] == "test"))
     return [row for row in [*found, *(errors(p, [r for r in rows if r["program"] == p]) for p in programs)] if row]
 
 

@@ -37,7 +37,7 @@ PROGRAM_COLUMNS = {
 }  # fmt: skip
 
 FAMILY_COLUMNS = {
-    "program": "{program}", "set": "{set}", "points": "{points}", "compiled ms": "{least:.1f} to {most:.1f}",
+    "program": "{program}", "points": "{points}", "compiled ms": "{least:.1f} to {most:.1f}",
     "median error %": "{median:.0f}", "worst %": "{worst:+.0f}", "bias %": "{bias:+.0f}",
 }  # fmt: skip
 
@@ -114,13 +114,13 @@ def ranks(rows: list[Row]) -> list[float]:
 
 
 def by_program(rows: list[Row]) -> list[Row]:
-    """Errors of the plans of each program, and the range of compiled times."""
+    """Errors of the plans of each test program, and the range of compiled times."""
     found = []
-    for program in dict.fromkeys(row["program"] for row in rows):
+    for program in dict.fromkeys(row["program"] for row in rows if row["set"] == "test"):
         members = [row for row in rows if row["program"] == program]
         errors, times = [row["error"] for row in members], [row["compiled"] for row in members]
         found.append(
-            {"program": program, "set": members[0]["set"], "points": len(members), "least": min(times),
+            {"program": program, "points": len(members), "least": min(times),
              "most": max(times), "median": median(map(abs, errors)), "worst": max(errors, key=abs),
              "bias": median(errors)}
         )  # fmt: skip
@@ -132,7 +132,7 @@ def write_page(page: Path, programs: list[Row], ops: list[Row]) -> None:
     lines = [
         *told(programs),
         "",
-        *markdown_table(FAMILY_COLUMNS, by_program(programs), words=2),
+        *markdown_table(FAMILY_COLUMNS, by_program(programs)),
         "",
         "Single ops:",
         "",

@@ -179,14 +179,11 @@ def agreeing(promised: dict[Any, float], compiled: dict[Any, float]) -> float:
 
 
 def errors(rows: list[Row]) -> list[Row]:
-    """Over all rows, by machine, by program, and by what the programs are for: `fit` those that constants come from,
-    `test` the others.
+    """Over all rows, by machine, and by what the programs are for: `fit` those that constants come from, `test` the
+    others.
     """
-    names = ["all", *dict.fromkeys(row[key] for key in ("spec", "split", "program") for row in rows)]
-    return [
-        error_row(name, [row for row in rows if name in ("all", row["spec"], row["split"], row["program"])])
-        for name in names
-    ]
+    names = ["all", *dict.fromkeys(row["spec"] for row in rows), *dict.fromkeys(row["split"] for row in rows)]
+    return [error_row(name, [row for row in rows if name in ("all", row["spec"], row["split"])]) for name in names]
 
 
 def error_row(name: str, rows: list[Row]) -> Row:

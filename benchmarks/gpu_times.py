@@ -92,10 +92,22 @@ def main(arguments: list[str] | None = None) -> int:
         tables = [
             *by_family(summary(ops)),
             "",
-            *markdown_table(PROGRAM_COLUMNS, programs, words=2),
+            *by_program(programs),
         ]
         put_between(options.write, BEGIN, END, tables)
     return 0
+
+
+def by_program(programs: list[Row]) -> list[str]:
+    """Lines of a Markdown table: programs down; for each chip measured milliseconds, and predicted over measured."""
+    chips = sorted({row["chip"] for row in programs})
+    cells: dict[str, Row] = {}
+    for row in programs:
+        line = cells.setdefault(row["program"], {"program": row["program"], "set": row["set"]})
+        line |= {f"{row['chip']} ms": f"{row['measured']:.1f}", f"{row['chip']} predicted": f"{row['ratio']:.2f}"}
+    heads = [f"{chip} {word}" for chip in chips for word in ("ms", "predicted")]
+    columns = {"program": "{program}", "set": "{set}"} | {head: f"{{{head}}}" for head in heads}
+    return markdown_table(columns, [dict.fromkeys(heads, "–") | line for line in cells.values()], words=2)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ def test_agreeing(promised: dict[str, float], compiled: dict[str, float], share:
 
 def test_errors_are_of_all_and_of_each_machine() -> None:
     rows = [ROW, ROW | {"spec": "a100-16", "error": 0.1}]
-    found = [("all", 2), ("h100-8", 1), ("a100-16", 1), ("fit", 2), ("mlp", 2)]
+    found = [("all", 2), ("h100-8", 1), ("a100-16", 1), ("fit", 2)]
     assert [(row["name"], row["points"]) for row in errors(rows)] == found
-    assert [round(row["median"], 3) for row in errors(rows)] == [0.15, 0.2, 0.1, 0.15, 0.15]
+    assert [round(row["median"], 3) for row in errors(rows)] == [0.15, 0.2, 0.1, 0.15]
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:

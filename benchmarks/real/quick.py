@@ -4,7 +4,7 @@ For each program that `benchmarks.real.lower` has lowered, each mesh and each pl
 device needs (see `benchmarks/calibrate_memory.py`: given next to none, it stops after scheduling and says so; for a
 mesh of GPUs XLA:GPU, which takes longer), and XLA's partitioner which collectives it makes. `python -m
 benchmarks.real.quick` adds the points that the table lacks. Every run predicts all stored points again, prints them and
-their summary; `--write docs/accuracy.md` puts the summary and the ten that are furthest off into that page. Plans are
+their summary; `--write docs/accuracy.md` puts the summary and the five that are furthest off into that page. Plans are
 stored, so that a point means the same whatever the search finds today; points whose plan means something else by now
 are left out.
 """
@@ -310,9 +310,10 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float:
 
 
 def write_page(page: Path, rows: list[Row]) -> None:
-    """Puts the summary, and the ten points that are furthest off, between the markers of the page."""
-    worst = sorted(rows, key=lambda row: -_badness(row))[:10]
-    tables = [*markdown_table(SUMMARY, summary(rows)), "", "The ten that are furthest off:", ""]
+    """Puts the summary, and the five points that are furthest off, between the markers of the page."""
+    worst = sorted(rows, key=lambda row: -_badness(row))[:5]
+    shown = [row for row in summary(rows) if not row["name"].startswith("fit, ")]
+    tables = [*markdown_table(SUMMARY, shown), "", "The five that are furthest off:", ""]
     put_between(page, START, END, [*tables, *markdown_table(POINTS, worst)])
 
 
