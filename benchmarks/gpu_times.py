@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 from benchmarks.calibrate import FOLDER as CORPUS_FOLDER
 from benchmarks.calibrate_ops import COLUMNS as OP_COLUMNS
-from benchmarks.calibrate_ops import analysed, one_device, summary
+from benchmarks.calibrate_ops import analysed, by_family, one_device, summary
 from benchmarks.common import Row, markdown_table, note, put_between, show, write_json
 from benchmarks.corpus import PROGRAMS as CORPUS
 from benchmarks.corpus import source_of
@@ -55,7 +55,7 @@ LEAST_SECONDS, LEAST_PROFILED = 100e-6, 5e-6
 LEAST_OF_KERNEL = 380e-6
 MOST_BYTES = 70 * 2**30  # peak of a program that is exported
 MOST_FILE_BYTES = 10**6  # as stored: larger programs take long to compile
-BEGIN, END = "<!-- benchmarks/gpu_times.py -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- gpu times: written by benchmarks/gpu_times.py -->", "<!-- gpu times: end -->"
 PROGRAM_COLUMNS = {
     "program": "{program}", "chip": "{chip}", "set": "{set}", "measured ms": "{measured:.1f}",
     "predicted ms": "{predicted:.1f}", "predicted / measured": "{ratio:.2f}",
@@ -90,12 +90,24 @@ def main(arguments: list[str] | None = None) -> int:
     write_json(options.json, {"ops": ops, "programs": programs})
     if options.write:
         tables = [
-            *markdown_table(OP_COLUMNS, summary(ops), words=3),
+            *by_family(summary(ops)),
             "",
-            *markdown_table(PROGRAM_COLUMNS, programs, words=2),
+            *by_program(programs),
         ]
-        put_between(options.write, BEGIN, END, ["", *tables, ""])
+        put_between(options.write, BEGIN, END, tables)
     return 0
+
+
+def by_program(programs: list[Row]) -> list[str]:
+    """Lines of a Markdown table: programs down; for each chip measured milliseconds, and predicted over measured."""
+    chips = sorted({row["chip"] for row in programs})
+    cells: dict[str, Row] = {}
+    for row in programs:
+        line = cells.setdefault(row["program"], {"program": row["program"], "set": row["set"]})
+        line |= {f"{row['chip']} ms": f"{row['measured']:.1f}", f"{row['chip']} predicted": f"{row['ratio']:.2f}"}
+    heads = [f"{chip} {word}" for chip in chips for word in ("ms", "predicted")]
+    columns = {"program": "{program}", "set": "{set}"} | {head: f"{{{head}}}" for head in heads}
+    return markdown_table(columns, [dict.fromkeys(heads, "–") | line for line in cells.values()], words=2)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -275,7 +287,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--add", type=Path, nargs="+", metavar="FILE", help="take in what gpu_timer.py wrote")
     parser.add_argument("--each", action="store_true", help="list every op and every program, too")
     parser.add_argument("--fit", action="store_true", help="print the parts of peak rates that suit the ops, and end")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page, e.g. docs/gpu.md")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/accuracy.md")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for stdout")
     return parser.parse_args(arguments)
 

@@ -32,7 +32,7 @@ class Sample:
     """One program.
 
     Attributes:
-        name: also its file's name. about: one line for the table in docs/sample-models.md.
+        name: also its file's name. about: one line for the table in sample_models/README.md.
         step: the function to lower. Its first argument is the weights.
         init: random key -> example arguments of `step`, ready to run.
         donate: positions of the arguments whose buffers the results may take.

@@ -32,7 +32,7 @@ def chosen(names: list[str]) -> list[Sample]:
 
 
 def table() -> str:
-    """The stored samples as the Markdown table of docs/sample-models.md."""
+    """The stored samples as the Markdown table of sample_models/README.md."""
     lines = ["| file | what it is | parameters | ops | bytes |", "|---|---|--:|--:|--:|"]
     for sample in samples().values():
         ops, size = sum(histogram(read(sample)).values()), sample.path.stat().st_size

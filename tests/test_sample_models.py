@@ -111,7 +111,7 @@ def test_lowering_leaves_the_configuration_alone() -> None:
 
 
 def test_the_documentation_lists_every_sample_as_it_is() -> None:
-    assert make.table() in (ROOT / "docs" / "sample-models.md").read_text()
+    assert make.table() in (ROOT / "sample_models" / "README.md").read_text()
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

@@ -2,7 +2,7 @@
 
 Enters: a `Source` and a `PartitionedProgram`. Leaves: `Marks`, which `annotate` writes into the module in one dialect
 or another. What each compiler makes of a sharding on an operation, and why Shardy's form needs pins instead, is in
-`docs/emitting.md`.
+`docs/explanation/emitting.md`.
 """
 
 from __future__ import annotations
