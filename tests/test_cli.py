@@ -111,7 +111,8 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", ["", "partition", "check", "sweep", "verify", "compare", "explain"])
 def test_every_option_has_a_line_of_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert toast(*command.split(), "--help") == 0
-    entries = re.findall(r"^  (-\S.*?)(?:  +|\n +)(\S.*)", capsys.readouterr().out, re.MULTILINE)
+    options = capsys.readouterr().out.split("\nOptions:\n")[1]
+    entries = re.findall(r"^  (-\S.*?)(?:  +|\n +)(\S.*)", options, re.MULTILINE)
     assert entries and all(words[0].isupper() for _, words in entries), entries
 
 
