@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from normalised_programs import MESH
 
+from toast_cli import xla
 from toast_cli.annotated.constraints import Annotations
 from toast_cli.annotated.explain import explain_annotated
 from toast_cli.annotated.facts import with_contender
@@ -127,6 +128,36 @@ def test_the_mesh_of_the_shardings(shape: dict[str, int], found: str | None, tmp
     spec = SPEC if found else load_spec("v5e-4")
     own = annotated_mesh(load(str(path)), spec, spec.mesh(shape, None))
     assert (own and str(own)) == found
+
+
+def by_hand(x: Any, w: Any) -> Any:
+    def body(x: Any, w: Any) -> Any:
+        return lax.psum(x @ lax.all_gather(w, "data", axis=0, tiled=True), "model")
+
+    specs = PartitionSpec("data", "model"), PartitionSpec(("model", "data"), None)
+    return jax.shard_map(body, mesh=MESH, in_specs=specs, out_specs=PartitionSpec("data", None))(x, w)
+
+
+def test_manual_regions() -> None:
+    """256 KiB of partial sums over two devices, and half of the weights, 256 KiB, gathered over four."""
+    found = as_annotated(lowered(by_hand, array(1024, 512), array(512, 256)), mesh_of({"data": 4, "model": 2}))
+    assert isinstance(found, AsAnnotated), found
+    sent = {(one.kind, one.axes, one.bytes) for one, _ in found.collectives}
+    assert sent == {("all-reduce", ("model",), 262144), ("all-gather", ("data",), 262144)}
+
+
+def test_hlo_text(tmp_path: Path) -> None:
+    """HLO of JAX names the mesh too, and Shardy propagates its shardings as those of StableHLO."""
+    path = tmp_path / "program.hlo"
+    content = lowered(layer, array(1024, 512), array(512, 512))
+    path.write_text(xla.stablehlo_to_hlo_text(xla.write_bytecode(xla.parse_module(xla.make_context(), content))))
+    own = load(str(path)).own_mesh
+    assert own == (("data", 4), ("model", 2))
+    mesh = mesh_of(dict(own))
+    found, same = (as_annotated(one, mesh) for one in (path.read_bytes(), content))
+    assert isinstance(found, AsAnnotated)
+    assert isinstance(same, AsAnnotated)
+    assert found.cost == same.cost
 
 
 def test_no_shardings_no_mesh(tmp_path: Path) -> None:

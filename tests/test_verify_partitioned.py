@@ -19,9 +19,9 @@ from toast_cli.verify.compile import PROGRAM
 from toast_cli.verify.graph import graphs
 from toast_cli.verify.partitioned import (
     PARTITIONED,
+    after_partitioning,
     collectives_after_partitioning,
     partitioned_task,
-    after_partitioning,
 )
 from toast_cli.verify.stack_frames import places
 from toast_cli.verify.sums import partitioned_collectives

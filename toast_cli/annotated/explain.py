@@ -32,7 +32,8 @@ _DIFFERS = 0.001  # by more than this part of a step
 def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: str) -> Explanation:
     """The program's own shardings beside toast's plan."""
     annotations = Annotations.of(content, where)
-    found = priced(found.partitioned, found.mesh, annotations.helpers)
+    again = priced(found.partitioned, found.mesh, annotations.helpers)
+    found = found if isinstance(again, Failure) else again
     cost, plan = found.cost, study.cost
     gained = format_ratio(cost.step_seconds / plan.step_seconds) if plan.step_seconds else ""
     sentences = [
