@@ -288,9 +288,7 @@ def test_waiting_without_a_bound() -> None:
 
 
 def test_a_program_that_does_not_compile() -> None:
-    failure = after_partitioning(
-        PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8
-    )
+    failure = after_partitioning(PRODUCT.replace(b"RESULT", b"").replace(b"[1] x [0]", b"[0] x [0]"), "stablehlo", 8)
     assert isinstance(failure, Failure)
     assert "contracting" in failure.reason
 
