@@ -91,8 +91,9 @@ def _seconds(one: CompiledCollective, mesh: Mesh) -> float:
     return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
 
 
-def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | Failure]:
-    """The same while something else goes on; the answer waits for it. Pricing is done by who asks."""
+def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | str]:
+    """The same while something else goes on; the answer, or why there is none, waits for it. Pricing is done by who
+    asks."""
     answers: list[Partitioned | Failure] = []
 
     def work() -> None:
@@ -101,9 +102,10 @@ def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callabl
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
 
-    def answer() -> AsAnnotated | Failure:
+    def answer() -> AsAnnotated | str:
         thread.join()
         found = answers[0] if answers else Failure("it was interrupted", aborted=True)
-        return found if isinstance(found, Failure) else priced(found, mesh)
+        own = found if isinstance(found, Failure) else priced(found, mesh)
+        return own.reason if isinstance(own, Failure) else own
 
     return answer
