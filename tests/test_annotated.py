@@ -18,6 +18,7 @@ from toast_cli.annotated.explain import explain_annotated
 from toast_cli.annotated.facts import with_contender
 from toast_cli.annotated.mend import mend
 from toast_cli.annotated.price import AsAnnotated, annotated_mesh, as_annotated
+from toast_cli.cli.app import run
 from toast_cli.confirm.compilers import seconds_on
 from toast_cli.explain import Study
 from toast_cli.frontend import load
@@ -194,3 +195,21 @@ def test_a_row_beside_the_plan(tmp_path: Path) -> None:
     found = explain_annotated(study, own, path.read_bytes(), str(path))
     assert found.items[0].text == "all-reduce over data+model"
     assert found.changes[0].what == "with toast's plan"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {\n  return %a : tensor<8xf32>\n}\n", "it has none"),
+        (None, "they are for data=4,model=2, the mesh is data=4"),
+    ],
+    ids=["no shardings", "another number of devices"],
+)
+def test_nothing_to_explain(
+    content: bytes | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_bytes(content or lowered(layer, array(1024, 512), array(512, 512)))
+    options = ["--mesh", "v5e-4", "--mesh-shape", "data=4", "--iterations", "1", "--as-annotated"]
+    assert run(["explain", str(path), *options]) == 2
+    assert why in " ".join(capsys.readouterr().err.split())
