@@ -12,11 +12,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from normalised_programs import MESH
 
+from toast_cli import xla
 from toast_cli.annotated.constraints import Annotations
 from toast_cli.annotated.explain import explain_annotated
 from toast_cli.annotated.facts import with_contender
 from toast_cli.annotated.mend import mend
 from toast_cli.annotated.price import AsAnnotated, annotated_mesh, as_annotated
+from toast_cli.cli.app import run
 from toast_cli.confirm.compilers import seconds_on
 from toast_cli.explain import Study
 from toast_cli.frontend import load
@@ -129,6 +131,36 @@ def test_the_mesh_of_the_shardings(shape: dict[str, int], found: str | None, tmp
     assert (own and str(own)) == found
 
 
+def by_hand(x: Any, w: Any) -> Any:
+    def body(x: Any, w: Any) -> Any:
+        return lax.psum(x @ lax.all_gather(w, "data", axis=0, tiled=True), "model")
+
+    specs = PartitionSpec("data", "model"), PartitionSpec(("model", "data"), None)
+    return jax.shard_map(body, mesh=MESH, in_specs=specs, out_specs=PartitionSpec("data", None))(x, w)
+
+
+def test_manual_regions() -> None:
+    """256 KiB of partial sums over two devices, and half of the weights, 256 KiB, gathered over four."""
+    found = as_annotated(lowered(by_hand, array(1024, 512), array(512, 256)), mesh_of({"data": 4, "model": 2}))
+    assert isinstance(found, AsAnnotated), found
+    sent = {(one.kind, one.axes, one.bytes) for one, _ in found.collectives}
+    assert sent == {("all-reduce", ("model",), 262144), ("all-gather", ("data",), 262144)}
+
+
+def test_hlo_text(tmp_path: Path) -> None:
+    """HLO of JAX names the mesh too, and Shardy propagates its shardings as those of StableHLO."""
+    path = tmp_path / "program.hlo"
+    content = lowered(layer, array(1024, 512), array(512, 512))
+    path.write_text(xla.stablehlo_to_hlo_text(xla.write_bytecode(xla.parse_module(xla.make_context(), content))))
+    own = load(str(path)).own_mesh
+    assert own == (("data", 4), ("model", 2))
+    mesh = mesh_of(dict(own))
+    found, same = (as_annotated(one, mesh) for one in (path.read_bytes(), content))
+    assert isinstance(found, AsAnnotated)
+    assert isinstance(same, AsAnnotated)
+    assert found.cost == same.cost
+
+
 def test_no_shardings_no_mesh(tmp_path: Path) -> None:
     path = tmp_path / "program.mlir"
     path.write_text("func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {\n  return %a : tensor<8xf32>\n}\n")
@@ -163,3 +195,21 @@ def test_a_row_beside_the_plan(tmp_path: Path) -> None:
     found = explain_annotated(study, own, path.read_bytes(), str(path))
     assert found.items[0].text == "all-reduce over data+model"
     assert found.changes[0].what == "with toast's plan"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {\n  return %a : tensor<8xf32>\n}\n", "it has none"),
+        (None, "they are for data=4,model=2, the mesh is data=4"),
+    ],
+    ids=["no shardings", "another number of devices"],
+)
+def test_nothing_to_explain(
+    content: bytes | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_bytes(content or lowered(layer, array(1024, 512), array(512, 512)))
+    options = ["--mesh", "v5e-4", "--mesh-shape", "data=4", "--iterations", "1", "--as-annotated"]
+    assert run(["explain", str(path), *options]) == 2
+    assert why in " ".join(capsys.readouterr().err.split())

@@ -456,3 +456,29 @@ def test_an_idle_axis_is_remarked_on_with_the_reason(capsys: pytest.CaptureFixtu
     options = ["--subject-to", "communication[model]<=0", "--tactic", "data-parallel:data"]
     assert run(["partition", str(SMALL["mlp_tiny"]), "--mesh", "v4-32", *options]) == 0
     assert "mesh axis model (2) is not used: splitting over it pays nowhere" in capsys.readouterr().out
+
+
+def test_a_cache_that_rests_by_the_batch_is_used_as_it_rests() -> None:
+    """Decoding has no optimizer's state, and tensor parallelism gathers no weights: nothing is ZeRO."""
+    of = problem("itx_decode_tiny")
+    for name in ("data-parallel", "megatron", "data-parallel x megatron"):
+        assert "ZeRO" not in summary(of, strategy(of, name)), name
+    assert summary(of, strategy(of, "megatron")).startswith("tensor 8: ")
+    assert "weights sharded over data x model, gathered for their use" in summary(of, strategy(of, "fsdp"))
+
+
+def test_strategies_are_called_as_people_call_them() -> None:
+    of = problem("t2b_tiny")
+    named = {name: summary(of, strategy(of, name)).partition(":")[0] for name in STRATEGY_NAMES}
+    assert named == STRATEGY_NAMES
+
+
+STRATEGY_NAMES = {
+    "data-parallel": "data-parallel 8",
+    "zero2": "data-parallel 8",
+    "fsdp": "FSDP 8",
+    "megatron": "tensor 8",
+    "context": "context 8",
+    "fsdp x megatron": "FSDP 4 × tensor 2",
+    "fsdp x context": "FSDP 4 × context 2",
+}

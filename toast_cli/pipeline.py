@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from toast_cli.emit.weigh import Price
     from toast_cli.plan.partitioned import PartitionedProgram
     from toast_cli.plan.sharding import Sharding
-    from toast_cli.verify.child import Failure
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Outcome:
     plans: tuple[Plan, ...] = ()  # the best that differ in meaning, as many as were asked for
     experts: Mapping[str, Expert] = field(default_factory=dict)  # see `Reading.experts`
     original: Source | None = None  # the program as the user gave it, where `source` has its fused products taken apart
-    annotated: AsAnnotated | Failure | None = None  # what the program's own shardings come to, where it has some
+    annotated: AsAnnotated | str | None = None  # what the program's own shardings come to, or why that is not known
 
     @property
     def problem(self) -> Problem:

@@ -16,17 +16,14 @@ from toast_cli.hardware import Mesh, Spec
 
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
-    from toast_cli.verify.child import Failure
 
 # So long XLA's partitioner may take beside a search.
 SECONDS = 120.0
 
 
-def begin(
-    source: Source, spec: Spec, meshes: Sequence[Mesh], content: bytes
-) -> Callable[[], AsAnnotated | Failure | None]:
-    """Starts to find out what the program's own shardings come to; what is called for the answer, which is None where
-    it has none for such a machine."""
+def begin(source: Source, spec: Spec, meshes: Sequence[Mesh], content: bytes) -> Callable[[], AsAnnotated | str | None]:
+    """Starts to find out what the program's own shardings come to; what is called for the answer: it, why it
+    is not known, or None where there are none for such a machine."""
     if not source.own_mesh:
         return lambda: None
     from toast_cli.annotated.price import annotated_mesh, in_background  # heavy, and few programs have shardings

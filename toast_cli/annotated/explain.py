@@ -32,7 +32,8 @@ _DIFFERS = 0.001  # by more than this part of a step
 def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: str) -> Explanation:
     """The program's own shardings beside toast's plan."""
     annotations = Annotations.of(content, where)
-    found = priced(found.partitioned, found.mesh, annotations.helpers)
+    again = priced(found.partitioned, found.mesh, annotations.helpers)
+    found = found if isinstance(again, Failure) else again
     cost, plan = found.cost, study.cost
     gained = format_ratio(cost.step_seconds / plan.step_seconds) if plan.step_seconds else ""
     sentences = [
@@ -42,14 +43,16 @@ def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: s
         f"({gained}).",
         *_rematerialised(found),
     ]
-    mesh = study.problem.mesh
+    mesh, changes = study.problem.mesh, _without(study, found, annotations)
+    if annotations.lines and not changes:
+        sentences.append("Without the constraints of any one line XLA does the same: other shardings say as much.")
     explained = study.explanation(
         "as annotated",
         sentences,
         listed="what XLA's partitioner communicates, the dearest first",
-        items=[_item(one, seconds) for one, seconds in found.collectives[:_LISTED]],
+        items=_items(found),
         alternatives="what a step would take",
-        changes=[study.priced("with toast's plan", plan), *_without(study, found, annotations)],
+        changes=[study.priced("with toast's plan", plan), *changes],
     )
     axes = dict(zip(found.mesh.names, found.mesh.sizes, strict=True))
     return replace(
@@ -94,8 +97,18 @@ def _spec(axes: Axes | None) -> str:
     return f"P({', '.join(entries)})"
 
 
-def _item(one: CompiledCollective, seconds: float) -> Item:
-    return Item(f"{one.kind} over {'+'.join(one.axes)}", place_of(one), one.count, seconds, one.bytes)
+def _items(found: AsAnnotated) -> list[Item]:
+    """Equal collectives of one place together."""
+    alike: dict[CompiledCollective, tuple[float, float]] = {}
+    for one, seconds in found.collectives:
+        key = replace(one, count=1.0)
+        count, spent = alike.get(key, (0.0, 0.0))
+        alike[key] = count + one.count, spent + seconds
+    items = [
+        Item(f"{one.kind} over {'+'.join(one.axes)}", place_of(one), count, seconds, one.bytes)
+        for one, (count, seconds) in alike.items()
+    ]
+    return sorted(items, key=lambda item: -item.seconds)[:_LISTED]
 
 
 def _without(study: Study, found: AsAnnotated, annotations: Annotations) -> list[Change]:

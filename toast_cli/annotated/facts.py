@@ -12,7 +12,6 @@ from toast_cli.report.build import other_shape
 from toast_cli.report.comparison import ANNOTATED, Comparison, Contender, ranked
 from toast_cli.report.model import BaselineFacts, Report
 from toast_cli.search.objective import Objective
-from toast_cli.verify.child import Failure
 
 if TYPE_CHECKING:
     from toast_cli.annotated.price import AsAnnotated
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 AS_ANNOTATED = "as annotated"
 
 
-def with_row(report: Report, found: AsAnnotated | Failure | None, mesh: Mesh) -> Report:
+def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Report:
     """The report with the program's own shardings first among what the plan is compared with; or with a note that says
     why it is not."""
     if found is None:
         return report
-    if isinstance(found, Failure):
-        return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {found.reason}")
+    if isinstance(found, str):
+        return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {found}")
     cost = found.cost
     facts = BaselineFacts(
         cost.step_seconds,
@@ -49,9 +48,9 @@ def _noted(report: Report, note: str) -> Report:
     return replace(report, analysis=replace(report.analysis, notes=[note, *report.analysis.notes]))
 
 
-def with_contender(comparison: Comparison, found: AsAnnotated | Failure | None, evaluator: Evaluator) -> Comparison:
+def with_contender(comparison: Comparison, found: AsAnnotated | str | None, evaluator: Evaluator) -> Comparison:
     """The comparison with the program's own shardings among the contenders; never the best, which is a plan."""
-    if found is None or isinstance(found, Failure):
+    if found is None or isinstance(found, str):
         return comparison
     cost, mesh = found.cost, evaluator.problem.mesh
     objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))

@@ -26,6 +26,9 @@ from toast_cli.verify.partitioned import Partitioned, after_partitioning
 from toast_cli.verify.rematerialised import Rematerialisation, rematerialisations
 from toast_cli.verify.sums import partitioned_collectives
 
+# How Shardy calls the body of a manual region; it is no region once it is partitioned.
+_BODY = "manual_computation_body"
+
 
 @dataclass(frozen=True)
 class AsAnnotated:
@@ -61,12 +64,15 @@ def as_annotated(content: bytes, mesh: Mesh, through: Collection[str] = ()) -> A
     return found if isinstance(found, Failure) else priced(found, mesh, through)
 
 
-def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated:
+def priced(found: Partitioned, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """The program of one device, computing and memory by the model of every plan, communication by its collectives.
     through: see `stack_frames.places`.
     """
+    try:
+        program = load("as annotated", content=found.text.replace(_BODY, "body").encode()).program
+    except ToastError as error:  # XLA has ops of its own that toast does not read
+        return Failure(f"its program was not read: {error.what}")
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
-    program = load("as annotated", content=found.text.encode()).program
     cost = Evaluator(make_problem(program, analyse(program), alone)).exact_cost((), learn=False)
     sent = partitioned_collectives(found.text, mesh.names, mesh.sizes, through)
     timed = [(one, _seconds(one, mesh)) for one in sent]
@@ -85,8 +91,9 @@ def _seconds(one: CompiledCollective, mesh: Mesh) -> float:
     return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
 
 
-def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | Failure]:
-    """The same while something else goes on; the answer waits for it. Pricing is done by who asks."""
+def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callable[[], AsAnnotated | str]:
+    """The same while something else goes on; the answer, or why there is none, waits for it. Pricing is done by who
+    asks."""
     answers: list[Partitioned | Failure] = []
 
     def work() -> None:
@@ -95,9 +102,10 @@ def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callabl
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
 
-    def answer() -> AsAnnotated | Failure:
+    def answer() -> AsAnnotated | str:
         thread.join()
         found = answers[0] if answers else Failure("it was interrupted", aborted=True)
-        return found if isinstance(found, Failure) else priced(found, mesh)
+        own = found if isinstance(found, Failure) else priced(found, mesh)
+        return own.reason if isinstance(own, Failure) else own
 
     return answer

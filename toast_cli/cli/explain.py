@@ -151,7 +151,7 @@ def _annotated(study: Study, outcome: Outcome, request: Request) -> Explanation:
     if not isinstance(own, AsAnnotated):
         shape = ",".join(f"{name or 'devices'}={size}" for name, size in mesh)
         what = f"they are for {shape}, the mesh is {study.problem.mesh}" if mesh else "it has none"
-        why = f"XLA's partitioner says: {own.reason}" if own is not None else what
+        why = f"XLA's partitioner says: {own}" if own is not None else what
         raise UsageError(
             f"the program's own shardings cannot be explained: {why}",
             where="--as-annotated",

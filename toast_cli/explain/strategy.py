@@ -7,7 +7,7 @@ Enters: a `Problem` and a plan. Leaves: a `Strategy`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from toast_cli.plan.decisions import Plan
@@ -31,14 +31,15 @@ _FEW = 0.05  # of the elements that are made in parts over an axis
 class Strategy:
     """Attributes:
     computed: (group, axis) of dimensions along which anything but an update of weights is computed in parts.
-    gathered: axes over which most of the weights rest in parts and are gathered for their use. resting: role ("weights"
-        or "state") -> axes over which most arrays of the role rest in parts.
+    gathered: axes over which most of the weights rest in parts and are gathered for their use. stored: role ("weights"
+        or "state") -> axes over which most arrays of the role rest in parts along dimensions that nothing is computed
+        along; a cache that rests by the batch is used as it rests.
     name: "data-parallel 8 × tensor 2"; empty where nothing is split.
     """
 
     computed: frozenset[tuple[int, int]]
     gathered: frozenset[int]
-    resting: dict[str, frozenset[int]]
+    stored: dict[str, frozenset[int]]
     name: str
 
 
@@ -47,8 +48,8 @@ def strategy_of(problem: Problem, plan: Plan) -> Strategy:
     lowered = [problem.iterate(pattern, plan) for pattern in range(len(problem.patterns))]
     work = _work(problem, lowered)
     gathered = _gathered(problem, lowered)
-    resting = {role: _resting(problem, lowered, role) for role in (WEIGHTS, STATE)}
-    return Strategy(frozenset(work), gathered, resting, _name(problem, work, gathered))
+    stored = {role: _stored(problem, lowered, role, work) for role in (WEIGHTS, STATE)}
+    return Strategy(frozenset(work), gathered, stored, _name(problem, work, gathered))
 
 
 def _work(problem: Problem, lowered: list[Iteration]) -> dict[tuple[int, int], float]:
@@ -89,13 +90,17 @@ def _gathered(problem: Problem, lowered: list[Iteration]) -> frozenset[int]:
     return _mostly(sizes, (program.values[program.arguments[k].value].bytes for k in weights))
 
 
-def _resting(problem: Problem, lowered: list[Iteration], role: str) -> frozenset[int]:
-    """Axes over which most bytes of a role's arguments rest in parts."""
+def _stored(
+    problem: Problem, lowered: list[Iteration], role: str, computed: Collection[tuple[int, int]]
+) -> frozenset[int]:
+    """Axes over which most bytes of a role's arguments rest in parts that they are not used in."""
     program, number = problem.program, problem.roles.index(role)
     arguments = [k for k, of in enumerate(problem.argument_role) if of == number]
     sizes: dict[int, float] = defaultdict(float)
     for k in arguments:
-        for axis in axes_of(lowered[problem.op_pattern[k]].shardings[0]):
+        groups, split = problem.patterns[problem.op_pattern[k]].groups, lowered[problem.op_pattern[k]].slot_axes
+        parts = ((group, axis) for group, axes in zip(groups, split, strict=True) for axis in axes)
+        for axis in {axis for group, axis in parts if (group, axis) not in computed}:
             sizes[axis] += program.values[program.arguments[k].value].bytes
     return _mostly(sizes, (program.values[program.arguments[k].value].bytes for k in arguments))
 

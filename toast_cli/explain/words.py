@@ -71,7 +71,7 @@ def _at_rest(problem: Problem, found: Strategy) -> list[str]:
     roles = [role for role in (WEIGHTS, STATE) if problem.roles.index(role) in problem.argument_role]
     over: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for axis, name in enumerate(problem.mesh.names):
-        split = [role for role in roles if axis in found.resting[role]]
+        split = [role for role in roles if axis in found.stored[role]]
         if axis in found.gathered or split == [STATE]:
             over[tuple(split)].append(name)
     stage = {

@@ -100,7 +100,6 @@ def normalise(
     Raises `InputError` for a module without an entry function, with dynamic shapes, recursion, control flow between
     blocks, or operations that are not StableHLO.
     """
-    own = own_mesh(module, path)
     drop_declarations(module)
     held = held_by(module)
     if any(name.startswith("mhlo.") for name in held.names):
@@ -139,6 +138,7 @@ def normalise(
     if held.names.issuperset(PRODUCTS):
         rewrite_inner_products(module)
     settle_boundaries(module)
+    own = own_mesh(module, path)
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
     if any(kind_of(name).per_device for name in held.names):

@@ -93,7 +93,8 @@ def partitioned_task(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     program, shardy = as_stablehlo((folder / PROGRAM).read_bytes(), request["form"]), request["shardy"]
     if request["form"] == "any":
         form, module = parse_here(program, "the program")
-        program, shardy = xla.write_bytecode(module), not form.startswith("hlo")
+        shardy = not form.startswith("hlo") or b"xla.sdy.meshes" in program  # HLO that Shardy is to propagate says so
+        program = xla.write_bytecode(module)
     target = None if request["target"] is None else CompilationTarget(**request["target"])
     done = _TPU_PASS if target and target.platform == "tpu" else _PASS
     dumps = folder / "dumps"

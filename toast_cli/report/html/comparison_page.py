@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from toast_cli.quantities import format_bytes, format_count, format_seconds
-from toast_cli.report.comparison import Comparison, Contender
+from toast_cli.report.comparison import ANNOTATED, Comparison, Contender
 from toast_cli.report.comparison_table import compiled_texts
 from toast_cli.report.html.charts import front_line, plan_point, plans_chart
 from toast_cli.report.html.frame import frame, section, table
@@ -44,6 +44,8 @@ def _chart(found: Comparison) -> str:
     ]
     front = front_line((one.peak_bytes, one.step_seconds) for one in found.contenders if one.front)
     legend = [["the search", "search"], ["strategies", "strategy"], ["unsharded", "unsharded"], ["front", "front"]]
+    if any(one.kind == ANNOTATED for one in found.contenders):
+        legend.insert(2, ["as annotated", ANNOTATED])
     return plans_chart(points, found.limit_bytes, legend, front)
 
 
