@@ -31,6 +31,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import gpu_cases
 from benchmarks.calibrate import FOLDER as CORPUS_FOLDER
 from benchmarks.calibrate_ops import COLUMNS as OP_COLUMNS
 from benchmarks.calibrate_ops import analysed, by_family, one_device, summary
@@ -189,7 +190,7 @@ def predicted_ops(rows: Iterable[Row]) -> list[Row]:
         problem, seconds = op_problem(row["program"], row["chip"]), measured(row)
         predicted, kernels = seconds_of(problem), Evaluator(problem).kernels(())
         found.append(
-            {"case": row["program"], "chip": row["chip"], "family": case.family, "set": "test" if case.test else "fit",
+            {"case": row["program"], "chip": row["chip"], "family": case.family, "set": set_of(case),
              "measured": 1e6 * seconds, "predicted": 1e6 * predicted, "error": predicted / seconds - 1,
              "teraflops": sum(use.flops for use in kernels) / seconds / 1e12,
              "gigabytes": sum(use.bytes for use in kernels) / seconds / 1e9}
@@ -213,6 +214,10 @@ def predicted_programs(rows: Iterable[Row]) -> list[Row]:
                  "per_kernel": 1e6 * seconds / max(1.0, outside), "profiled": "device_seconds" in row}
             )  # fmt: skip
     return found
+
+
+def set_of(case: Any) -> str:
+    return "judge" if case.family in gpu_cases.FAMILIES else "test" if case.test else "fit"
 
 
 def seconds_of(problem: Problem, profile: CompilerProfile | None = None) -> float:
@@ -256,7 +261,7 @@ def _with(row: Row, name: str, part: float) -> float:
 
 @cache
 def op_cases() -> dict[str, Any]:
-    return cases()
+    return cases() | gpu_cases.cases()
 
 
 @cache

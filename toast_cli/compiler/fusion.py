@@ -94,7 +94,7 @@ class _Fusion:
         self._limits = profile.fusion
         self._output_fusion = output_fusion.NAME in profile.passes
         self._library = library_convolutions.NAME in profile.passes
-        self._library_products = library_products.NAME in profile.passes
+        self._library_products = library_products.NAME in profile.passes and not most
         self._sliced_products = sliced_products.NAME in profile.passes
         self._narrow_stores = narrow_stores.NAME in profile.passes
         self._recomputation = recomputation.NAME in profile.passes
@@ -264,7 +264,10 @@ class _Fusion:
             return False
         op = self._program.ops[reader]
         return not self._library_products or library_products.finishes(
-            op, self._sizes[value], self._sizes[op.results[0]], (self._bytes_behind(v) for v in op.operands if v != value)
+            op,
+            self._sizes[value],
+            self._sizes[op.results[0]],
+            (self._bytes_behind(v) for v in op.operands if v != value),
         )
 
     def _bytes_behind(self, value: int) -> int:

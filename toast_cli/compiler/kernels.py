@@ -21,6 +21,7 @@ from toast_cli.compiler import (
     atomic_scatters,
     fourier_transforms,
     library_products,
+    masked_groups,
     multi_output_fusion,
     normalization_fusion,
     on_chip_reuse,
@@ -42,9 +43,9 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT, SCATTER
 class _Walk:
     """One kernel being gathered.
 
-    padding, parts: [values] see `kernels`. cost: see `polynomials`. atomic: see `atomic_scatters`. residency: see `loop_residency`. widths: [values]
-    see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already counted. product: the contraction found
-    on the way; others: more of them.
+    padding, parts: [values] see `kernels`. cost: see `polynomials`. atomic: see `atomic_scatters`. residency: see
+    `loop_residency`. widths: [values] see `on_chip_reuse`. read: (value, op that takes a part of it or -1) already
+    counted. product: the contraction found on the way; others: more of them.
     """
 
     padding: list[float]
@@ -104,7 +105,7 @@ def kernels(
     if reduction_fusion.NAME in profile.passes:
         reduction_fusion.let_reductions_ride(program, found, reads, profile)
     if normalization_fusion.NAME in profile.passes:
-        normalization_fusion.join_rows(program, found, reads)
+        normalization_fusion.join_rows(program, found, reads, stored)
     return found
 
 
@@ -148,7 +149,9 @@ def _finish(program: Program, op: Op, finish: Side, operands: list[Side], result
     """Adds what an op does, on all its sides, to the finishing of a product."""
     finish.bytes += sum(s.bytes for s in results)
     finish.elements += sum(s.elements for s in results)
-    finish.flops += _arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(s.flops for s in operands)
+    finish.flops += _arithmetic(program, op, walk.cost, walk.atomic) * walk.padding[op.results[0]] + sum(
+        s.flops for s in operands
+    )
     finish.read += sum(s.bytes for s in operands)
     finish.passing += sum(s.passing for s in (*operands, *results))
     finish.given += sum(s.given for s in (*operands, *results))
@@ -161,6 +164,7 @@ def arithmetic(program: Program, op: Op, profile: CompilerProfile) -> float:
     """Operations of the vector unit for one execution of an op, or of the matrix unit."""
     part = sliced_products.part_made(program, op) if sliced_products.NAME in profile.passes else 1.0
     growth = fourier_transforms.growth(op, profile) * ragged_gradients.growth(op, profile)
+    growth *= masked_groups.growth(op, profile)
     return part * growth * _arithmetic(program, op, expansions(profile), atomic_scatters.NAME in profile.passes)
 
 

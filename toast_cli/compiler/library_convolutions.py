@@ -16,7 +16,8 @@ results of 576 x 128 of 63,504 terms took 3.0 ms, 1,152 x 256 of 15,376 terms 0.
 whole of that.
 
 Convolutions of less than eight features run on the f32 units, too (an image of 224 x 224 x 3 by 7 x 7 at 34 TFLOP/s),
-and those of feature groups with little use of them (3 x 3 and 7 x 7 at 4 to 6 TFLOP/s).
+and those of feature groups with little use of them (3 x 3 and 7 x 7 at 4 to 6 TFLOP/s). Kernels' gradients in f32 take
+twice as long as other convolutions of their size (100 to 167 TFLOP/s).
 
 Enters: a program and the kernels that read a value, or a convolution. Leaves: whether a convolution is among them, and
 the terms of one that slides a whole image.
@@ -39,6 +40,7 @@ def is_read(program: Program, kernels: Iterable[int]) -> bool:
 
 # Features of fewer than so many do not go to the matrix units; parts of the f32 units' rate.
 FEW_FEATURES, FEW_PART, GROUPED_PART = 8, 0.6, 0.075
+SLOW_GRADIENT = 2.0
 TILE = 128  # rows and columns of a tile of results there
 
 
@@ -52,6 +54,12 @@ def vector_part(program: Program, op: Op) -> float:
     features = [n for dim, (n, fs) in enumerate(kernel) if dim not in space and not (left | out).isdisjoint(fs)]
     forward = all(w.size <= w.outputs for w in op.windows)
     return FEW_PART if forward and min(features) < FEW_FEATURES else 0.0
+
+
+def slowed(op: Op, bits: int) -> float:
+    """How much longer the gradient of a kernel takes than another product of the same size."""
+    gradient = bool(op.windows) and all(w.size > w.outputs for w in op.windows)
+    return SLOW_GRADIENT if gradient and bits > 16 else 1.0
 
 
 def terms_of_whole_images(op: Op) -> int:

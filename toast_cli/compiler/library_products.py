@@ -13,6 +13,9 @@ that the library wants, unless an elementwise kernel makes it, which then writes
 has so few rows that XLA multiplies without the library (a decoding step); and a transposition
 that takes more than three groups of dimensions is a kernel of its own.
 
+All that counts for time alone. Memory is counted as if the contraction did it, and one factor stands for what XLA:GPU
+keeps besides (see `temporaries`), which is nearer to its buffer assignments.
+
 Enters: an op, and what is read to compute its operands. Leaves: whether it is part of a contraction's kernel, and which
 operands of a contraction are copied.
 """
@@ -24,7 +27,7 @@ from itertools import groupby, pairwise
 from math import prod
 
 from toast_cli.program.model import Op, Program
-from toast_cli.program.ops import TRANSPOSE
+from toast_cli.program.ops import SELECT, TRANSPOSE
 
 NAME = "library-products"
 SMALL = 8  # an array of so many times less bytes than another is small beside it (a bias)
@@ -35,8 +38,8 @@ FEW_ROWS = 16
 def finishes(op: Op, size: int, made: int, others: Iterable[int]) -> bool:
     """Whether op makes `made` bytes on the way out of a contraction that makes `size`. others: bytes read to compute
     each other operand."""
-    function = op.kind.transcendental or op.kind.polynomial
-    return not function and not reorders(op) and made <= size and all(SMALL * other <= size for other in others)
+    other = op.kind.transcendental or op.kind.polynomial or op.name == SELECT
+    return not other and not reorders(op) and made <= size and all(SMALL * other <= size for other in others)
 
 
 def computes(effort: int, read: Iterable[int]) -> bool:

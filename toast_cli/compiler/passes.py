@@ -32,6 +32,7 @@ from toast_cli.compiler import (
     loop_gathers,
     loop_residency,
     loops_first,
+    masked_groups,
     memory_space_assignment,
     multi_output_fusion,
     narrow_stores,
@@ -95,11 +96,10 @@ PASSES = _listed(
     narrowing, sunk_conversions, small_gathers, slice_gathers, reduce_scatter, reduction_combining,
     reduction_motion, overlap,
     # What is computed together, and what reaches memory.
-    fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions, recomputation,
-    shared_exponentials,
-    polynomials, narrow_stores, product_operands, one_hot_scatters, sliced_products,
-    weight_parts, padded_operands, widened_lookups, library_convolutions, library_products, fused_lookups, atomic_scatters, vector_products,
-    fourier_transforms, ragged_gradients,
+    fusion, output_fusion, multi_output_fusion, reduction_fusion, normalization_fusion, unsliced_fusions,
+    recomputation, shared_exponentials, polynomials, narrow_stores, product_operands, one_hot_scatters,
+    sliced_products, weight_parts, padded_operands, widened_lookups, library_convolutions, library_products,
+    fused_lookups, atomic_scatters, vector_products, fourier_transforms, ragged_gradients, masked_groups,
     # How arrays lie.
     tiling, tile_dimensions, lookup_rows, space_to_batch, convolution_tiles, swapped_convolutions,
     image_copies, returned_layouts, gathered_pieces, loop_copies, scan_unification, bf16_widening,

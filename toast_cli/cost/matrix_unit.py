@@ -23,8 +23,8 @@ from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 
 STREAMED_ROWS = 8  # sublanes of a vector register
-# Tiles of a multiprocessor -> part of the rate of large ones. Those that cuBLAS, cuDNN and XLA's autotuner chose for the
-# single ops of `benchmarks/gpu_timer.py` on an H200, and what they reached.
+# Tiles of a multiprocessor -> part of the rate of large ones: what cuBLAS, cuDNN and Triton reached with them in the
+# single ops of `benchmarks/gpu_timer.py` on an H200.
 TILES = (((256, 128), 1.0), ((128, 128), 1.0), ((128, 64), 0.55), ((64, 64), 0.45), ((64, 32), 0.3), ((32, 32), 0.2))
 LEAST_DEPTH = 512  # of a share of the depth
 Slots = tuple[tuple[int, int], ...]  # slot, elements along it

@@ -16,6 +16,7 @@ from toast_cli.compiler import (
     convolution_tiles,
     library_convolutions,
     library_products,
+    masked_groups,
     on_chip_reuse,
     resident_kernels,
     space_to_batch,
@@ -40,7 +41,7 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.program.host_memory import is_transfer
 from toast_cli.program.model import DTYPE_BITS, HandWritten
-from toast_cli.program.ops import REDUCE
+from toast_cli.program.ops import RAGGED_DOT, REDUCE
 
 # A reduction walks through an array at half the speed of other elementwise work, wherever the array lies: XLA:TPU's
 # cycles of sums of squares and of the sums of a softmax, in device memory and on the chip.
@@ -184,7 +185,11 @@ class WorkPricer:
         part = self._vector_part(work)
         if part:
             return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
-        return growth(chip, attained, work.dtype, self._grid(work), cuts)
+        found = growth(chip, attained, work.dtype, self._grid(work), cuts)
+        if work.kind.convolution and self._libraries:
+            op = self._problem.program.ops[work.op]
+            found *= library_convolutions.slowed(op, DTYPE_BITS.get(work.dtype, 32))
+        return found
 
     def _vector_part(self, work: WorkItem) -> float:
         """See `library_convolutions`."""
@@ -213,7 +218,9 @@ class WorkPricer:
             return 0.0
         columns = local_size(self._grid(work).columns, cuts)
         kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
-        features = kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+        features = (
+            kernel.elements / shards(iteration.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
+        )
         rows = made.elements / shards(iteration.computed[0], self._sizes) / columns
         chip, count = self._problem.mesh.chip, self._attained.multiprocessors
         edge, wide = library_convolutions.TILE, DTYPE_BITS.get(work.dtype, 32) > 16
@@ -249,6 +256,8 @@ class WorkPricer:
         sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
         if work.kind.convolution:
             return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
+        if op.name == RAGGED_DOT:
+            return 2.0 * sizes[0] * masked_groups.growth(op, self._profile) / rate
         copied = self._copies.get(work.op)
         if copied is None:
             copied = self._copies[work.op] = library_products.copied_operands(program, op)

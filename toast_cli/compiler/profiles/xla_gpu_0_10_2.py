@@ -21,8 +21,12 @@ CHIPS = ("P100", "V100", "A100-40", "A100-80", "H100", "H200", "B200")
 ATTAINED = Attained(matrix=0.75, vector=0.6, memory=0.88, kernel_seconds=1.2e-6, hand_written=0.5, separate=True)
 # What a function of one number takes, in f32 additions.
 FUNCTIONS = {
-    "stablehlo.exponential": 18.0, "stablehlo.exponential_minus_one": 30.0, "stablehlo.tanh": 50.0,
-    "stablehlo.log": 45.0, "stablehlo.log_plus_one": 50.0, "stablehlo.logistic": 25.0,
+    "stablehlo.exponential": 18.0,
+    "stablehlo.exponential_minus_one": 30.0,
+    "stablehlo.tanh": 50.0,
+    "stablehlo.log": 45.0,
+    "stablehlo.log_plus_one": 50.0,
+    "stablehlo.logistic": 25.0,
 }
 SOURCES = {
     "passes": "none that change kind or bytes of collectives",
@@ -40,8 +44,14 @@ SOURCES = {
 WIDENED = ("P100", "V100")
 
 PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
-    "library-products", "normalization-fusion", "atomic-scatters",
+    "library-products", "normalization-fusion", "atomic-scatters", "masked-groups",
 }  # fmt: skip
+
+
+def _multiprocessors(chip: str) -> int:
+    silicon = find_preset(chip).silicon
+    return silicon.multiprocessors if silicon else 0
+
 
 PROFILES = {
     chip: CompilerProfile(
@@ -49,7 +59,7 @@ PROFILES = {
         version=VERSION,
         chip=chip,
         passes=PASSES | ({"bf16-widening"} if chip in WIDENED else set()),
-        attained=replace(ATTAINED, multiprocessors=find_preset(chip).silicon.multiprocessors),
+        attained=replace(ATTAINED, multiprocessors=_multiprocessors(chip)),
         fusion=replace(plain.FUSION, polynomials=plain.POLYNOMIALS | FUNCTIONS),
         temporary_growth=1.12,
         sources=SOURCES,
