@@ -222,8 +222,6 @@ MANY_PARAMETERS = {
     *("toast_cli.api:partition", "toast_cli.compiled:jit"),
     *("toast_cli.hardware.chips:_tpu", "toast_cli.hardware.chips:_gpu"),
     *("toast_cli.compiler.kernels:_join", "toast_cli.cost.roofline:kernel_seconds"),
-    *("toast_cli.dimensions.conflicts:_resolve", "toast_cli.emit.loops:put_loop"),
-    "toast_cli.frontend.gspmd_regions:sharding_said",
 }
 
 
