@@ -252,7 +252,7 @@ class Pricer:
 
     def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
         """Of one whole array as it moves for readers at those places."""
-        return min(item.moved_bytes, item.bytes * max([item.readers[place].needed for place in places]))
+        return item.bytes * max([item.readers[place].needed for place in places])
 
     def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between where an array is made and where it is read."""
