@@ -46,7 +46,6 @@ LOOKED_INTO = frozenset(FAMILIES.values()) - {"mlp", "block", "moe"}
 # None: it was made on small programs written for it, which are not in the corpus.
 MADE_ON: dict[str, frozenset[str]] = {
     "narrowing": frozenset({"decoder"}),
-    "sunk-conversions": frozenset({"decoder"}),
     "small-gathers": frozenset(),
     "slice-gathers": frozenset({"decoder"}),
     "tiled-reduce-scatter": frozenset({"block"}),
@@ -66,7 +65,6 @@ MADE_ON: dict[str, frozenset[str]] = {
     "library-convolutions": frozenset(),
     "weight-parts": frozenset(),
     "padded-operands": frozenset(),
-    "widened-lookups": frozenset(),
     "reduction-motion": frozenset(),
     "space-to-batch": frozenset({"unet"}),
     "image-copies": frozenset(),

@@ -18,7 +18,8 @@ from toast_cli.frontend.rewritten import read_rewritten
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.splats import is_splat
 from toast_cli.kernels.describe import describe_kernels
-from toast_cli.program.microbatches import CONSTANT, SUM, Cut, Split, Statements, WholeBatchError, split_batch
+from toast_cli.program.batch_cut import CONSTANT, SUM, Cut, WholeBatchError
+from toast_cli.program.microbatches import Split, Statements, split_batch
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
     ADD,
