@@ -49,9 +49,7 @@ def training(name: str, about: str, config: Config) -> Sample:
 
 FLASH = Config(layers=2, model=4096, heads=32, head=128, ff=16384, seq=4096, batch=8)
 
-SAMPLES = (
-    training("flash_train", "two blocks of width 4096 with Pallas flash attention, batch 8 x 4096: training step", FLASH),
-)
+SAMPLES = (training("flash_train", "two blocks with Pallas flash attention, batch 8 x 4096: training step", FLASH),)
 
 if __name__ == "__main__":
     main(SAMPLES)
