@@ -12,7 +12,7 @@ if __name__ == "__main__":
 from sample_models.common import Sample, histogram, main, read
 
 SCRIPTS = (
-    "t2b", "t7b", "gns", "unet", "itx", "mlp", "moe", "vit", "resnet50", "scan", "rnn", "ssm", "long", "block",
+    "t2b", "t7b", "gns", "unet", "itx", "mlp", "moe", "vit", "resnet50", "scan", "rnn", "ssm", "long", "block", "flash",
 )  # fmt: skip
 
 
