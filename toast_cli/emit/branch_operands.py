@@ -52,7 +52,7 @@ def reads_from_outside(region: Any) -> list[tuple[Any, int, Any]]:
 
 
 def is_constraint(operation: Any) -> bool:
-    return operation.name == CUSTOM_CALL and operation.attributes["call_target_name"].value == "Sharding"
+    return bool(operation.name == CUSTOM_CALL and operation.attributes["call_target_name"].value == "Sharding")
 
 
 def is_constant(value: Any) -> bool:
