@@ -14,8 +14,7 @@ from typing import Any
 from toast_cli.emit.barriers import held
 from toast_cli.emit.moved_views import constraints_before_views, moved_transposes
 from toast_cli.emit.reshards import LOOP, Reshard, all_reshards
-from toast_cli.frontend.branches import CONDITIONALS
-from toast_cli.frontend.source import Source, Use
+from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of
 from toast_cli.program.model import Program
@@ -106,35 +105,9 @@ def operation_marks(source: Source, lowered: PartitionedProgram) -> Marks:
         boundary.results,
         operations=tuple(operation_shardings(source, lowered, folded, {*reshaped})),
         pins=tuple(pin for pin in whole if pin.shardings),
-        reshards=(*stated_in_branches(source, lowered, reshards), *constraints_before_views(source, lowered, turned)),
+        reshards=(*reshards, *constraints_before_views(source, lowered, turned)),
         barriers=barriers(source, lowered),
     )
-
-
-def stated_in_branches(source: Source, lowered: PartitionedProgram, reshards: tuple[Reshard, ...]) -> Iterator[Reshard]:
-    """Reshards; those in a branch, of an array from outside of it, say first how the array lies there.
-
-    GSPMD drops the sharding of what a branch is given. It would take the first constraint's in the branch for it, and
-    exchange the array before the choice, in every run. Not where the conditional gives an array of this type that is
-    split over more axes: GSPMD gives the branch the array like that, and would gather it for the constraint.
-    """
-    remade, sharding_of = remade_values(source.program), sharding_finder(source, lowered)
-    for one in reshards:
-        around = [] if remade[one.value] else [*conditionals_between(one.read)]
-        alike = [result for it in around for result in it.results if result.type == source.definitions[one.value].type]
-        if around and all(axes_of(sharding_of(result)) <= axes_of(one.start) for result in alike):
-            one = replace(one, through=(one.start, *one.through))
-        yield one
-
-
-def conditionals_between(read: Use) -> Iterator[Any]:
-    """The conditionals around an operation that do not hold what it reads, the innermost first."""
-    value, operation = read.operation.operands[read.operand], read.operation
-    block = value.owner if isinstance(value, ir.BlockArgument) else value.owner.operation.block
-    while operation.block != block:
-        operation = operation.parent.operation
-        if operation.name in CONDITIONALS:
-            yield operation
 
 
 def scattered_as_found(lowered: PartitionedProgram) -> PartitionedProgram:
